@@ -34,7 +34,9 @@ def measure(mib: float, rounds: int) -> None:
     from mpitrain.comm.backoff import Backoff
     from mpitrain.comm.compression import make_codec
     from mpitrain.comm.mpi import MPI, start
-    from mpitrain.comm.rpc import MessageTransport, Routes, WindowTransport
+    from mpitrain.comm.rpc import Routes
+    from mpitrain.comm.rpc.messages import MessageClient, MessageServer
+    from mpitrain.comm.rpc.windows import WindowClient, WindowServer
     from mpitrain.comm.shared_memory import SharedArrays
     from mpitrain.comm.vector_codec import VectorCodec
     from mpitrain.core.layout import Layout
@@ -59,11 +61,8 @@ def measure(mib: float, rounds: int) -> None:
         frozen, waiting = np.zeros(1, np.uint8), Backoff(oversubscribed=False)
         shard = Shard(shared, [(0, size)], updater, {"params": params}, frozen, waiting)
         own = np.zeros(size, np.float32)
-    transports = {
-        "window": WindowTransport(routes),
-        "message": MessageTransport(routes),
-        "window, bf16": WindowTransport(halved),
-    }
+    window, message = (WindowServer, MessageServer) if comm.rank == 0 else (WindowClient, MessageClient)
+    ends = {"window": window(routes), "message": message(routes), "window, bf16": window(halved)}
     memory = np.zeros(size, np.float32)
     win = MPI.Win.Create(memory, 4, MPI.INFO_NULL, comm)
     win.Lock_all()
@@ -75,20 +74,20 @@ def measure(mib: float, rounds: int) -> None:
             shard.apply(grads, Push(0))
             shard.read(own)
             times["shared memory"].append(time.perf_counter() - began)
-        for name, rpc in transports.items():
+        for name, rpc in ends.items():
             comm.Barrier()
             if comm.rank == 0:
                 serve(rpc, memory)
             else:
                 for _ in range(5):
                     began = time.perf_counter()
-                    rpc.request(0, PUSH, vector=grads)
-                    rpc.reply(0)
-                    rpc.request(0, PULL)
-                    rpc.reply(0)
+                    rpc.send_request(0, PUSH, vector=grads)
+                    rpc.wait_reply(0)
+                    rpc.send_request(0, PULL)
+                    rpc.wait_reply(0)
                     times[name].append(time.perf_counter() - began)
-                rpc.request(0, STOP)
-                rpc.reply(0)
+                rpc.send_request(0, STOP)
+                rpc.wait_reply(0)
     if comm.rank == 1:
         # The time of a Put depends on its origin, so each rank reports its own.
         to_server, back = statistics.median(times["put"]), comm.recv(source=0)
@@ -106,7 +105,7 @@ def measure(mib: float, rounds: int) -> None:
     win.Unlock_all()
     win.Free()
     for name in ("window", "window, bf16"):
-        transports[name].free()
+        ends[name].free()
     if alone:
         shared.free()
 
@@ -130,7 +129,7 @@ def serve(rpc, params) -> None:
         for client, kind, _ in rpc.requests():
             if kind == PUSH:
                 rpc.request_vector(client)
-            rpc.respond(client, vector=params if kind == PULL else None)
+            rpc.send_reply(client, vector=params if kind == PULL else None)
             if kind == STOP:
                 return
 

@@ -1,11 +1,16 @@
-"""Requests from workers to servers and their replies: NumPy records, some with a vector (see ``comm.rpc``)."""
+"""The operations that servers perform for workers on other nodes: NumPy records, some with a vector (see ``comm.rpc``).
+
+``OPERATIONS`` is the only list of them: proxies (``remote``) encode requests by it, the server dispatches by it.
+"""
 
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...comm.rpc import unpack
 from ...core.layout import Array
 from .coordinator import STATE
 
@@ -28,33 +33,63 @@ class Kind(IntEnum):
     RATE = 13  # one of the optimizer's ``live_rates`` from now on
 
 
-_FIELDS = {
-    Kind.APPLY: [("version", "i8"), ("clip", "f8"), ("scaled", "?")],
-    Kind.READ: [("version", "i8")],
-    Kind.VECTOR: [("index", "i8")],
-    Kind.TURN: [("loss", "f8"), ("staleness", "i8"), ("reads", "i8"), ("skipped", "?"), ("brings_params", "?")],
-    Kind.ADMIT: [("item", "i8"), ("step", "i8"), ("loss", "f8"), ("reads", "i8")],
-    Kind.COLLECT: [("item", "i8"), ("step", "i8"), ("loss", "f8")],
-    Kind.PAUSE_STEP: [("step", "i8")],
-    Kind.FREEZE: [("entry", "i8"), ("frozen", "?")],
-    Kind.RATE: [("index", "i8"), ("rate", "f8")],
-}
-REQUEST = {kind: np.dtype(_FIELDS.get(kind, [])) for kind in Kind}
-REPLY = {
-    Kind.APPLY: np.dtype([("staleness", "i8")]),
-    Kind.READ: np.dtype([("version", "i8")]),
-    Kind.NEXT: np.dtype([("item", "i8"), ("step", "i8"), ("lead", "i8")]),
-    Kind.TURN: np.dtype([("done", "i8"), ("item", "i8"), ("step", "i8"), ("lead", "i8"), ("version", "i8")]),
-    Kind.ADMIT: np.dtype([("place", "i8")]),
-    Kind.STATE: STATE,
+class Operation(NamedTuple):
+    """What is sent for a kind of request.
+
+    Attributes:
+        request: The type of its message.
+        reply: The type of the reply's message.
+        method: The method of ``StepCoordinator`` that the server calls with the request's fields, and whose result is
+            the reply; empty if ``Server`` has a method for this kind.
+    """
+
+    request: np.dtype[Any]
+    reply: np.dtype[Any]
+    method: str = ""
+
+
+_NOTHING: np.dtype[Any] = np.dtype([])
+_INT, _FLOAT, _BOOL = np.dtype("i8"), np.dtype("f8"), np.dtype("?")
+
+
+def _record(**fields: np.dtype[Any]) -> np.dtype[Any]:
+    return np.dtype(list(fields.items()))
+
+
+_ASSIGNMENT = {"item": _INT, "step": _INT, "lead": _INT}
+_COUNTED = {"loss": _FLOAT, "staleness": _INT, "reads": _INT, "skipped": _BOOL}
+OPERATIONS = {
+    Kind.APPLY: Operation(_record(version=_INT, clip=_FLOAT, scaled=_BOOL), _record(staleness=_INT)),
+    Kind.READ: Operation(_record(version=_INT), _record(version=_INT)),
+    Kind.VECTOR: Operation(_record(index=_INT), _NOTHING),
+    Kind.NEXT: Operation(_NOTHING, _record(**_ASSIGNMENT)),
+    Kind.TURN: Operation(_record(**_COUNTED, brings_params=_BOOL), _record(done=_INT, **_ASSIGNMENT, version=_INT)),
+    Kind.ADMIT: Operation(_record(item=_INT, step=_INT, loss=_FLOAT, reads=_INT), _record(place=_INT), "admit"),
+    Kind.COLLECT: Operation(_record(item=_INT, step=_INT, loss=_FLOAT), _NOTHING),
+    Kind.STATE: Operation(_NOTHING, STATE),
+    Kind.PAUSE_STEP: Operation(_record(step=_INT), _NOTHING, "set_pause_step"),
+    Kind.REQUEST_PAUSE: Operation(_NOTHING, _NOTHING, "request_pause"),
+    Kind.STOP: Operation(_NOTHING, _NOTHING, "stop"),
+    Kind.FREEZE: Operation(_record(entry=_INT, frozen=_BOOL), _NOTHING),
+    Kind.RATE: Operation(_record(index=_INT, rate=_FLOAT), _NOTHING),
 }
 
 
-def request(kind: Kind, *values: float) -> Array:
+def encode_request(kind: Kind, *values: float) -> Array:
     """Return a request's message; ``values`` are its fields in order."""
-    return np.array(values, REQUEST[kind])
+    return np.array(values, OPERATIONS[kind].request)
 
 
-def reply(kind: Kind, *values: float) -> Array:
+def decode_request(kind: Kind, message: Array) -> tuple[Any, ...]:
+    """Return the fields of a request."""
+    return unpack(message, OPERATIONS[kind].request).item() if OPERATIONS[kind].request.itemsize else ()
+
+
+def encode_reply(kind: Kind, *values: float) -> Array:
     """Return the message of the reply to a request."""
-    return np.array(values, REPLY[kind])
+    return np.array(values, OPERATIONS[kind].reply)
+
+
+def decode_reply(kind: Kind, message: Array) -> tuple[Any, ...]:
+    """Return the fields of a reply."""
+    return unpack(message, OPERATIONS[kind].reply).item() if OPERATIONS[kind].reply.itemsize else ()

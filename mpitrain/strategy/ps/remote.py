@@ -6,93 +6,108 @@ from typing import Any
 
 import numpy as np
 
-from ...comm.rpc import RpcTransport, unpack
+from ...comm.rpc import RpcClient
 from ...core.layout import Array
 from .coordinator import END, PAUSE, STATE, Assignment, CoordinatorState, unpack_state
-from .messages import REPLY, Kind, request
+from .messages import Kind, decode_reply, encode_request
 from .shard import Push, Ranges
 
 
-class RemoteShard:
-    """A shard on another node; see ``shard.ShardClient``. The parameters arrive in the transport's ``vector``.
+class ServerCalls:
+    """Calls of operations on one server.
 
     Args:
-        server: The rank of its server.
+        server: Its rank.
+
+    Attributes:
+        rpc: What sends them.
+    """
+
+    def __init__(self, rpc: RpcClient, server: int) -> None:
+        self.rpc, self._server = rpc, server
+
+    def post(self, kind: Kind, *values: Any, vector: Array | None = None) -> None:
+        """Send a request with these fields; ``wait`` must follow."""
+        self.rpc.send_request(self._server, kind, encode_request(kind, *values), vector)
+
+    def wait(self, kind: Kind) -> tuple[Any, ...]:
+        """Wait for the reply, and return its fields."""
+        return decode_reply(kind, self.rpc.wait_reply(self._server))
+
+    def call(self, kind: Kind, *values: Any) -> tuple[Any, ...]:
+        """Send a request, and return the fields of its reply."""
+        self.post(kind, *values)
+        return self.wait(kind)
+
+
+class RemoteShard:
+    """A shard on another node; see ``shard.ShardClient``. The parameters arrive in the client's ``vector``.
+
+    Args:
+        server: Its server.
         ranges: Its ranges of the vector.
         names: The names of the vectors, in the plan's order.
         frozen: The entries that the server does not change at first.
     """
 
-    def __init__(self, rpc: RpcTransport, server: int, ranges: Ranges, names: list[str], frozen: Array) -> None:
-        self._rpc, self._server, self.ranges, self._names = rpc, server, ranges, names
+    def __init__(self, server: ServerCalls, ranges: Ranges, names: list[str], frozen: Array) -> None:
+        self._server, self.ranges, self._names = server, ranges, names
         self._frozen = frozen.copy()  # as the server has it
         self.arrived: int | None = None  # the version of parameters that have arrived without a request to read
 
     def post_read(self, least: int) -> None:
         if self.arrived is None:
-            self._rpc.request(self._server, Kind.READ, request(Kind.READ, least))
+            self._server.post(Kind.READ, least)
 
     def wait_read(self) -> int:
         version, self.arrived = self.arrived, None
-        if version is None:
-            version = int(unpack(self._rpc.reply(self._server), REPLY[Kind.READ])["version"])
-        return version
+        return self._server.wait(Kind.READ)[0] if version is None else version
 
     def read_vector(self, name: str, out: Array) -> None:
-        self._rpc.request(self._server, Kind.VECTOR, request(Kind.VECTOR, self._names.index(name)))
-        self._rpc.reply(self._server)
+        self._server.call(Kind.VECTOR, self._names.index(name))
         for lo, hi in self.ranges:
-            out[lo:hi] = self._rpc.vector[lo:hi]
+            out[lo:hi] = self._server.rpc.vector[lo:hi]
 
     def freeze(self, frozen: Array) -> None:
         for entry in np.flatnonzero(frozen != self._frozen).tolist():
-            self._rpc.request(self._server, Kind.FREEZE, request(Kind.FREEZE, entry, frozen[entry]))
-            self._rpc.reply(self._server)
+            self._server.call(Kind.FREEZE, entry, frozen[entry])
         self._frozen[:] = frozen
 
     def set_rate(self, index: int, rate: float) -> None:
         """Set one of the optimizer's ``live_rates`` on the server's node."""
-        self._rpc.request(self._server, Kind.RATE, request(Kind.RATE, index, rate))
-        self._rpc.reply(self._server)
+        self._server.call(Kind.RATE, index, rate)
 
     def post_apply(self, grads: Array, push: Push) -> None:
-        self._rpc.request(self._server, Kind.APPLY, request(Kind.APPLY, *push), grads)
+        self._server.post(Kind.APPLY, *push, vector=grads)
 
     def wait_apply(self) -> int:
-        return int(unpack(self._rpc.reply(self._server), REPLY[Kind.APPLY])["staleness"])
+        return int(self._server.wait(Kind.APPLY)[0])
 
     def post_collect(self, grads: Array, item: int, step: int, loss: float) -> None:
-        self._rpc.request(self._server, Kind.COLLECT, request(Kind.COLLECT, item, step, loss), grads)
+        self._server.post(Kind.COLLECT, item, step, loss, vector=grads)
 
     def wait_collected(self, step: int) -> None:
-        self._rpc.reply(self._server)
+        self._server.wait(Kind.COLLECT)
 
 
 class PrefetchingShard(RemoteShard):
     """A shard whose parameters can be read during a step, while its gradient is computed and sent.
 
     Args:
-        reads: The transport of these requests; the others are those of ``RemoteShard``.
+        reads: Calls that read, beside the others.
         params: Shape (layout.size,): where the parameters are copied to.
     """
 
     def __init__(
-        self,
-        rpc: RpcTransport,
-        server: int,
-        ranges: Ranges,
-        names: list[str],
-        frozen: Array,
-        reads: RpcTransport,
-        params: Array,
+        self, server: ServerCalls, ranges: Ranges, names: list[str], frozen: Array, reads: ServerCalls, params: Array
     ) -> None:
-        super().__init__(rpc, server, ranges, names, frozen)
+        super().__init__(server, ranges, names, frozen)
         self._reads, self._params = reads, params
         self._is_pending = False
 
     def prefetch(self) -> None:
         """Request the newest parameters for the next ``wait_read``."""
-        self._reads.request(self._server, Kind.READ, request(Kind.READ, 0))
+        self._reads.post(Kind.READ, 0)
         self._is_pending = True
 
     def discard(self) -> None:
@@ -107,12 +122,12 @@ class PrefetchingShard(RemoteShard):
     def wait_read(self) -> int:
         version = self._wait()
         for lo, hi in self.ranges:
-            self._params[lo:hi] = self._reads.vector[lo:hi]
+            self._params[lo:hi] = self._reads.rpc.vector[lo:hi]
         return version
 
     def _wait(self) -> int:
         self._is_pending = False
-        return int(unpack(self._reads.reply(self._server), REPLY[Kind.READ])["version"])
+        return int(self._reads.wait(Kind.READ)[0])
 
 
 class RemoteCoordinator:
@@ -122,43 +137,37 @@ class RemoteCoordinator:
     two round trips: this one, and the one of the gradient.
 
     Args:
-        server: The rank of the first server.
+        server: The first server.
         shard: Its shard.
     """
 
-    def __init__(self, rpc: RpcTransport, server: int, shard: RemoteShard) -> None:
-        self._rpc, self._server, self._shard = rpc, server, shard
+    def __init__(self, server: ServerCalls, shard: RemoteShard) -> None:
+        self._server, self._shard = server, shard
         self._assigned: Assignment | None = None
         self._brings_params = not isinstance(shard, PrefetchingShard)
 
     def next(self) -> Assignment:
         assignment, self._assigned = self._assigned, None
-        return Assignment(*self._query(Kind.NEXT)) if assignment is None else assignment
+        return Assignment(*self._server.call(Kind.NEXT)) if assignment is None else assignment
 
     def finish(self, loss: float, staleness: int, reads: int, skipped: bool) -> int:
         brings_params = self._brings_params
-        done, item, step, lead, version = self._query(Kind.TURN, loss, staleness, reads, skipped, brings_params)
+        done, item, step, lead, version = self._server.call(Kind.TURN, loss, staleness, reads, skipped, brings_params)
         self._assigned = Assignment(item, step, lead)
         self._shard.arrived = version if brings_params and item not in (PAUSE, END) else None
         return int(done)
 
     def admit(self, item: int, step: int, loss: float, reads: int) -> int:
-        return int(self._query(Kind.ADMIT, item, step, loss, reads)[0])
+        return int(self._server.call(Kind.ADMIT, item, step, loss, reads)[0])
 
     def set_pause_step(self, step: int) -> None:
-        self._query(Kind.PAUSE_STEP, step)
+        self._server.call(Kind.PAUSE_STEP, step)
 
     def request_pause(self) -> None:
-        self._query(Kind.REQUEST_PAUSE)
+        self._server.call(Kind.REQUEST_PAUSE)
 
     def stop(self) -> None:
-        self._query(Kind.STOP)
+        self._server.call(Kind.STOP)
 
     def state(self) -> CoordinatorState:
-        return unpack_state(np.array(self._query(Kind.STATE), STATE), self._rpc.rows)
-
-    def _query(self, kind: Kind, *values: float) -> tuple[Any, ...]:
-        """Send a request, and return the fields of its reply."""
-        self._rpc.request(self._server, kind, request(kind, *values))
-        message = self._rpc.reply(self._server)
-        return unpack(message, REPLY[kind]).item() if kind in REPLY else ()
+        return unpack_state(np.array(self._server.call(Kind.STATE), STATE), self._server.rpc.extra)

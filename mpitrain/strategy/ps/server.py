@@ -15,14 +15,14 @@ import numpy as np
 
 from ...comm.backoff import LONG
 from ...comm.mpi import MPI
-from ...comm.rpc import EMPTY, RpcTransport, unpack
+from ...comm.rpc import EMPTY, RpcServer
 from ...core import activity
 from ...core.layout import Array
 from ...monitor.trace import span
 from ...plan.progress import Progress
 from ..non_finite import NonFinitePolicy
-from .coordinator import END, PAUSE, WAIT, CoordinatorMemory
-from .messages import REQUEST, Kind, reply
+from .coordinator import END, PAUSE, WAIT, CoordinatorMemory, LocalCoordinator
+from .messages import OPERATIONS, Kind, decode_request, encode_reply
 from .shard import Push
 from .store import Store
 
@@ -46,6 +46,7 @@ class Server:
         self._number = cluster.task_index
         self._shard = store.shards[self._number]
         self._worker_of = {rank: index for index, rank in enumerate(cluster.worker_ranks)}
+        self._rpc, self._reads = store.rpc_server, store.reads_server
         self._names = store.plan.vectors
         self._coordinator = store.coordinator if self._number == 0 else None
         # Workers on this node that change the shard themselves.
@@ -76,7 +77,7 @@ class Server:
 
     def _await_work(self, barrier: MPI.Request) -> None:
         """Return after some work, when all ranks have entered the barrier, or when idle for ``_LONGEST_WAIT_S``."""
-        rpc = self._store.rpc
+        rpc = self._rpc
         idle = 1 if rpc is not None or self._collector is not None else LONG
         until = time.monotonic() + _LONGEST_WAIT_S
         while not self._work() and not barrier.Test() and time.monotonic() < until:
@@ -87,15 +88,15 @@ class Server:
     def _work(self) -> bool:
         """Answer the requests that have arrived; return whether there was any, or a step was completed."""
         worked = False
-        if self._store.reads is not None:
-            for client, *_ in self._store.reads.requests():
+        if self._reads is not None:
+            for client, *_ in self._reads.requests():
                 worked = True
-                self._send_params(self._store.reads, client)
-        if self._store.rpc is not None:
-            for client, number, message in self._store.rpc.requests():
+                self._send_params(self._reads, client)
+        if self._rpc is not None:
+            for client, number, message in self._rpc.requests():
                 worked = True
                 kind = Kind(number)
-                self._answer(client, kind, unpack(message, REQUEST[kind]).item())
+                self._answer(client, kind, decode_request(kind, message))
         if self._collector is not None and self._collector.work():
             worked = True
         if self._deferred:
@@ -105,37 +106,42 @@ class Server:
     @span("serve")
     def _answer(self, client: int, kind: Kind, fields: tuple[Any, ...]) -> None:
         """Reply to a request with these fields, or defer the reply in ``_deferred``."""
-        getattr(self, f"_{kind.name.lower()}")(client, *fields)
+        if method := OPERATIONS[kind].method:
+            worker = LocalCoordinator(self._require_coordinator(), self._worker_of[client], self._store.waiting)
+            result = getattr(worker, method)(*fields)
+            self._reply(client, encode_reply(kind, *(() if result is None else (result,))))
+        else:
+            getattr(self, f"_{kind.name.lower()}")(client, *fields)
         activity.set_step(self._shard.version)
 
     def _reply(
-        self, client: int, message: Array = EMPTY, vector: Array | None = None, rows: Array | None = None
+        self, client: int, message: Array = EMPTY, vector: Array | None = None, extra: Array | None = None
     ) -> None:
-        assert self._store.rpc is not None
+        assert self._rpc is not None
         with activity.waiting():  # a stopped client can block the reply
-            self._store.rpc.respond(client, message, vector, rows)
+            self._rpc.send_reply(client, message, vector, extra)
 
     def _apply(self, client: int, version: int, clip: float, scaled: bool) -> None:
-        assert self._store.rpc is not None
-        grads = self._store.rpc.request_vector(client)
+        assert self._rpc is not None
+        grads = self._rpc.request_vector(client)
         with span("update"):
             staleness = self._shard.apply(grads, Push(version, clip, scaled))
-        self._reply(client, reply(Kind.APPLY, staleness))
+        self._reply(client, encode_reply(Kind.APPLY, staleness))
 
     def _read(self, client: int, version: int) -> None:
         def respond() -> bool:
             if self._shard.version < version:
                 return False
-            self._send_params(self._store.rpc, client)
+            self._send_params(self._rpc, client)
             return True
 
         self._when_ready(respond)
 
-    def _send_params(self, transport: RpcTransport | None, client: int) -> None:
-        assert transport is not None
+    def _send_params(self, rpc: RpcServer | None, client: int) -> None:
+        assert rpc is not None
         version, params = self._snapshot("params")
         with activity.waiting():  # a stopped client can block the reply
-            transport.respond(client, reply(Kind.READ, version), params)
+            rpc.send_reply(client, encode_reply(Kind.READ, version), params)
 
     def _vector(self, client: int, index: int) -> None:
         self._reply(client, vector=self._snapshot(self._names[index])[1])
@@ -154,7 +160,7 @@ class Server:
             assignment = coordinator.next(worker)
             if assignment.item == WAIT:
                 return False
-            self._reply(client, reply(Kind.NEXT, *assignment))
+            self._reply(client, encode_reply(Kind.NEXT, *assignment))
             return True
 
         self._when_ready(respond)
@@ -169,18 +175,14 @@ class Server:
                 return False
             sends_params = brings_params and assignment.item not in (PAUSE, END)
             version, params = self._snapshot("params") if sends_params else (0, None)
-            self._reply(client, reply(Kind.TURN, done, *assignment, version), vector=params)
+            self._reply(client, encode_reply(Kind.TURN, done, *assignment, version), vector=params)
             return True
 
         self._when_ready(respond)
 
-    def _admit(self, client: int, item: int, step: int, loss: float, reads: int) -> None:
-        place = self._require_coordinator().admit(self._worker_of[client], item, step, loss, reads)
-        self._reply(client, reply(Kind.ADMIT, place))
-
     def _collect(self, client: int, item: int, step: int, loss: float) -> None:
-        assert self._collector is not None and self._store.rpc is not None
-        self._collector.add(item, step, loss, self._store.rpc.request_vector(client))
+        assert self._collector is not None and self._rpc is not None
+        self._collector.add(item, step, loss, self._rpc.request_vector(client))
 
         def respond() -> bool:
             if self._shard.version <= step:
@@ -199,20 +201,8 @@ class Server:
         self._reply(client)
 
     def _state(self, client: int) -> None:
-        state, rows = self._require_coordinator().raw_state()
-        self._reply(client, state, rows=rows)
-
-    def _pause_step(self, client: int, step: int) -> None:
-        self._require_coordinator().set_pause_step(step)
-        self._reply(client)
-
-    def _request_pause(self, client: int) -> None:
-        self._require_coordinator().request_pause()
-        self._reply(client)
-
-    def _stop(self, client: int) -> None:
-        self._require_coordinator().stop()
-        self._reply(client)
+        state, statistics = self._require_coordinator().raw_state()
+        self._reply(client, state, extra=statistics)
 
     def _when_ready(self, respond: Callable[[], bool]) -> None:
         if not respond():

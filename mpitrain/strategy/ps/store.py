@@ -15,7 +15,7 @@ import numpy as np
 from ...comm.backoff import Backoff
 from ...comm.cluster import Cluster
 from ...comm.mpi import MPI
-from ...comm.rpc import Routes, RpcTransport, open_transport
+from ...comm.rpc import Routes, RpcClient, RpcServer, open_rpc
 from ...comm.shared_memory import SharedArrays, sharing_problem
 from ...comm.vector_codec import make_vector_codec
 from ...core.layout import Array, row_stride
@@ -25,7 +25,7 @@ from ...plan.placement import ranges_of
 from ...plan.plan import Plan
 from ...plan.progress import Progress
 from .coordinator import STATS_WORDS, CoordinatorMemory, CoordinatorRules, LocalCoordinator, StepCoordinator
-from .remote import PrefetchingShard, RemoteCoordinator, RemoteShard
+from .remote import PrefetchingShard, RemoteCoordinator, RemoteShard, ServerCalls
 from .shard import LocalShard, Shard, ShardClient
 
 _log = logging.getLogger(__name__)
@@ -59,8 +59,8 @@ class Store:
         rows: In modes that drop late gradients: the gradients of this node's ranks, shape (ranks, size or more), if
             it holds shards.
         on_one_node: In these modes: whether all workers and shards share one node; workers then update by themselves.
-        rpc: The transport between workers and the servers on other nodes; None if there are none.
-        reads: Another one, for parameters that are prefetched; None if they are not.
+        rpc, rpc_server: On workers and on servers: how they communicate between nodes; None if all share memory.
+        reads, reads_server: The same for parameters that are prefetched; None if they are not.
         waiting: How this rank waits.
         frozen: ``TrainingState.frozen`` as the shards of this node apply it; shared by the node.
         rates: The optimizer's ``live_rates`` as the shards of this node apply them; shared by the node.
@@ -95,15 +95,20 @@ class Store:
         self._allocate()
         self.initial_vectors = self.vectors if self.shards and self.nodes.comm.rank == 0 else None
         self._routes = self._make_routes()
-        self.rpc = None if self._routes is None else open_transport(self._routes, plan.config.servers.one_sided)
-        self.reads: RpcTransport | None = None
+        one_sided = plan.config.servers.one_sided
+        self.rpc: RpcClient | None = None
+        self.rpc_server: RpcServer | None = None
+        self.reads: RpcClient | None = None
+        self.reads_server: RpcServer | None = None
+        if self._routes is not None:
+            self.rpc, self.rpc_server = open_rpc(self._routes, one_sided)
         if self._routes is None and plan.config.servers.prefetch_params:
             _log.info("--prefetch-params has no effect: all workers share memory with all servers")
         elif self._routes is not None and plan.config.servers.prefetch_params:
             self._reads_comm = cluster.comm.Dup()
             reads = replace(self._routes, comm=self._reads_comm, codec=None, replies_only=True)
-            self.reads = open_transport(reads, plan.config.servers.one_sided)
-        if self.rpc is not None:
+            self.reads, self.reads_server = open_rpc(reads, one_sided)
+        if self._routes is not None:
             self.waiting.progress = cluster.comm.Iprobe
 
     def start(self, progress: Progress) -> None:
@@ -121,7 +126,7 @@ class Store:
             return LocalCoordinator(self.coordinator, self.cluster.task_index, self.waiting)
         first = shards[0]
         assert self.rpc is not None and isinstance(first, RemoteShard)
-        return RemoteCoordinator(self.rpc, self.holders[0], first)
+        return RemoteCoordinator(ServerCalls(self.rpc, self.holders[0]), first)
 
     def senders(self) -> Iterator[tuple[int, int, int]]:
         """Yield ranges that this worker sends to servers on other nodes, each with the number of workers that do so."""
@@ -150,18 +155,21 @@ class Store:
                 clients.append(LocalShard(self.shards[s], params, row, self.waiting))
                 continue
             assert self.rpc is not None
-            proxy = self.rpc, holder, self.ranges[s], names, self.frozen
-            clients.append(RemoteShard(*proxy) if self.reads is None else PrefetchingShard(*proxy, self.reads, params))
+            proxy = ServerCalls(self.rpc, holder), self.ranges[s], names, self.frozen
+            if self.reads is None:
+                clients.append(RemoteShard(*proxy))
+            else:
+                clients.append(PrefetchingShard(*proxy, ServerCalls(self.reads, holder), params))
         return clients
 
     def free(self) -> None:
         """Free memory. Collective over all ranks, which wait for each other without using a core."""
         barrier = self.cluster.comm.Ibarrier()
         self.waiting.until(lambda spins: barrier.Test())
-        if self.rpc is not None:
-            self.rpc.free()
-        if self.reads is not None:
-            self.reads.free()
+        for end in (self.rpc, self.rpc_server, self.reads, self.reads_server):
+            if end is not None:
+                end.free()
+        if self.reads or self.reads_server:
             self._reads_comm.Free()
         self._shared.free()
 
@@ -221,7 +229,7 @@ class Store:
             ranges=dict(zip(self.holders, self.ranges, strict=True)),
             size=plan.layout.size,
             dtype=plan.dtype,
-            n_rows=plan.workers * STATS_WORDS,
+            n_extra=plan.workers * STATS_WORDS,
             codec=codec,
         )
 

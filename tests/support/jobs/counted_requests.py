@@ -5,24 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 from mpitrain import Hook, Job, data, nn, optim
-from mpitrain.comm.rpc import MessageTransport, WindowTransport
+from mpitrain.comm.rpc.messages import MessageClient
+from mpitrain.comm.rpc.windows import WindowClient
 
 requests = 0
 
 
-def _count(transport: type[Any]) -> None:
-    request = transport.request
+def _count(client: type[Any]) -> None:
+    send_request = client.send_request
 
     def counting(*arguments: Any, **options: Any) -> None:
         global requests
         requests += 1
-        request(*arguments, **options)
+        send_request(*arguments, **options)
 
-    transport.request = counting
+    client.send_request = counting
 
 
-_count(WindowTransport)
-_count(MessageTransport)
+_count(WindowClient)
+_count(MessageClient)
 
 
 class Count(Hook):

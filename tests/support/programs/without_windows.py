@@ -8,17 +8,17 @@ from __future__ import annotations
 import sys
 
 from mpitrain.cli.main import main
-from mpitrain.comm import rpc as rpc
 from mpitrain.comm.mpi import MPI
+from mpitrain.comm.rpc import Routes, windows
 
 
-def refuse(routes: rpc.Routes) -> rpc.WindowTransport:
+def refuse(window: windows.Window, routes: Routes, nbytes: int) -> None:
     raise MPI.Exception(MPI.ERR_WIN)
 
 
 how, *words = sys.argv[1:]
 if how == "refused":
-    rpc.WindowTransport = refuse
+    windows.Window.__init__ = refuse
 else:
-    rpc.WindowTransport.progresses = lambda self: False
+    windows.Window.progresses = lambda self: False
 main(["train", *words])
