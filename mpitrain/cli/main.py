@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 import click
 
@@ -31,6 +32,8 @@ _COMMANDS = {
     "horovodrun": ("cli.horovodrun", "horovodrun_command", "Start ranks with the flags of Horovod's launcher."),
     "exec": ("cli.program", "exec_command", "Execute a program on this rank, under mpirun or srun."),
     "train": ("cli.job_command", "train_command", "Train on this rank, under mpirun or srun; or alone."),
+    "probe": ("cli.probe", "probe_command", "Measure what predictions of a job's speed need."),
+    "measure": ("cli.probe", "measure_command", "Measure on this rank, for probe; under mpirun or srun."),
     "submit": ("cli.submit", "SubmitCommand", "Train in a batch job: write the script and submit it."),
     "data": ("cli.data", "data_command", "Show a job's examples, and what limits their speed."),
     "placement": ("cli.placement", "placement_command", "Print which server holds which variable, without training."),
@@ -112,6 +115,13 @@ def commands() -> click.Group:
     return click.version_option(__version__, prog_name="mpitrain")(_Commands("mpitrain", help=_HELP))
 
 
+def _measure(arguments: list[str]) -> NoReturn:
+    from ..probe.rank import run_probe
+    from .probe import measure_command
+
+    run_probe(lambda: invoke(measure_command(), arguments))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the ``mpitrain`` command and return its exit status."""
     open_closed_streams()
@@ -130,9 +140,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if command.script_in(arguments[1:]) is not None:
             run_script(lambda: invoke(command, arguments[1:]))
         run_rank(lambda: invoke(command, arguments[1:]))
+    if arguments[:1] == ["measure"] and not HELP.intersection(arguments):
+        _measure(arguments[1:])
     if arguments[:1] == ["exec"] and "--help" not in arguments[:2]:
         return _exec(arguments[1:])
-    if arguments[:1] in (["run"], ["horovodrun"]):
+    if arguments[:1] in (["run"], ["horovodrun"], ["probe"], ["tune"]):
         show_warnings(False)  # the ranks show those that the job file causes
     elif signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # 'run' installs its own handler

@@ -1,0 +1,129 @@
+"""``mpitrain probe``, and ``mpitrain measure``, which its ranks run."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import ConfigError
+from ..monitor.format import amount, format_table, size_of
+from ..plan import options as flags
+from ..plan.launch_options import LaunchOptions
+from ..plan.request import JobRequest, LaunchRequest
+from ..predict.measurements import LinkTimes, Probe, read_probe
+from ..probe.request import ProbeWorkload
+from .job_command import JobCommand
+
+if TYPE_CHECKING:
+    from ..probe.rank import ProbeRequest
+
+_OPTIONS = ("ranks", "hosts", "hostfile", "remote_agent", "network", "env", "launcher_args", "link_timeout", "dry_run")
+
+
+def _output(default: str) -> click.Option:
+    return click.Option(["-o", "--output"], type=flags.PATH, default=default, metavar="FILE", help=f"[{default}]")
+
+
+def probe_command() -> JobCommand:
+    """Return ``mpitrain probe``, which measures what predictions need."""
+    launch = [option for option in flags.options_of(LaunchOptions) if option.name in _OPTIONS]
+    about = (
+        "Measure a job on these ranks and hosts, in less than a minute: computing, updating, loading, transfers, the "
+        "spread of step times, the gradient noise scale. mpitrain simulate predicts other configurations from the file."
+    )
+    return JobCommand("probe", [*launch, _output("probe.json")], _probe, about)
+
+
+def measure_command() -> JobCommand:
+    """Return ``mpitrain measure``, the command that every rank of ``mpitrain probe`` runs."""
+    return JobCommand("measure", [_output("probe.json")], _measure, "Measure on this rank, under mpirun or srun.")
+
+
+def _probe(output: Path, **values: Any) -> int:
+    command = click.get_current_context().command
+    assert isinstance(command, JobCommand)
+    options = LaunchOptions(**{name: values[name] for name in _OPTIONS})
+    status = measure(options, command.job_request(values), output)
+    if status == 0 and not options.dry_run:
+        click.echo("\n".join(describe(read_probe(output))))
+        click.echo(f"\nwrote {output}")
+    return status
+
+
+def measure(options: LaunchOptions, job: JobRequest, output: Path) -> int:
+    """Start the ranks that measure a job and write a file; return the exit status.
+
+    Raises:
+        LaunchError, ConfigError: They cannot be started as requested.
+    """
+    from ..launcher.supervisor import run
+
+    workload = ProbeWorkload(job, output.absolute())
+    with tempfile.TemporaryDirectory(prefix="mpitrain-probe-") as folder:
+        if job.run_dir is None:
+            workload = workload.with_run_dir(Path(folder))
+        return run(LaunchRequest(options, workload))
+
+
+def _measure(output: Path, **values: Any) -> ProbeRequest:
+    from ..plan.script import ScriptRequest
+    from ..probe.rank import ProbeRequest
+
+    command = click.get_current_context().command
+    assert isinstance(command, JobCommand)
+    request = command.request(values)
+    if isinstance(request, ScriptRequest):
+        raise ConfigError(f"{request.path} is a script: mpitrain measure needs a job file")
+    return ProbeRequest(request, output)
+
+
+def describe(probe: Probe) -> list[str]:
+    """Return lines about what was measured."""
+    job, ranks, compute = probe.job, probe.ranks, probe.compute
+    lines = [
+        f"{job.name}: {job.elements:,} parameters, {size_of(job.nbytes)}; {sum(ranks.ranks_per_node)} ranks on "
+        f"{len(ranks.ranks_per_node)} node{'s' * (len(ranks.ranks_per_node) > 1)} with {ranks.cores_per_node} cores",
+        "",
+    ]
+    rows = [
+        (str(batch), *map(short_time, times))
+        for batch, *times in zip(compute.batches, compute.load_s, compute.forward_s, compute.backward_s, strict=True)
+    ]
+    lines += [format_table(("batch", "load", "forward", "backward"), rows), ""]
+    updates = ", ".join(f"{short_time(s)} from {n}" for n, s in zip(compute.update_rows, compute.update_s, strict=True))
+    spread = probe.step_factors
+    lines += [
+        f"all ranks at once: {compute.together:.2f} times as long; a step's other work: {short_time(compute.loop_s)}",
+        f"update of all parameters: {updates} gradients; a server's: {short_time(probe.server.apply_s)}, reading "
+        f"{short_time(probe.server.read_s)}",
+        f"step times relative to their median: {spread[len(spread) // 10]:.2f} to "
+        f"{spread[9 * len(spread) // 10]:.2f} for 80 % of the steps, at most {spread[-1]:.2f}",
+        *(f"{name}: {_describe_link(link)}" for name, link in _links(probe)),
+        "gradient noise scale: "
+        + (f"{amount(probe.noise.scale_examples)} examples" if probe.noise.scale_examples else "not measurable"),
+    ]
+    return lines
+
+
+def short_time(seconds: float) -> str:
+    """Return a short time for people."""
+    for unit, factor in (("s", 1.0), ("ms", 1e3)):
+        if seconds * factor >= 1:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"
+
+
+def _links(probe: Probe) -> list[tuple[str, LinkTimes]]:
+    links = {"within a node": probe.within, "between nodes": probe.between}
+    return [(name, link) for name, link in links.items() if link is not None]
+
+
+def _describe_link(link: LinkTimes) -> str:
+    burst = f", after a pause {size_of(link.burst_bytes)} at once" if link.burst_bytes else ""
+    return (
+        f"latency {short_time(link.latency_s)}, {size_of(link.bytes_per_s)}/s, all pairs of two nodes "
+        f"{size_of(link.node_bytes_per_s)}/s{burst}"
+    )

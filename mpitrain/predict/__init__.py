@@ -1,0 +1,1 @@
+"""Predict the speed of training from measurements: pure functions and values, without MPI."""

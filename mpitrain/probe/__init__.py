@@ -1,0 +1,1 @@
+"""Measure on a job's ranks what predictions need."""

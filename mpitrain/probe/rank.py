@@ -1,0 +1,182 @@
+"""One rank of ``mpitrain probe``, from its start to the file that it writes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+
+from ..comm.cluster import Cluster
+from ..core import subnormals
+from ..errors import RecordError
+from ..gpu.discovery import choose_devices
+from ..plan.job import Job, errors_located
+from ..plan.plan import Plan, make_plan
+from ..predict.measurements import VERSION, CodecTimes, ComputeTimes, JobFacts, Noise, Probe, RankFacts
+from ..process.rank_status import RankStatusFile
+from ..training.rank import Rank
+from ..training.resources import limit_threads, limit_threads_of_torch
+from ..training.session import TrainRequest
+from .compute import CODECS, ROWS, BatchTimes, RankModel
+from .steps import step_times
+from .transfers import measure_links
+from .turns import all_at_once, median_of_ranks, median_over_ranks, one_at_a_time
+
+_COMPUTING_S = 12.0  # for all batch sizes and ranks
+_STEPS_S = 4.0
+_TRAINING_S = 1.0  # before the noise scale is measured
+_SHORT_S = 0.1
+_KEPT_FACTORS = 500
+
+
+@dataclass(frozen=True)
+class ProbeRequest:
+    """What a rank is to measure, and the file for the result."""
+
+    train: TrainRequest
+    output: Path
+
+
+def run_probe(parse: Callable[[], ProbeRequest]) -> NoReturn:
+    """Measure on this rank, and exit. Collective over all ranks; the first one writes the file."""
+    rank = Rank()
+    with rank.errors_end_the_run():
+        rank.start()
+        cluster = rank.cluster
+        with cluster.agree("reading the command line and the job file"):
+            request = parse()
+        probe = _measure(cluster, request.train, rank.status)
+        with cluster.agree("writing the result"):
+            if cluster.rank == 0:
+                try:
+                    probe.write(request.output)
+                except OSError as error:
+                    why = f"{request.output} cannot be written: {error.strerror}"
+                    raise RecordError(f"{why}; pass another --output") from error
+    rank.finish(False)
+    sys.exit(0)
+
+
+def _measure(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile) -> Probe:
+    """Return all measurements, the same on every rank. Collective over all ranks."""
+    load = cluster.comm.bcast(os.getloadavg()[0])
+    config = request.config
+    cluster.assign(config)
+    devices, _ = choose_devices(cluster, config)
+    threads = limit_threads(cluster, config.device.threads, len(devices))
+    with cluster.agree("making the job"):
+        job = request.make()
+        with errors_located(request.job_file, job):
+            plan = make_plan(job, config.merged({"batch_size": job.batch_size, "train_steps": job.train_steps}), 1)
+        model = RankModel(job, plan, list(devices))
+    limit_threads_of_torch(threads)
+    cluster.check_layout(plan.layout)
+    links = measure_links(cluster)
+    with subnormals.flushed(config.device.flush_denormals):
+        all_at_once(cluster, lambda: model.train(_TRAINING_S))
+        noise = all_at_once(cluster, lambda: model.noise(plan.batch))
+        compute, times = _compute_times(cluster, model)
+        server = one_at_a_time(cluster, lambda: model.server_times(cluster, _SHORT_S))
+        codecs = _codec_times(cluster, model)
+    model.close()
+    own = step_times(cluster, request, rank_status, sum(_at(compute, plan.batch)), _STEPS_S)
+    typical = median_of_ranks(cluster.comm, float(np.median(own)))
+    factors = np.concatenate(cluster.comm.allgather(np.array(own) / np.median(own)))
+    expected = sum(_at(compute, plan.batch)) * compute.together + compute.update_s[0]
+    apply_s, read_s = median_over_ranks(cluster.comm, [server.apply_s, server.read_s])
+    return Probe(
+        VERSION,
+        _job_facts(request.name, job, plan, model, times),
+        RankFacts(tuple(np.unique(cluster.node_of, return_counts=True)[1].tolist()), cluster.cores, load),
+        _with_loop(compute, max(0.0, typical - expected)),
+        type(server)(apply_s, read_s),
+        codecs,
+        *links,
+        tuple(np.quantile(factors, np.linspace(0, 1, min(len(factors), _KEPT_FACTORS))).round(4).tolist()),
+        Noise(median_of_ranks(cluster.comm, noise.scale_examples), noise.steps),
+    )
+
+
+def _batches(batch: int) -> list[int]:
+    """Return the numbers of examples to measure."""
+    return sorted({max(1, batch // 4), max(1, batch // 2), batch, 2 * batch})
+
+
+def _compute_times(cluster: Cluster, model: RankModel) -> tuple[ComputeTimes, BatchTimes]:
+    """Return the compute times without those of the loop, and those of the job's batch. Collective over all ranks."""
+    batches = _batches(model.plan.batch)
+    seconds = _COMPUTING_S / ((cluster.size + 2) * len(batches))
+    alone = [one_at_a_time(cluster, lambda n=n: model.measure_batch(n, seconds)) for n in batches]  # type: ignore[misc]
+    at_batch = alone[batches.index(model.plan.batch)]
+    together = all_at_once(cluster, lambda: model.measure_batch(model.plan.batch, 2 * seconds))
+    ratio = _total(together) / _total(at_batch)
+    updates = one_at_a_time(cluster, lambda: [model.update_s(rows, _SHORT_S) for rows in ROWS])
+    copy = one_at_a_time(cluster, lambda: model.copy_s(_SHORT_S))
+    comm = cluster.comm
+    times = ComputeTimes(
+        tuple(batches),
+        median_over_ranks(comm, [b.load_s for b in alone]),
+        median_over_ranks(comm, [b.forward_s for b in alone]),
+        median_over_ranks(comm, [b.backward_s for b in alone]),
+        median_of_ranks(comm, max(1.0, ratio)),
+        ROWS,
+        median_over_ranks(comm, updates),
+        median_of_ranks(comm, copy),
+        0.0,
+    )
+    return times, at_batch
+
+
+def _total(times: BatchTimes) -> float:
+    return times.load_s + times.forward_s + times.backward_s
+
+
+def _at(compute: ComputeTimes, batch: int) -> tuple[float, float, float]:
+    """Return the times of loading, forward and backward for a batch that was measured."""
+    index = compute.batches.index(batch)
+    return compute.load_s[index], compute.forward_s[index], compute.backward_s[index]
+
+
+def _with_loop(compute: ComputeTimes, loop_s: float) -> ComputeTimes:
+    return ComputeTimes(**{**vars(compute), "loop_s": loop_s})
+
+
+def _codec_times(cluster: Cluster, model: RankModel) -> dict[str, CodecTimes]:
+    codecs = {}
+    for name in CODECS:
+        times = one_at_a_time(cluster, lambda name=name: [model.codec_times(name, _SHORT_S)])[0]  # type: ignore[misc]
+        if times is not None:
+            encode_s, decode_s = median_over_ranks(cluster.comm, [times.encode_s, times.decode_s])
+            codecs[name] = CodecTimes(times.share, encode_s, decode_s)
+    return codecs
+
+
+def _job_facts(name: str, job: Job, plan: Plan, model: RankModel, times: BatchTimes) -> JobFacts:
+    layout, optimizer = plan.layout, plan.optimizer
+    return JobFacts(
+        name,
+        plan.batch,
+        len(job.train_split),
+        layout.size,
+        plan.dtype.itemsize,
+        len(plan.vectors),
+        tuple(plan.layer_starts),
+        tuple(ready / times.backward_s for ready in times.ready_s),
+        model.model.can_await_params,
+        optimizer.needs_sums,
+        _matrix_share([entry.shape for entry in layout.entries], layout.size),
+    )
+
+
+def _matrix_share(shapes: Sequence[tuple[int, ...]], size: int) -> float:
+    """Return the elements of the factors of ``powersgd:1`` over those of the vector."""
+    elements = 0
+    for shape in shapes:
+        count = int(np.prod(shape))
+        elements += shape[0] + count // shape[0] if len(shape) > 1 else count
+    return elements / size

@@ -1,0 +1,67 @@
+"""What the launcher starts for ``mpitrain probe``."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..errors import ConfigError
+from ..plan.option import flag
+from ..plan.parallel import ParallelConfig
+from ..plan.request import JobRequest
+
+_OF_MODES = {field.name for field in dataclasses.fields(ParallelConfig)} | {"ps", "ps_placement", "ps_hosts"}
+
+
+@dataclass(frozen=True)
+class ProbeWorkload:
+    """A job that is measured: a ``plan.request.Workload``.
+
+    Attributes:
+        job: The job with its options.
+        output: The file for the result.
+
+    Raises:
+        ConfigError: It is a script, or an option has no effect on what is measured.
+    """
+
+    job: JobRequest
+    output: Path
+
+    name = "probe"
+    command = "measure"
+    keeps_checkpoints = False
+    resumes = False
+
+    def __post_init__(self) -> None:
+        if self.job.script_arguments is not None:
+            raise ConfigError(f"{self.job.path} is a script: mpitrain probe needs a job file")
+        for name in self.job.options:
+            if name in _OF_MODES:
+                raise ConfigError(
+                    f"{flag(name)} has no effect: mpitrain probe measures what all modes need; remove it, and give it "
+                    "to mpitrain simulate"
+                )
+
+    @property
+    def words(self) -> list[str]:
+        """The arguments of ``mpitrain measure``."""
+        return ["--output", str(self.output), *self.job.words]
+
+    @property
+    def run_dir(self) -> Path | None:
+        return self.job.run_dir
+
+    @property
+    def time_limit(self) -> float | None:
+        return self.job.time_limit
+
+    def check_ranks(self, ranks: int) -> None:
+        """Accept any number of ranks."""
+
+    def restarted(self, checkpoint: Path | None, time_limit: float | None) -> ProbeWorkload:
+        return self
+
+    def with_run_dir(self, run_dir: Path | None) -> ProbeWorkload:
+        return replace(self, job=self.job.with_run_dir(run_dir))
