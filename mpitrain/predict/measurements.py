@@ -31,7 +31,6 @@ class JobFacts:
         ready: For each layer, the fraction of the backward pass after which its gradient is final.
         awaits_params: Whether the forward pass can begin before all parameters have arrived.
         by_norms: Whether an update needs norms of the whole gradient.
-        matrix_share: The share of ``powersgd:1`` in the bytes of a gradient.
     """
 
     name: str
@@ -44,7 +43,6 @@ class JobFacts:
     ready: tuple[float, ...]
     awaits_params: bool
     by_norms: bool
-    matrix_share: float
 
     @property
     def nbytes(self) -> int:
@@ -129,7 +127,7 @@ class LinkTimes:
         bytes_per_s: Of one pair of ranks, in each direction, while both directions are used.
         node_bytes_per_s: Of all pairs of ranks of two nodes at once, in each direction.
         burst_bytes: Bytes that a shaped link carries at once after a pause; 0 if it has one rate.
-        cpu_s_per_byte: Processor time to send and receive one byte.
+        cpu_s_per_byte: Processor time to send and receive one byte of a plain TCP connection.
     """
 
     latency_s: float
@@ -138,6 +136,24 @@ class LinkTimes:
     node_bytes_per_s: float
     burst_bytes: float
     cpu_s_per_byte: float
+
+
+@dataclass(frozen=True)
+class ExchangeTimes:
+    """Exchanges between all nodes, as the strategies make them.
+
+    Attributes:
+        sum_s_per_byte: Seconds in which nodes sum a gradient and return parameters, for each byte that a node sends.
+        low_rank_s: Seconds in which they sum it with ``powersgd:4``; 0 if that compresses nothing.
+        request_s: Seconds of a request to a server on another node, without a vector.
+        push_s_per_byte, pull_s_per_byte: Seconds that each byte of a vector adds.
+    """
+
+    sum_s_per_byte: float
+    low_rank_s: float
+    request_s: float
+    push_s_per_byte: float
+    pull_s_per_byte: float
 
 
 @dataclass(frozen=True)
@@ -162,6 +178,7 @@ class Probe:
         codecs: By the value of ``--compress``.
         within: Transfers between ranks of a node; None if no node has two.
         between: Transfers between nodes; None if there is one node.
+        exchanges: The same by the classes of the strategies.
     """
 
     version: int
@@ -172,6 +189,7 @@ class Probe:
     codecs: dict[str, CodecTimes]
     within: LinkTimes | None
     between: LinkTimes | None
+    exchanges: ExchangeTimes | None
     step_factors: tuple[float, ...]
     noise: Noise
 

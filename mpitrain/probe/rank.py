@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -23,6 +23,7 @@ from ..training.rank import Rank
 from ..training.resources import limit_threads, limit_threads_of_torch
 from ..training.session import TrainRequest
 from .compute import CODECS, ROWS, BatchTimes, RankModel
+from .exchanges import LOW_RANK, measure_exchanges
 from .steps import step_times
 from .transfers import measure_links
 from .turns import all_at_once, median_of_ranks, median_over_ranks, one_at_a_time
@@ -77,6 +78,7 @@ def _measure(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFil
     limit_threads_of_torch(threads)
     cluster.check_layout(plan.layout)
     links = measure_links(cluster)
+    exchanges = measure_exchanges(cluster, plan)
     with subnormals.flushed(config.device.flush_denormals):
         all_at_once(cluster, lambda: model.train(_TRAINING_S))
         noise = all_at_once(cluster, lambda: model.noise(plan.batch))
@@ -97,6 +99,7 @@ def _measure(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFil
         type(server)(apply_s, read_s),
         codecs,
         *links,
+        exchanges,
         tuple(np.quantile(factors, np.linspace(0, 1, min(len(factors), _KEPT_FACTORS))).round(4).tolist()),
         Noise(median_of_ranks(cluster.comm, noise.scale_examples), noise.steps),
     )
@@ -152,7 +155,8 @@ def _codec_times(cluster: Cluster, model: RankModel) -> dict[str, CodecTimes]:
         times = one_at_a_time(cluster, lambda name=name: [model.codec_times(name, _SHORT_S)])[0]  # type: ignore[misc]
         if times is not None:
             encode_s, decode_s = median_over_ranks(cluster.comm, [times.encode_s, times.decode_s])
-            codecs[name] = CodecTimes(times.share, encode_s, decode_s)
+            share = times.share if not name.startswith("powersgd") else LOW_RANK * _matrix_share(model.plan)
+            codecs[name] = CodecTimes(share, encode_s, decode_s)
     return codecs
 
 
@@ -169,14 +173,12 @@ def _job_facts(name: str, job: Job, plan: Plan, model: RankModel, times: BatchTi
         tuple(ready / times.backward_s for ready in times.ready_s),
         model.model.can_await_params,
         optimizer.needs_sums,
-        _matrix_share([entry.shape for entry in layout.entries], layout.size),
     )
 
 
-def _matrix_share(shapes: Sequence[tuple[int, ...]], size: int) -> float:
+def _matrix_share(plan: Plan) -> float:
     """Return the elements of the factors of ``powersgd:1`` over those of the vector."""
     elements = 0
-    for shape in shapes:
-        count = int(np.prod(shape))
-        elements += shape[0] + count // shape[0] if len(shape) > 1 else count
-    return elements / size
+    for entry in plan.layout.entries:
+        elements += entry.shape[0] + entry.size // entry.shape[0] if len(entry.shape) > 1 else entry.size
+    return elements / plan.layout.size

@@ -17,8 +17,9 @@ from .turns import await_all
 
 _TAG = 77
 _PINGS, _POSTED = 200, 50
-_PART = 1 << 20  # bytes of a message
-_SHORT, _LONG = 4, 256  # messages in a transfer
+_PART, _PIECES = 1 << 20, 4  # bytes that are sent at once, and in how many messages
+_SHORT, _LONG = 4, 256  # such parts in a transfer
+_PAUSE_S = 0.3  # after which a shaped link has a burst again
 _LONGEST_S = 2.0
 _SHAPED = 2.0  # a link is shaped if its first messages take less than 1 / _SHAPED of the time of later ones
 _LOCAL = 64 << 20  # bytes
@@ -47,8 +48,7 @@ def _measure(cluster: Cluster, pairs: list[tuple[int, int]], cpu_s_per_byte: flo
     message = _on_pairs(cluster, pairs[:1], _message_s)
     rate, burst = _rate(cluster, pairs[:1])
     node_rate = _rate(cluster, pairs)[0] if len(pairs) > 1 else rate
-    cpu = min(cpu_s_per_byte, 1 / node_rate)
-    return LinkTimes(latency, message, rate, node_rate, burst, cpu)
+    return LinkTimes(latency, message, rate, node_rate, burst, cpu_s_per_byte)
 
 
 def _on_pairs(cluster: Cluster, pairs: list[tuple[int, int]], measure: Callable[[MPI.Intracomm, int], float]) -> float:
@@ -89,14 +89,14 @@ def _message_s(comm: MPI.Intracomm, other: int) -> float:
 
 def _rate(cluster: Cluster, pairs: list[tuple[int, int]]) -> tuple[float, float]:
     """Return bytes/s of all pairs together in each direction, and how many bytes go faster at first. Collective."""
-    _exchange_on(cluster, pairs, 2)
-    short = _exchange_on(cluster, pairs, _SHORT)
-    slowest = max(float(times.sum()) for times in short)
-    count = int(np.clip(_LONGEST_S / (slowest / _SHORT), 8, _LONG))
+    _exchange_on(cluster, pairs, _SHORT)
+    slowest = max(float(times.sum()) for times in _exchange_on(cluster, pairs, _SHORT))
+    count = int(np.clip(_LONGEST_S / (slowest / _SHORT), 2 * _SHORT, _LONG))
+    time.sleep(_PAUSE_S)
     times = np.max(_exchange_on(cluster, pairs, count), axis=0)
-    late = times[count // 2 :]
+    early, late = times[:1], times[count // 2 :]
     rate = len(pairs) * _PART * len(late) / late.sum()
-    is_shaped = np.median(short) * _SHAPED < np.median(late)
+    is_shaped = np.mean(early) * _SHAPED < np.median(late)
     burst = len(pairs) * _PART * count - rate * float(times.sum()) if is_shaped else 0.0
     return float(rate), max(0.0, float(burst))
 
@@ -113,7 +113,9 @@ def _exchange(comm: MPI.Intracomm, other: int, count: int) -> Array:
     sent, received, times = np.zeros(_PART, np.uint8), np.zeros(_PART, np.uint8), np.zeros(count)
     for i in range(count):
         began = time.perf_counter()
-        comm.Sendrecv(sent, other, _TAG, received, other, _TAG)
+        requests = [comm.Irecv(part, other, _TAG) for part in np.split(received, _PIECES)]
+        requests += [comm.Isend(part, other, _TAG) for part in np.split(sent, _PIECES)]
+        MPI.Request.Waitall(requests)
         times[i] = time.perf_counter() - began
     return times
 

@@ -16,7 +16,7 @@ _INK, _GRID = "#2b2f36", "#b9bec7"
 _SIZE = (5.0, 3.4)  # inches
 _MAX_NAMED = 8  # curves; a longer legend would be larger than the plot
 _STYLES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
-_SETTINGS: Any = {
+SETTINGS: Any = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans", "Arial", "sans-serif"],
     "font.size": 9,
@@ -46,7 +46,7 @@ def as_png(chart: Chart) -> bytes:
     from matplotlib.figure import Figure
 
     data = io.BytesIO()
-    with matplotlib.rc_context(_SETTINGS):
+    with matplotlib.rc_context(SETTINGS):
         figure = Figure(figsize=_SIZE, layout="constrained")
         axes = figure.add_subplot()
         axes.set_title(chart.title, fontsize=10)

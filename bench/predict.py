@@ -1,0 +1,245 @@
+"""Predicted against measured speed: ``mpitrain simulate`` from a probe on two hosts, and real runs.
+
+    python bench/predict.py [--rounds 3] [--rates 100mbit 1gbit none] [--models mlp accelerator] [--only TEXT]
+                            [--seconds 4] [--json FILE]
+
+Hosts are network namespaces on this machine (root, iproute2), whose links ``tbf`` holds to a rate. In each round and
+for each rate, every model is probed on two hosts with one rank each and links that are not shaped; then every
+configuration runs once. Neither the rate of the links, nor the third host, a mode, a compression, a server, another
+batch size or the slow worker is in the probe. A result is the median over rounds: of the steps/s that the round's
+probe predicts, and of those that are measured.
+
+Configurations with more ranks than cores are reported apart: hosts share this machine's cores, which the simulation is
+told (``mlp``); the layers of ``accelerator`` sleep, so that its ranks share cores only for transfers and updates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from environment import one_thread_and_own_kernels, use_this_checkout
+
+BENCH = Path(__file__).parent
+DATA = "/usr/share/datasets/fashion-mnist"
+JOBS = {
+    "mlp": [str(BENCH / "jobs" / "links.py"), "--data-dir", DATA, "--hidden", "1024"],
+    "accelerator": [str(BENCH / "jobs" / "accelerator.py")],
+}
+# tc counts the frame without preamble and checksum; its mb is 2**20.
+PAYLOAD, BURST = 1448 / 1514, float(1 << 20)
+RATES = {"100mbit": 100e6 / 8, "300mbit": 300e6 / 8, "1gbit": 1e9 / 8}
+CORES = len(os.sched_getaffinity(0))
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A run: its model, ranks of each host, rate, options of the run, and the index of a slow worker."""
+
+    model: str
+    ranks: tuple[int, ...]
+    rate: str
+    options: tuple[tuple[str, Any], ...]
+    slow: int = -1
+
+    @property
+    def shares_cores(self) -> bool:
+        return sum(self.ranks) > CORES
+
+    def __str__(self) -> str:
+        options = " ".join(f"{name}={value}" for name, value in self.options)
+        slow = f", worker {self.slow} slow" if self.slow >= 0 else ""
+        return f"{self.model} {'+'.join(map(str, self.ranks))} {self.rate} {options}{slow}"
+
+
+Results = dict[Configuration, list[tuple[float, float]]]  # predicted and measured steps/s of each round
+
+
+def configurations() -> Iterator[Configuration]:
+    """Yield what is measured."""
+
+    def of(model: str, ranks: tuple[int, ...], rate: str, slow: int = -1, **options: Any) -> Configuration:
+        return Configuration(model, ranks, rate, tuple(options.items()), slow)
+
+    for model in JOBS:
+        for rate in (*RATES, "none"):
+            two = (1, 1)
+            yield of(model, two, rate, mode="sync")
+            yield of(model, two, rate, mode="sync", compress="int8")
+            yield of(model, two, rate, mode="local", local_steps=8)
+            yield of(model, two, rate, mode="async", ps=1)
+            if rate != "none":
+                yield of(model, two, rate, mode="sync", compress="powersgd:4")
+                yield of(model, two, rate, mode="ssp", ps=1, compress="bfloat16")
+            yield of(model, (2, 1), rate, mode="async", ps=1, compress="int8")
+            yield of(model, (2, 1), rate, mode="backup", ps=1, backup_workers=0)
+            yield of(model, (1, 1, 1), rate, mode="sync")
+            yield of(model, (2, 2), rate, mode="sync")
+    for model in JOBS:
+        yield of(model, (1,), "none", mode="sync")
+        yield of(model, (2,), "none", mode="sync")
+        yield of(model, (2,), "none", mode="async")
+        yield of(model, (2,), "none", mode="ssp", staleness=1)
+        yield of(model, (2,), "none", mode="backup", backup_workers=1)
+        yield of(model, (2,), "none", mode="local", local_steps=8)
+        yield of(model, (1, 1), "1gbit", mode="sync", batch_size=32)
+        yield of(model, (1, 1), "1gbit", mode="local", local_steps=8, outer_optimizer="nesterov", compress="int8")
+    slow = "accelerator"
+    yield of(slow, (1, 1), "1gbit", 1, mode="sync")
+    yield of(slow, (2, 2), "1gbit", 3, mode="sync")
+    yield of(slow, (2, 1, 1), "1gbit", 2, mode="async", ps=1)
+    yield of(slow, (2, 1, 1), "1gbit", 2, mode="ssp", ps=1, staleness=2)
+    yield of(slow, (2, 1, 1), "1gbit", 2, mode="backup", ps=1, backup_workers=1)
+    yield of(slow, (4,), "none", 3, mode="backup", backup_workers=1)
+    yield of(slow, (4,), "none", 3, mode="local", local_steps=8)
+
+
+class Hosts:
+    """Hosts with links of one rate, and what runs on them."""
+
+    def __init__(self, hosts: Any, seconds: float) -> None:
+        self._hosts, self._seconds = hosts, seconds
+
+    def probe(self, model: str) -> Any:
+        """Return the probe of a model on the first two hosts."""
+        from mpitrain.predict.measurements import read_probe
+
+        with tempfile.TemporaryDirectory() as folder:
+            output = Path(folder, "probe.json")
+            self._run("probe", [1, 1], ["--output", str(output), *JOBS[model]])
+            return read_probe(output)
+
+    def steps_per_s(self, configuration: Configuration, expected: float) -> float:
+        """Return the measured speed; ``expected`` determines the number of steps."""
+        options = dict(configuration.options)
+        every = 8 * options.get("local_steps", 1)
+        steps = min(20_000, max(3, round(expected * self._seconds / every))) * every
+        with tempfile.TemporaryDirectory() as folder:
+            flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+            words = [*flags, "--log-steps", str(steps // 8), "--train-steps", str(steps), "--validate-steps", "0"]
+            slow = ["--slow-worker", str(rank_of_worker(configuration))] if configuration.slow >= 0 else []
+            words += ["--no-tensorboard", "--run-dir", f"{folder}/run", *JOBS[configuration.model], *slow]
+            self._run("run", list(configuration.ranks), words)
+            lines = [json.loads(line) for line in Path(folder, "run", "metrics.jsonl").read_text().splitlines()]
+        logged = [line for line in lines if "examples_per_s" in line]
+        times = [(b["time_s"] - a["time_s"]) / (b["step"] - a["step"]) for a, b in itertools.pairwise(logged)]
+        return 1 / statistics.median(times)
+
+    def _run(self, command: str, ranks: list[int], words: list[str]) -> None:
+        start = self._hosts.run(
+            Path(sys.executable), ranks, "--env", "OMPI_MCA_mpi_yield_when_idle=1", "--threads", "1"
+        )
+        start[start.index("run", start.index("mpitrain"))] = command
+        environment = {**os.environ, **self._hosts.environment}
+        done = subprocess.run([*start, *words], env=environment, capture_output=True, text=True, timeout=600)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(words)}\n{done.stdout}{done.stderr}")
+
+
+def scenario_for(configuration: Configuration, probe: Any) -> Any:
+    """Return what the simulation is told about a configuration."""
+    from mpitrain.plan.config import RunConfig
+    from mpitrain.predict.scenario import scenario_of, shaped
+
+    options = dict(configuration.options)
+    batch = options.pop("batch_size", None)
+    scenario = scenario_of(probe, RunConfig.of(**options), configuration.ranks, batch)
+    computes = configuration.model == "mlp"
+    changes: dict[str, Any] = {"cores_per_node": CORES / len(configuration.ranks) if computes else math.inf}
+    if configuration.rate != "none":
+        rate = RATES[configuration.rate] * PAYLOAD
+        changes |= {"between": shaped(scenario.between, rate, BURST), "limits_receiver": False}
+    if configuration.slow >= 0:
+        changes["slow"] = {configuration.slow: 3.0}
+    return dataclasses.replace(scenario, **changes)
+
+
+def rank_of_worker(configuration: Configuration) -> int:
+    """Return the rank of the slow worker."""
+    from mpitrain.plan.config import RunConfig
+    from mpitrain.predict.measurements import LinkTimes
+    from mpitrain.predict.scenario import Scenario
+
+    link, options = LinkTimes(0, 0, 1, 1, 0, 0), dict(configuration.options)
+    options.pop("batch_size", None)
+    return Scenario(RunConfig.of(**options), configuration.ranks, 1, 1, link, link).workers[configuration.slow]
+
+
+def measure(
+    arguments: argparse.Namespace, chosen: list[Configuration]
+) -> dict[Configuration, list[tuple[float, float]]]:
+    """Return predicted and measured steps/s of each configuration, of each round."""
+    from mpitrain.predict.simulation import predict
+    from tests.support.hosts.network import make_hosts
+
+    results: Results = defaultdict(list)
+    for _ in range(arguments.rounds):
+        for rate in arguments.rates:
+            now = [one for one in chosen if one.rate == rate]
+            with make_hosts(Path(sys.executable), 2) as network:
+                probes = {model: Hosts(network, 0).probe(model) for model in {one.model for one in now}}
+            if arguments.keep:
+                for model, probe in probes.items():
+                    probe.write(Path(arguments.keep) / f"{model}-{rate}.json")
+            with make_hosts(Path(sys.executable), 3, "" if rate == "none" else rate) as network:
+                hosts = Hosts(network, arguments.seconds)
+                for one in now:
+                    probe = probes[one.model]
+                    predicted = predict(probe, scenario_for(one, probe)).steps_per_s
+                    measured = hosts.steps_per_s(one, predicted)
+                    results[one].append((predicted, measured))
+                    print(f"{one!s:75} {predicted:10.2f} {measured:10.2f} {predicted / measured - 1:+8.1%}", flush=True)
+    return results
+
+
+def report(results: Results) -> None:
+    """Print the table, and the errors of both groups."""
+    errors: dict[bool, list[float]] = defaultdict(list)
+    print(f"\n{'configuration':75} {'predicted':>10} {'measured':>10} {'error':>8}   (steps/s)")
+    for one, rounds in results.items():
+        predicted, measured = (statistics.median(values) for values in zip(*rounds, strict=True))
+        errors[one.shares_cores].append(predicted / measured - 1)
+        print(f"{one!s:75} {predicted:10.2f} {measured:10.2f} {errors[one.shares_cores][-1]:+8.1%}")
+    for shares, values in sorted(errors.items()):
+        sizes = np.abs(values)
+        group = "more ranks than cores" if shares else "a core for each rank"
+        print(
+            f"\n{group}: {len(values)} configurations, error: median {np.median(sizes):.1%}, 90 % within "
+            f"{np.quantile(sizes, 0.9):.1%}, worst {sizes.max():.1%}, mean {np.mean(values):+.1%}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rates", nargs="+", default=[*RATES, "none"], choices=[*RATES, "none"])
+    parser.add_argument("--models", nargs="+", default=[*JOBS], choices=JOBS)
+    parser.add_argument("--only", default="", help="configurations whose line has this text")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each run")
+    parser.add_argument("--keep", help="folder for the probes")
+    arguments = parser.parse_args()
+    one_thread_and_own_kernels()
+    use_this_checkout()
+    chosen = [one for one in configurations() if one.model in arguments.models and arguments.only in str(one)]
+    print(f"load before: {os.getloadavg()[0]:.2f}, {CORES} cores", flush=True)
+    results = measure(arguments, chosen)
+    report(results)
+    print(f"load afterwards: {os.getloadavg()[0]:.2f}")
+
+
+if __name__ == "__main__":
+    main()

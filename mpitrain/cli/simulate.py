@@ -1,0 +1,288 @@
+"""``mpitrain simulate``."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..errors import ConfigError, RecordError
+from ..monitor.format import amount, duration, format_table
+from ..plan import options as flags
+from ..plan.config import FIELDS, RunConfig, ServerConfig
+from ..plan.modes import MODES
+from ..plan.option import info_of
+from ..plan.options import flag_words
+from ..plan.parallel import ParallelConfig
+from ..predict.failures import Failures, time_with_failures
+from ..predict.measurements import Probe, read_probe
+from ..predict.scenario import Scenario, parse_rate, scenario_of, shaped
+from ..predict.simulation import Prediction, predict, simulate
+from ..predict.step_times import step_factors
+from ..predict.trace_file import write_trace
+
+_WORKERS_PER_SERVER = 8
+_TRACED_STEPS = 20
+_TRACED_RANKS = 256
+_OF_RUNS = [option for group in (ParallelConfig, ServerConfig) for option in flags.options_of(group)]
+_COLUMNS = (
+    "mode", "options", "nodes", "ranks", "steps/s", "examples/s", "efficiency", "staleness", "dropped", "MB/s per node",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A prediction with what it is for; ``options`` are those of the mode."""
+
+    mode: str
+    options: dict[str, Any]
+    scenario: Scenario
+    prediction: Prediction
+    seconds: float | None
+
+    def as_mapping(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        scenario = self.scenario
+        return {
+            "mode": self.mode,
+            "options": self.options,
+            "nodes": scenario.n_nodes,
+            "ranks": scenario.n_ranks,
+            "workers": len(scenario.workers),
+            "batch": scenario.batch,
+            "link_bytes_per_s": scenario.between.node_bytes_per_s,
+            **dataclasses.asdict(self.prediction),
+            "time_s": self.seconds,
+        }
+
+
+def _option(name: str, kind: Any, metavar: str, help: str, **more: Any) -> click.Option:
+    return click.Option([name], type=kind, metavar=metavar, help=help, **more)
+
+
+_POSITIVE, _COUNT = click.FloatRange(0, min_open=True), click.IntRange(1)
+_OWN = [
+    _option("--nodes", flags.CommaSeparated(_COUNT), "N,...", "Numbers of nodes.  [those of the probe, doubled to 64]"),
+    _option("--ranks-per-node", _COUNT, "R", "Ranks of each node.  [as in the probe]"),
+    _option("--cores-per-node", _COUNT, "C", "Cores that these ranks share.  [one for each rank, or the probe's]"),
+    _option("--link", str, "RATE", "Rate of a node's link, such as 25gbit.  [as in the probe]"),
+    _option("--link-latency", _POSITIVE, "S", "Latency of the link in seconds.  [as in the probe]"),
+    _option("--link-burst", click.FloatRange(0), "BYTES", "Bytes that a shaped link carries at once after a pause."),
+    _option("--batch-size", _COUNT, "N", "Examples per worker and step.  [as in the probe]"),
+    _option("--slow", str, "WORKER:FACTOR", "A worker that computes so many times slower; repeatable.", multiple=True),
+    _option("--step-times", str, "TIMES", "measured, equal, lognormal:SIGMA, or a file of times.", default="measured"),
+    _option("--examples", _COUNT, "N", "Also predict the time to train on N examples."),
+    _option("--node-mtbf", _POSITIVE, "S", "With --examples: mean time between failures of a node."),
+    _option("--save-secs", _POSITIVE, "S", "With --node-mtbf: time between checkpoints.", default=600.0),
+    _option("--save-time", click.FloatRange(0), "S", "Time for which saving stops training.", default=0.0),
+    _option("--restart-time", click.FloatRange(0), "S", "Time from a failure to the next step.", default=30.0),
+    _option("-o", flags.PATH, "FILE", "Also write the predictions as JSON."),
+    _option("--plot", flags.PATH, "FILE", "Draw examples/s against ranks: FILE.png or FILE.svg."),
+    _option("--trace", flags.PATH, "FILE", "Write the simulated timeline of one prediction, as --trace of a run."),
+]  # fmt: skip
+
+
+def simulate_command() -> click.Command:
+    """Return ``mpitrain simulate``, which predicts the speed of other configurations from a probe."""
+    about = (
+        "Predict the speed of a job on other ranks, links and modes, from PROBE, a file of mpitrain probe. Without "
+        "--mode, all modes are predicted; modes with servers then have one for every 8 ranks on several nodes."
+    )
+    probe = click.Argument(["probe"], type=flags.PATH, metavar="PROBE")
+    return click.Command("simulate", params=[*_OWN, *_OF_RUNS, probe], callback=_simulate, help=about)
+
+
+def _simulate(probe: Path, **values: Any) -> int:
+    measured = read_probe(probe)
+    measured = dataclasses.replace(measured, step_factors=step_factors(values["step_times"], measured))
+    given = _given(values)
+    _check(values, given)
+    forecasts = [
+        _forecast(measured, values, scenario, mode, o) for mode, o, scenario in _scenarios(measured, values, given)
+    ]
+    click.echo(table(forecasts))
+    if values["o"] is not None:
+        _write(values["o"], json.dumps([forecast.as_mapping() for forecast in forecasts], indent=1) + "\n")
+    if values["plot"] is not None:
+        _plot(values["plot"], measured, forecasts)
+    if values["trace"] is not None:
+        _trace(values["trace"], measured, forecasts)
+    return 0
+
+
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a run that were given."""
+    context = click.get_current_context()
+    default = click.core.ParameterSource.DEFAULT
+    names = [str(option.name) for option in _OF_RUNS]
+    return {name: values[name] for name in names if context.get_parameter_source(name) is not default}
+
+
+def _check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Refuse options without an effect.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    if values["node_mtbf"] is not None and values["examples"] is None:
+        raise ConfigError("--node-mtbf has no effect without --examples N; add it")
+    if values["plot"] is not None:
+        if values["plot"].suffix not in (".png", ".svg"):
+            raise ConfigError(f"--plot {values['plot']}: must end with .png or .svg")
+        if importlib.util.find_spec("matplotlib") is None:
+            raise ConfigError("--plot: matplotlib is not installed; run pip install 'mpitrain[tune]'")
+    if values["link"] is None and values["link_burst"] is not None:
+        raise ConfigError("--link-burst has no effect without --link RATE; add it")
+    for name in given:
+        if "mode" not in given and not any(info_of(FIELDS[name]).is_valid_in(mode) for mode in MODES.values()):
+            raise ConfigError(f"--{name.replace('_', '-')} is valid in no mode")
+
+
+def _scenarios(
+    probe: Probe, values: Mapping[str, Any], given: Mapping[str, Any]
+) -> Iterator[tuple[str, dict[str, Any], Scenario]]:
+    """Yield mode, options and scenario of each prediction; impossible ones of modes that were not named are left out.
+
+    Raises:
+        ConfigError: No prediction is possible.
+    """
+    problem: ConfigError | None = None
+    count = 0
+    for mode in [given["mode"]] if "mode" in given else MODES:
+        for nodes in values["nodes"] or _doubled(len(probe.ranks.ranks_per_node)):
+            try:
+                options = _options(mode, given, probe, values, nodes)
+                scenario = _scenario(probe, values, RunConfig.of(**options), nodes)
+            except ConfigError as error:
+                problem = problem or error
+                if "mode" in given:
+                    raise
+                continue
+            count += 1
+            yield mode, {name: value for name, value in options.items() if name != "mode"}, scenario
+    if not count and problem is not None:
+        raise problem
+
+
+def _doubled(nodes: int) -> list[int]:
+    return [nodes << shift for shift in range(12) if nodes << shift <= max(64, nodes)]
+
+
+def _options(
+    mode: str, given: Mapping[str, Any], probe: Probe, values: Mapping[str, Any], nodes: int
+) -> dict[str, Any]:
+    """Return the options of a mode: those that were given and are valid in it, and servers on several nodes."""
+    if "mode" in given:
+        options = dict(given)
+    else:
+        options = {name: value for name, value in given.items() if info_of(FIELDS[name]).is_valid_in(MODES[mode])}
+        options["mode"] = mode
+    if MODES.get(mode) is not None and MODES[mode].uses_servers and nodes > 1 and "ps" not in options:
+        ranks = nodes * (values["ranks_per_node"] or max(probe.ranks.ranks_per_node))
+        options["ps"] = max(1, ranks // _WORKERS_PER_SERVER)
+    return options
+
+
+def _scenario(probe: Probe, values: Mapping[str, Any], config: RunConfig, nodes: int) -> Scenario:
+    ranks = values["ranks_per_node"] or max(probe.ranks.ranks_per_node)
+    scenario = scenario_of(probe, config, (ranks,) * nodes, values["batch_size"])
+    link = scenario.between
+    if values["link"] is not None:
+        link = shaped(link, parse_rate(values["link"]), values["link_burst"] or 0.0)
+    if values["link_latency"] is not None:
+        link = dataclasses.replace(link, latency_s=values["link_latency"])
+    cores = values["cores_per_node"] or max(ranks, probe.ranks.cores_per_node)
+    return dataclasses.replace(scenario, between=link, cores_per_node=cores, slow=_slow(values["slow"]))
+
+
+def _slow(texts: Sequence[str]) -> dict[int, float]:
+    """Return the factors of slow workers.
+
+    Raises:
+        ConfigError: One is not valid.
+    """
+    slow = {}
+    for text in texts:
+        worker, _, factor = text.partition(":")
+        try:
+            slow[int(worker)] = float(factor)
+        except ValueError as error:
+            raise ConfigError(f"--slow {text}: must be WORKER:FACTOR, such as 3:2.5") from error
+    return slow
+
+
+def _forecast(
+    probe: Probe, values: Mapping[str, Any], scenario: Scenario, mode: str, options: dict[str, Any]
+) -> Forecast:
+    prediction = predict(probe, scenario)
+    seconds = None
+    if values["examples"] is not None:
+        seconds = values["examples"] / prediction.examples_per_s
+        if values["node_mtbf"] is not None:
+            failures = Failures(values["node_mtbf"], values["save_secs"], values["save_time"], values["restart_time"])
+            seconds = time_with_failures(seconds, scenario.n_nodes, failures)
+    return Forecast(mode, options, scenario, prediction, seconds)
+
+
+def table(forecasts: Sequence[Forecast]) -> str:
+    """Return the predictions as a table."""
+    has_time = any(forecast.seconds is not None for forecast in forecasts)
+    rows = []
+    for forecast in forecasts:
+        prediction, scenario = forecast.prediction, forecast.scenario
+        row = [
+            forecast.mode,
+            " ".join(flag_words(forecast.options)),
+            f"{scenario.n_nodes:,}",
+            f"{scenario.n_ranks:,}",
+            f"{prediction.steps_per_s:,.4g}" if prediction.steps_per_s < 1000 else amount(prediction.steps_per_s),
+            amount(prediction.examples_per_s),
+            f"{100 * prediction.efficiency:.0f} %",
+            f"{prediction.staleness:.1f}",
+            f"{100 * prediction.dropped:.0f} %",
+            f"{prediction.sent_bytes_per_s / 1e6:,.1f}",
+        ]
+        rows.append([*row, duration(forecast.seconds)] if forecast.seconds is not None else row)
+    return format_table([*_COLUMNS, *(["time"] if has_time else [])], rows)
+
+
+def _plot(path: Path, probe: Probe, forecasts: Sequence[Forecast]) -> None:
+    from ..report.curves import Curve, draw_scaling, write_plot
+
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for forecast in forecasts:
+        curves.setdefault(forecast.mode, []).append((forecast.scenario.n_ranks, forecast.prediction.examples_per_s))
+    first = forecasts[0]
+    alone = first.prediction.examples_per_s / first.prediction.efficiency / len(first.scenario.workers)
+    shown = [Curve(name, tuple(points)) for name, points in curves.items()]
+    try:
+        write_plot(path, draw_scaling(f"{probe.job.name}: predicted speed", shown, alone))
+    except OSError as error:
+        raise RecordError(f"{path} cannot be written: {error.strerror}; pass another --plot") from error
+
+
+def _trace(path: Path, probe: Probe, forecasts: Sequence[Forecast]) -> None:
+    if len(forecasts) > 1 or forecasts[0].scenario.n_ranks > _TRACED_RANKS:
+        raise ConfigError(
+            f"--trace needs one prediction of at most {_TRACED_RANKS} ranks, but there are {len(forecasts)}: give "
+            "--mode and one number of --nodes"
+        )
+    scenario = forecasts[0].scenario
+    run = simulate(probe, scenario, _TRACED_STEPS, records=True)
+    try:
+        write_trace(path, scenario, run)
+    except OSError as error:
+        raise RecordError(f"{path} cannot be written: {error.strerror}; pass another --trace") from error
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RecordError(f"{path} cannot be written: {error.strerror}; pass another -o") from error

@@ -1,0 +1,66 @@
+"""Transfers over the links of nodes, which all ranks of a node share; rates with bursts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..core.layout import Array
+from .measurements import LinkTimes
+
+
+class Senders:
+    """The outgoing links of all nodes. Each sends one transfer after the other.
+
+    A link with bursts is a token bucket: ``burst_bytes`` go at once if it has paused long enough, and all others at
+    its rate.
+
+    Args:
+        count: Number of nodes.
+
+    Attributes:
+        sent: Bytes that each node has sent, shape (count,).
+    """
+
+    def __init__(self, link: LinkTimes, count: int) -> None:
+        self._rate, self._burst = link.node_bytes_per_s, link.burst_bytes
+        self._free, self._tokens = np.zeros(count), np.full(count, link.burst_bytes)
+        self._at = np.zeros(count)
+        self.sent = np.zeros(count)
+
+    def send(self, when: Any, nbytes: float) -> Array:
+        """Return when each node has sent this number of bytes, which it begins at ``when`` or later; shape (count,)."""
+        begin = np.maximum(when, self._free)
+        tokens = np.minimum(self._burst, self._tokens + self._rate * (begin - self._at))
+        at_once = np.minimum(tokens, nbytes)
+        self._free = begin + (nbytes - at_once) / self._rate
+        self._tokens, self._at = tokens - at_once, self._free
+        self.sent += nbytes
+        return self._free.copy()
+
+
+class Sender:
+    """The outgoing, or the incoming, link of one node; see ``Senders``.
+
+    Args:
+        scale: Factor of the link's rate.
+
+    Attributes:
+        sent: Bytes that were sent.
+    """
+
+    def __init__(self, link: LinkTimes, scale: float = 1.0) -> None:
+        self._rate, self._burst = link.node_bytes_per_s * scale, link.burst_bytes
+        self._free, self._at, self._tokens = 0.0, 0.0, link.burst_bytes
+        self.sent = 0.0
+
+    def send(self, when: float, nbytes: float) -> float:
+        """Return when this number of bytes is sent, which begins at ``when`` or later."""
+        begin = max(when, self._free)
+        tokens = min(self._burst, self._tokens + self._rate * (begin - self._at))
+        at_once = min(tokens, nbytes)
+        self._free = self._at = begin + (nbytes - at_once) / self._rate
+        self._tokens = tokens - at_once
+        self.sent += nbytes
+        return self._free

@@ -1,0 +1,127 @@
+"""Exchanges between nodes as the strategies make them: sums of gradients, and requests to a server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from ..comm.backoff import Backoff
+from ..comm.cluster import Cluster
+from ..comm.hierarchy import Hierarchy, hierarchy_of
+from ..comm.internode import DividedSums, NodeSums
+from ..comm.mpi import MPI
+from ..comm.powersgd import PowerSums, compresses_any
+from ..comm.rpc import Routes, RpcTransport, open_transport
+from ..core.layout import Array, row_stride
+from ..plan.plan import Plan
+from ..predict.measurements import ExchangeTimes
+from .turns import await_all
+
+LOW_RANK = 4  # of the measured ``powersgd``
+_SECONDS = 1.5  # for each measurement
+_FEWEST, _MOST = 3, 60
+_PING, _PUSH, _PULL, _END = range(4)
+
+
+def measure_exchanges(cluster: Cluster, plan: Plan) -> ExchangeTimes | None:
+    """Return the times of exchanges between all nodes; None if there is one node. Collective over all ranks."""
+    if cluster.n_nodes == 1:
+        return None
+    hierarchy = hierarchy_of(cluster, (cluster.node.size + 1) * plan.nbytes, plan.config.parallel.shared_memory)
+    size = plan.layout.size
+    grads = hierarchy.shared.allocate((hierarchy.node.size, row_stride(size)), plan.dtype)[hierarchy.node.rank, :size]
+    params = hierarchy.shared.allocate((size,), plan.dtype)
+    sums: NodeSums = DividedSums(hierarchy, plan.buckets, grads, params)
+    sum_s = _median_exchange(hierarchy, sums, grads, len(plan.buckets))
+    low_rank_s = 0.0
+    if compresses_any(plan.layout, LOW_RANK):
+        sums = PowerSums(hierarchy, plan.buckets, plan.layout, grads, LOW_RANK, plan.config.training.seed)
+        low_rank_s = _median_exchange(hierarchy, sums, grads, len(plan.buckets))
+    hierarchy.free()
+    per_node = 2 * (hierarchy.n_nodes - 1) / hierarchy.n_nodes * plan.nbytes
+    return ExchangeTimes(sum_s / per_node, low_rank_s, *_measure_requests(cluster, plan))
+
+
+def _median_exchange(hierarchy: Hierarchy, sums: NodeSums, grads: Array, n_buckets: int) -> float:
+    """Return the seconds in which all nodes sum a gradient, and free ``sums``. Collective over all ranks."""
+    values = np.linspace(-1, 1, len(grads), dtype=grads.dtype)
+
+    def exchange() -> None:
+        for index in range(n_buckets):
+            sums.start(index)
+        for index in range(n_buckets):
+            sums.finish(index)
+            sums.share(index)
+        for index in range(n_buckets):
+            sums.complete(index)
+        sums.end_step()
+
+    seconds = _repeat(hierarchy.comm, lambda: np.copyto(grads, values), exchange)
+    sums.free()
+    return seconds
+
+
+def _repeat(comm: MPI.Intracomm, prepare: Callable[[], object], action: Callable[[], object]) -> float:
+    """Return the median time of a collective action, of the slowest rank in each repetition. Collective."""
+    times: list[float] = []
+    count = _FEWEST
+    while len(times) < count + 1:
+        prepare()
+        comm.Barrier()
+        began = time.perf_counter()
+        action()
+        times.append(comm.allreduce(time.perf_counter() - began, op=MPI.MAX))
+        if len(times) == 2:  # the first one may have compiled kernels
+            count = int(np.clip(_SECONDS / times[1], _FEWEST, _MOST))
+    return float(np.median(times[1:]))
+
+
+def _measure_requests(cluster: Cluster, plan: Plan) -> tuple[float, float, float]:
+    """Return the seconds of an empty request, and those that a pushed and a pulled byte add. Collective over all ranks.
+
+    The first rank serves, and the first rank of the next node sends requests.
+    """
+    client = next(rank for rank, node in enumerate(cluster.node_of) if node != cluster.node_of[0])
+    routes = Routes(cluster.comm, {0: [client]}, {0: [(0, plan.layout.size)]}, plan.layout.size, plan.dtype, 0)
+    rpc = open_transport(routes, plan.config.servers.one_sided)
+    times = (0.0, 0.0, 0.0)
+    if cluster.rank == 0:
+        _serve(rpc, np.zeros(plan.layout.size, plan.dtype))
+    elif cluster.rank == client:
+        times = _send_requests(rpc, np.zeros(plan.layout.size, plan.dtype))
+    await_all(cluster.comm)
+    rpc.free()
+    empty, push, pull = cluster.comm.bcast(times, root=client)
+    return empty, max(0.0, push - empty) / plan.nbytes, max(0.0, pull - empty) / plan.nbytes
+
+
+def _serve(rpc: RpcTransport, params: Array) -> None:
+    """Answer requests as a server does, until the last one."""
+    waiting, idle = Backoff(oversubscribed=True), 1
+    while True:
+        for client, kind, _ in rpc.requests():
+            idle = 1
+            rpc.respond(client, vector=params if kind == _PULL else None)
+            if kind == _END:
+                return
+        if not rpc.is_receiving():
+            waiting.pause(idle)
+        idle += 1
+
+
+def _send_requests(rpc: RpcTransport, grads: Array) -> tuple[float, float, float]:
+    medians = []
+    for kind in (_PING, _PUSH, _PULL):
+        times: list[float] = []
+        until = time.perf_counter() + _SECONDS
+        while len(times) < _FEWEST or (time.perf_counter() < until and len(times) < 4 * _MOST):
+            began = time.perf_counter()
+            rpc.request(0, kind, vector=grads if kind == _PUSH else None)
+            rpc.reply(0)
+            times.append(time.perf_counter() - began)
+        medians.append(float(np.median(times)))
+    rpc.request(0, _END)
+    rpc.reply(0)
+    return medians[0], medians[1], medians[2]
