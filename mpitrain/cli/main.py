@@ -35,6 +35,7 @@ _COMMANDS = {
     "probe": ("cli.probe", "probe_command", "Measure what predictions of a job's speed need."),
     "measure": ("cli.probe", "measure_command", "Measure on this rank, for probe; under mpirun or srun."),
     "simulate": ("cli.simulate", "simulate_command", "Predict a job's speed on other ranks, links and modes."),
+    "tune": ("cli.tune", "tune_command", "Choose a job's options by prediction and measurement."),
     "submit": ("cli.submit", "SubmitCommand", "Train in a batch job: write the script and submit it."),
     "data": ("cli.data", "data_command", "Show a job's examples, and what limits their speed."),
     "placement": ("cli.placement", "placement_command", "Print which server holds which variable, without training."),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,15 +11,23 @@ from ..errors import ConfigError
 from ..monitor.format import amount, format_table, size_of
 from ..plan import options as flags
 from ..plan.launch_options import LaunchOptions
-from ..plan.request import JobRequest, LaunchRequest
 from ..predict.measurements import LinkTimes, Probe, read_probe
-from ..probe.request import ProbeWorkload
 from .job_command import JobCommand
 
 if TYPE_CHECKING:
     from ..probe.rank import ProbeRequest
 
-_OPTIONS = ("ranks", "hosts", "hostfile", "remote_agent", "network", "env", "launcher_args", "link_timeout", "dry_run")
+LAUNCH_OPTIONS = (
+    "ranks",
+    "hosts",
+    "hostfile",
+    "remote_agent",
+    "network",
+    "env",
+    "launcher_args",
+    "link_timeout",
+    "dry_run",
+)
 
 
 def _output(default: str) -> click.Option:
@@ -29,7 +36,7 @@ def _output(default: str) -> click.Option:
 
 def probe_command() -> JobCommand:
     """Return ``mpitrain probe``, which measures what predictions need."""
-    launch = [option for option in flags.options_of(LaunchOptions) if option.name in _OPTIONS]
+    launch = [option for option in flags.options_of(LaunchOptions) if option.name in LAUNCH_OPTIONS]
     about = (
         "Measure a job on these ranks and hosts, in less than a minute: computing, updating, loading, transfers, the "
         "spread of step times, the gradient noise scale. mpitrain simulate predicts other configurations from the file."
@@ -45,27 +52,14 @@ def measure_command() -> JobCommand:
 def _probe(output: Path, **values: Any) -> int:
     command = click.get_current_context().command
     assert isinstance(command, JobCommand)
-    options = LaunchOptions(**{name: values[name] for name in _OPTIONS})
+    from ..api.tuning import measure
+
+    options = LaunchOptions(**{name: values[name] for name in LAUNCH_OPTIONS})
     status = measure(options, command.job_request(values), output)
     if status == 0 and not options.dry_run:
         click.echo("\n".join(describe(read_probe(output))))
         click.echo(f"\nwrote {output}")
     return status
-
-
-def measure(options: LaunchOptions, job: JobRequest, output: Path) -> int:
-    """Start the ranks that measure a job and write a file; return the exit status.
-
-    Raises:
-        LaunchError, ConfigError: They cannot be started as requested.
-    """
-    from ..launcher.supervisor import run
-
-    workload = ProbeWorkload(job, output.absolute())
-    with tempfile.TemporaryDirectory(prefix="mpitrain-probe-") as folder:
-        if job.run_dir is None:
-            workload = workload.with_run_dir(Path(folder))
-        return run(LaunchRequest(options, workload))
 
 
 def _measure(output: Path, **values: Any) -> ProbeRequest:

@@ -64,6 +64,11 @@ class RankFacts:
     cores_per_node: int
     load: float
 
+    @property
+    def stretch(self) -> float:
+        """Factor of the times of a node's ranks because they share cores."""
+        return max(1.0, max(self.ranks_per_node) / self.cores_per_node)
+
 
 @dataclass(frozen=True)
 class ComputeTimes:

@@ -57,6 +57,7 @@ class RankTimes:
         busiest = max(_ranks_that_compute(scenario))
         self.stretch = max(1.0, busiest / scenario.cores_per_node)
         together = compute.together if len(scenario.workers) > 1 else 1.0
+        together = max(1.0, together / probe.ranks.stretch)
         batch, factor = scenario.batch, self.stretch * together
         self.load_s = factor * at_batch(compute.batches, compute.load_s, batch)
         self.forward_s = factor * at_batch(compute.batches, compute.forward_s, batch)

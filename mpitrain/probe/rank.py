@@ -89,13 +89,14 @@ def _measure(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFil
     own = step_times(cluster, request, rank_status, sum(_at(compute, plan.batch)), _STEPS_S)
     typical = median_of_ranks(cluster.comm, float(np.median(own)))
     factors = np.concatenate(cluster.comm.allgather(np.array(own) / np.median(own)))
-    expected = sum(_at(compute, plan.batch)) * compute.together + compute.update_s[0]
+    ranks = RankFacts(tuple(np.unique(cluster.node_of, return_counts=True)[1].tolist()), cluster.cores, load)
+    expected = sum(_at(compute, plan.batch)) * compute.together + compute.update_s[0] * ranks.stretch
     apply_s, read_s = median_over_ranks(cluster.comm, [server.apply_s, server.read_s])
     return Probe(
         VERSION,
         _job_facts(request.name, job, plan, model, times),
-        RankFacts(tuple(np.unique(cluster.node_of, return_counts=True)[1].tolist()), cluster.cores, load),
-        _with_loop(compute, max(0.0, typical - expected)),
+        ranks,
+        _with_loop(compute, max(0.0, typical - expected) / ranks.stretch),
         type(server)(apply_s, read_s),
         codecs,
         *links,

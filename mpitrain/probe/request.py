@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import ConfigError
+from ..plan.config import ServerConfig
 from ..plan.option import flag
 from ..plan.parallel import ParallelConfig
 from ..plan.request import JobRequest
 
-_OF_MODES = {field.name for field in dataclasses.fields(ParallelConfig)} | {"ps", "ps_placement", "ps_hosts"}
+_OF_MODES = {field.name for group in (ParallelConfig, ServerConfig) for field in dataclasses.fields(group)}
+
+
+def options_of_modes(names: Iterable[str]) -> list[str]:
+    """Return the names that are options of how workers agree."""
+    return [name for name in names if name in _OF_MODES]
 
 
 @dataclass(frozen=True)
@@ -37,12 +44,11 @@ class ProbeWorkload:
     def __post_init__(self) -> None:
         if self.job.script_arguments is not None:
             raise ConfigError(f"{self.job.path} is a script: mpitrain probe needs a job file")
-        for name in self.job.options:
-            if name in _OF_MODES:
-                raise ConfigError(
-                    f"{flag(name)} has no effect: mpitrain probe measures what all modes need; remove it, and give it "
-                    "to mpitrain simulate"
-                )
+        for name in options_of_modes(self.job.options):
+            raise ConfigError(
+                f"{flag(name)} has no effect: mpitrain probe measures what all modes need; remove it, and give it "
+                "to mpitrain simulate"
+            )
 
     @property
     def words(self) -> list[str]:

@@ -1,0 +1,157 @@
+"""Probe a job, predict configurations, and measure the best ones: the work of ``mpitrain probe`` and ``tune``."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import LaunchError, RunFailed
+from ..launcher.supervisor import run
+from ..plan.launch_options import LaunchOptions
+from ..plan.request import JobRequest, LaunchRequest
+from ..predict.candidates import Candidate, candidates
+from ..predict.measurements import Probe, read_probe
+from ..probe.request import ProbeWorkload, options_of_modes
+from .run import launch
+
+_LIMIT_S = 150.0  # after which no other configuration is measured
+_MOST_RUNS = 5
+_REPORTS = 8  # of the speed, in a measurement
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A configuration with its predicted and measured examples/s."""
+
+    candidate: Candidate
+    examples_per_s: float
+
+    @property
+    def score(self) -> float:
+        """Measured progress per second; see ``Candidate.score``."""
+        return self.examples_per_s * self.candidate.worth
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The result of ``tune``.
+
+    Attributes:
+        probe: What was measured first.
+        candidates: All configurations, the best prediction first.
+        measured: Those that were run; the first one is the user's.
+    """
+
+    probe: Probe
+    candidates: list[Candidate]
+    measured: list[Measured]
+
+    @property
+    def best(self) -> Measured:
+        """The one with the highest measured score."""
+        return max(self.measured, key=lambda one: one.score)
+
+
+def measure(options: LaunchOptions, job: JobRequest, output: Path) -> int:
+    """Start the ranks that measure a job and write a file; return the exit status.
+
+    Raises:
+        LaunchError, ConfigError: They cannot be started as requested.
+    """
+    workload = ProbeWorkload(job, output.absolute())
+    with tempfile.TemporaryDirectory(prefix="mpitrain-probe-") as folder:
+        if job.run_dir is None:
+            workload = workload.with_run_dir(Path(folder))
+        return run(LaunchRequest(options, workload))
+
+
+def tune(
+    options: LaunchOptions, job: JobRequest, changes: Collection[str], seconds: float, say: Callable[[str], object]
+) -> Tuning:
+    """Choose a configuration of a job on these ranks.
+
+    Args:
+        job: The user's configuration.
+        changes: What may change; see ``candidates.CHANGES``.
+        seconds: Time of one measurement, without its start.
+        say: Called with what is done next.
+
+    Raises:
+        LaunchError, ConfigError: The ranks cannot be started, or end with an error.
+    """
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="mpitrain-tune-") as folder:
+        say("probing")
+        file = Path(folder, "probe.json")
+        of_modes = options_of_modes(job.options)
+        if measure(options, job.with_options(**dict.fromkeys(of_modes)), file):
+            raise LaunchError("the probe has failed; see the messages above")
+        probe = read_probe(file)
+        given = {name: value for name, value in job.options.items() if name in of_modes or name == "batch_size"}
+        possible = candidates(probe, given, changes)
+        measured: list[Measured] = []
+        for candidate in _to_measure(possible):
+            if measured and time.monotonic() - began > _LIMIT_S:
+                break
+            say(f"measuring {' '.join(flags_of(candidate)) or 'the given configuration'}")
+            run_dir = Path(folder, f"run-{len(measured)}")
+            rate = _measured_rate(options, job, candidate, seconds, run_dir)
+            if rate is None and not candidate.options:
+                raise LaunchError("the given configuration could not be measured; start it with mpitrain run")
+            if rate is not None:
+                measured.append(Measured(candidate, rate))
+    return Tuning(probe, possible, measured)
+
+
+def flags_of(candidate: Candidate) -> list[str]:
+    """Return the flags in which a configuration differs from the user's."""
+    from ..plan.options import flag_words
+
+    return flag_words({name: value for name, value in candidate.options.items() if value is not None})
+
+
+def _to_measure(possible: list[Candidate]) -> list[Candidate]:
+    """Return the user's configuration, and the best others whose predictions differ."""
+    own = next(candidate for candidate in possible if not candidate.options)
+    chosen = [own]
+    for candidate in possible:
+        if len(chosen) < _MOST_RUNS and candidate.score > own.score and candidate not in chosen:
+            chosen.append(candidate)
+    return chosen
+
+
+def _measured_rate(
+    options: LaunchOptions, job: JobRequest, candidate: Candidate, seconds: float, run_dir: Path
+) -> float | None:
+    """Return the examples/s of a short run; None if it fails."""
+    every = (
+        candidate.scenario.config.parallel.steps_per_average if candidate.scenario.config.mode.averages_params else 1
+    )
+    rounds = max(_REPORTS, round(candidate.prediction.steps_per_s * seconds / every))
+    steps = rounds // _REPORTS * _REPORTS * every
+    values: Mapping[str, Any] = {
+        **{name: value for name, value in vars(options).items() if value not in (None, ()) and name != "dry_run"},
+        **job.options,
+        **job.arguments,
+        **candidate.options,
+        "train_steps": steps,
+        "log_steps": steps // _REPORTS,
+        "validate_steps": 0,
+        "validate_secs": 0.0,
+        "resume": "never",
+        "tensorboard": False,
+    }
+    values = {name: value for name, value in values.items() if name != "run_dir"}
+    launched = launch(job.path, run_dir=run_dir, **values)
+    try:
+        launched.wait(timeout=max(60.0, 10 * seconds), show=False)
+    except (RunFailed, TimeoutError):
+        launched.stop()
+        return None
+    rates = [line["examples_per_s"] for line in launched.metrics if "examples_per_s" in line][1:]
+    return statistics.median(rates) if rates else None

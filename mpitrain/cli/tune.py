@@ -1,0 +1,138 @@
+"""``mpitrain tune``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..api.tuning import Measured, Tuning, flags_of, tune
+from ..errors import RecordError
+from ..monitor.format import amount, format_table
+from ..plan import options as flags
+from ..plan.config import plain
+from ..plan.launch_options import LaunchOptions
+from ..predict.candidates import CHANGES, parse_changes
+from .job_command import JobCommand
+from .probe import LAUNCH_OPTIONS
+
+_LEAST_GAIN = 1.05  # of the measured speed, so that a change is worth it
+
+
+def tune_command() -> JobCommand:
+    """Return ``mpitrain tune``, which chooses options of a job by prediction and measurement."""
+    launch = [option for option in flags.options_of(LaunchOptions) if option.name in LAUNCH_OPTIONS]
+    own = [
+        click.Option(
+            ["--may-change"],
+            metavar="WHAT,...",
+            help=f"What may change although it changes results: {', '.join(CHANGES)}.  [default: nothing]",
+        ),
+        click.Option(
+            ["--seconds"],
+            type=click.FloatRange(1),
+            default=5.0,
+            metavar="S",
+            help="Time of each measurement.  [default: 5]",
+        ),
+        click.Option(["-o", "--output"], type=flags.PATH, metavar="FILE", help="Also write the result as JSON."),
+    ]
+    about = (
+        "Measure a job, predict the configurations that are possible on these ranks, run the best ones for some "
+        "seconds, and print flags; in at most 3 minutes. The given options are the configuration to improve."
+    )
+    return JobCommand("tune", [*launch, *own], _tune, about)
+
+
+def _tune(may_change: str | None, seconds: float, output: Path | None, **values: Any) -> int:
+    changes = parse_changes(may_change)
+    command = click.get_current_context().command
+    assert isinstance(command, JobCommand)
+    options = LaunchOptions(**{name: values[name] for name in LAUNCH_OPTIONS})
+    result = tune(options, command.job_request(values), changes, seconds, _say)
+    click.echo(describe(result))
+    if output is not None:
+        try:
+            output.write_text(json.dumps(as_mapping(result), indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise RecordError(f"{output} cannot be written: {error.strerror}; pass another -o") from error
+    return 0
+
+
+def as_mapping(result: Tuning) -> dict[str, Any]:
+    """Return the result for JSON: what was predicted and measured, and the options to use, empty for no change."""
+    rates = {id(one.candidate): one.examples_per_s for one in result.measured}
+    return {
+        "use": plain(chosen(result).candidate.options),
+        "configurations": [
+            {
+                "options": plain(candidate.options),
+                "predicted_examples_per_s": candidate.prediction.examples_per_s,
+                "measured_examples_per_s": rates.get(id(candidate)),
+                "worth": candidate.worth,
+            }
+            for candidate in result.candidates
+        ],
+        "noise_scale_examples": result.probe.noise.scale_examples,
+    }
+
+
+def chosen(result: Tuning) -> Measured:
+    """Return the best configuration if it is worth a change, else the user's."""
+    own, best = result.measured[0], result.best
+    return best if best.score >= _LEAST_GAIN * own.score else own
+
+
+def _say(text: str) -> None:
+    print(f"mpitrain: {text}", file=sys.stderr, flush=True)
+
+
+def describe(result: Tuning) -> str:
+    """Return the measurements as a table, and the advice."""
+    rows = [
+        (
+            " ".join(flags_of(one.candidate)) or "as given",
+            amount(one.candidate.prediction.examples_per_s),
+            amount(one.examples_per_s),
+            f"{one.candidate.worth:.2f}",
+            f"{100 * one.candidate.prediction.efficiency:.0f} %",
+        )
+        for one in result.measured
+    ]
+    table = format_table(("options", "predicted examples/s", "measured", "worth of one", "efficiency"), rows)
+    return f"{len(result.candidates)} configurations were predicted\n\n{table}\n\n{advice(result)}"
+
+
+def advice(result: Tuning) -> str:
+    """Return the flags to use, and why."""
+    own, best = result.measured[0], chosen(result)
+    if best is own:
+        return "nothing should change: no other configuration was at least 5 % faster"
+    text = f"use: {' '.join(flags_of(best.candidate))}\n{_reason(own, best)}"
+    batches = [one.candidate.scenario.batch * one.candidate.scenario.gradients_per_step for one in (own, best)]
+    if batches[0] != batches[1]:
+        noise = result.probe.noise.scale_examples
+        text += (
+            f"\na step uses {batches[1]:,} examples in place of {batches[0]:,}; at a gradient noise scale of "
+            f"{amount(noise)} examples each example makes {best.candidate.worth:.2f} times the progress (measured "
+            f"after {result.probe.noise.steps:,} steps; the noise scale grows during training)"
+        )
+    if "mode" in best.candidate.options or "compress" in best.candidate.options:
+        text += "\nthe results differ from those of the given configuration: compare the loss of both"
+    return text
+
+
+def _reason(own: Measured, best: Measured) -> str:
+    """Return why a configuration is faster."""
+    before, after = own.candidate.prediction, best.candidate.prediction
+    text = (
+        f"{best.examples_per_s / own.examples_per_s:.2f} times the speed: workers compute for "
+        f"{100 * after.efficiency:.0f} % of the time in place of {100 * before.efficiency:.0f} %"
+    )
+    if before.sent_bytes_per_s:
+        of_example = [p.sent_bytes_per_s / p.examples_per_s for p in (before, after)]
+        text += f", and a node sends {of_example[1] / of_example[0]:.2f} times the bytes for each example"
+    return text

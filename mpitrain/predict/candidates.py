@@ -1,0 +1,150 @@
+"""Which configurations ``mpitrain tune`` compares, and how: speed, and what a larger batch is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ConfigError
+from ..plan.config import RunConfig
+from ..plan.modes import MODES
+from .measurements import Probe
+from .scenario import Scenario, scenario_of
+from .simulation import Prediction, predict
+
+# What a user may permit to change, besides what has no effect on the results.
+CHANGES = ("batch", "mode", "compression", "servers", "staleness", "local-steps")
+MOST = 40
+_BUCKETS = (1 << 18, 1 << 20, 1 << 22, 1 << 24)
+_LOCAL_STEPS = (8, 32)
+_STALENESS = (1, 3, 8)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A configuration that can be chosen.
+
+    Attributes:
+        options: The options of the run in which it differs from the user's.
+        scenario: What was predicted.
+        prediction: Its predicted speed.
+        worth: Progress of an example relative to one of the user's configuration, by the noise scale; 1 if the number
+            of examples per step is the same.
+    """
+
+    options: Mapping[str, Any]
+    scenario: Scenario
+    prediction: Prediction
+    worth: float
+
+    @property
+    def score(self) -> float:
+        """Predicted progress per second: examples/s of the user's configuration that make the same progress."""
+        return self.prediction.examples_per_s * self.worth
+
+
+def parse_changes(text: str | None) -> frozenset[str]:
+    """Return the changes that ``--may-change`` permits.
+
+    Raises:
+        ConfigError: There is no such change.
+    """
+    changes = frozenset(text.split(",")) if text else frozenset()
+    for change in sorted(changes - {*CHANGES}):
+        raise ConfigError(f"--may-change {change}: must be {', '.join(CHANGES)}, separated by commas")
+    return changes
+
+
+def candidates(probe: Probe, given: Mapping[str, Any], changes: Collection[str]) -> list[Candidate]:
+    """Return the user's configuration and all others that are possible on the probe's ranks, the best one first.
+
+    Args:
+        given: The options of the run that the user has given.
+        changes: What may change besides options without an effect on the results.
+
+    Raises:
+        ConfigError: The user's configuration cannot be predicted.
+    """
+    own = _scenario(probe, given, {})
+    examples = own.batch * own.gradients_per_step
+    made = []
+    for options in _differences(probe, given, changes):
+        try:
+            scenario = _scenario(probe, given, options)
+            prediction = predict(probe, scenario, steps=100)
+        except ConfigError:
+            if not options:
+                raise
+            continue
+        worth = worth_of_batch(scenario.batch * scenario.gradients_per_step, examples, probe.noise.scale_examples)
+        made.append(Candidate(options, scenario, prediction, worth))
+    return sorted(made, key=lambda candidate: -candidate.score)
+
+
+def worth_of_batch(examples: int, reference: int, noise_scale: float) -> float:
+    """Return the progress of an example in steps of ``examples``, relative to one in steps of ``reference``.
+
+    Training to a loss needs a number of examples that is proportional to the batch plus the noise scale (McCandlish et
+    al. 2018, equation 2.11). Without a noise scale nothing is known, and the progress per step is taken as equal.
+    """
+    return (reference + noise_scale) / (examples + noise_scale)
+
+
+def _scenario(probe: Probe, given: Mapping[str, Any], options: Mapping[str, Any]) -> Scenario:
+    merged = {**given, **options}
+    config = RunConfig.of(**{name: value for name, value in merged.items() if value is not None})
+    return scenario_of(probe, config, batch=config.training.batch_size)
+
+
+def _differences(probe: Probe, given: Mapping[str, Any], changes: Collection[str]) -> Iterator[dict[str, Any]]:
+    """Yield at most ``MOST`` sets of options; the first one is empty."""
+    seen: list[dict[str, Any]] = []
+    for options in _all_differences(probe, given, changes):
+        if options not in seen and len(seen) < MOST:
+            seen.append(options)
+            yield options
+
+
+def _all_differences(probe: Probe, given: Mapping[str, Any], changes: Collection[str]) -> Iterator[dict[str, Any]]:
+    yield {}
+    own = given.get("mode", "sync")
+    batch = given.get("batch_size") or probe.job.batch
+    for options in _of_mode(probe, own, given, changes):
+        yield options
+    if "mode" in changes:
+        for mode in MODES:
+            if mode != own:
+                # Options of the user's mode are not valid in others.
+                removed = {name: None for name in _OF_ONE_MODE if name in given}
+                yield from ({**removed, "mode": mode, **options} for options in _of_mode(probe, mode, {}, changes))
+    if "batch" in changes:
+        for factor in (0.5, 2, 4):
+            yield {"batch_size": max(1, round(batch * factor))}
+        for options in _of_mode(probe, own, given, changes):
+            yield from ({**options, "batch_size": max(1, round(batch * factor))} for factor in (0.5, 2, 4))
+
+
+_OF_ONE_MODE = ("ps", "ps_placement", "staleness", "backup_workers", "local_steps", "outer_optimizer", "compress")
+
+
+def _of_mode(probe: Probe, name: str, given: Mapping[str, Any], changes: Collection[str]) -> Iterator[dict[str, Any]]:
+    """Yield options of a mode that may differ from those given."""
+    mode, nodes = MODES[name], len(probe.ranks.ranks_per_node)
+    bases: list[dict[str, Any]] = [{}]
+    if mode.uses_servers and not given.get("ps"):
+        bases = [{"ps": 1}] if nodes > 1 else [{}]
+    if mode.uses_servers and "servers" in changes:
+        bases += [{"ps": count} for count in (1, 2, nodes)]
+    if mode.bounds_staleness and "staleness" in changes:
+        bases = [{**base, "staleness": bound} for base in bases for bound in _STALENESS]
+    if mode.averages_params and "local-steps" in changes:
+        bases += [{"local_steps": steps} for steps in _LOCAL_STEPS]
+        bases += [{"local_steps": steps, "outer_optimizer": "nesterov"} for steps in _LOCAL_STEPS]
+    yield from bases
+    if mode.averages_gradients:
+        yield from ({**base, "bucket_bytes": size} for base in bases for size in _BUCKETS)
+    if nodes > 1 and "compression" in changes:
+        for codec in probe.codecs:
+            if codec.partition(":")[0] in mode.compressions:
+                yield from ({**base, "compress": codec} for base in bases)
