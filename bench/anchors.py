@@ -72,8 +72,8 @@ def main() -> None:
             steps = result["epochs"] * IMAGES / (result["batch"] * result["nodes"] * result["gpus_per_node"])
             minutes = steps * simulated_step_s(result, tables, assumed["network_hop_s"]) / 60
             print(
-                f"{result['name']:36} {result['published_minutes']:6.0f} min {minutes:6.1f} min           {others:13}   "
-                f"{slow:.1f}  (efficiency {predicted:.1f} %)"
+                f"{result['name']:36} {result['published_minutes']:6.0f} min {minutes:6.1f} min           "
+                f"{others:13}   {slow:.1f}  (efficiency {predicted:.1f} %)"
             )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .charts import COLORS
 from .images import SETTINGS
@@ -12,11 +13,16 @@ from .images import SETTINGS
 
 @dataclass(frozen=True)
 class Curve:
-    """Examples per second by number of ranks; ``is_dashed`` for one that is compared with the others."""
+    """Speed by number of ranks.
+
+    Attributes:
+        points: Numbers of ranks and speeds.
+        is_line: Whether the points are connected.
+    """
 
     label: str
     points: tuple[tuple[float, float], ...]
-    is_dashed: bool = False
+    is_line: bool = True
 
 
 def draw_scaling(title: str, curves: Sequence[Curve], alone: float, ylabel: str = "examples/s") -> Plot:
@@ -32,14 +38,17 @@ def draw_scaling(title: str, curves: Sequence[Curve], alone: float, ylabel: str 
         axes.plot(ranks, [alone * rank for rank in ranks], ":", color="#7F7F7F", label="ideal")
         for curve, color in zip(curves, COLORS * len(curves), strict=False):
             x, y = zip(*curve.points, strict=True)
-            axes.plot(x, y, "--" if curve.is_dashed else "-", color=color, label=curve.label, marker="o", markersize=3)
+            marks: Any = {"marker": "o", "markersize": 3} if curve.is_line else {"marker": "x", "markersize": 6}
+            axes.plot(x, y, "-" if curve.is_line else "", color=color, label=curve.label, **marks)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set_xticks(ranks, [f"{rank:g}" for rank in ranks])
         axes.set_xlabel("ranks")
         axes.set_ylabel(ylabel)
         axes.set_title(title, fontsize=9)
-        axes.legend()
+        axes.yaxis.set_major_formatter(lambda value, position: f"{value:,g}")
+        figure.set_figheight(figure.get_figheight() + 0.25 * (len(curves) // 2 + 1))
+        figure.legend(loc="outside lower center", ncols=2)
     return Plot("scaling", title, f"{title}: {ylabel} by number of ranks.", figure)
 
 

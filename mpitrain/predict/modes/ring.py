@@ -1,8 +1,8 @@
 """Allreduce in rings, as Horovod and ChainerMN average gradients: not a mode, but for comparison with their results.
 
-The gradients of consecutive layers are fused, and each fused buffer is summed by a ring over all ranks: every rank sends
-2 (P - 1) / P of it, in 2 (P - 1) hops (Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of
-workstations, 2009). One follows the other, while backward computes earlier layers.
+The gradients of consecutive layers are fused, and each fused buffer is summed by a ring over all ranks: every rank
+sends 2 (P - 1) / P of it, in 2 (P - 1) hops (Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters
+of workstations, 2009). One follows the other, while backward computes earlier layers.
 """
 
 from __future__ import annotations
