@@ -109,7 +109,12 @@ def configurations() -> Iterator[Configuration]:
 
 
 class Hosts:
-    """Hosts with links of one rate, and what runs on them."""
+    """Hosts with links of one rate, and what runs on them.
+
+    Args:
+        hosts: The network namespaces.
+        seconds: About how long a run takes.
+    """
 
     def __init__(self, hosts: Any, seconds: float) -> None:
         self._hosts, self._seconds = hosts, seconds
@@ -120,7 +125,7 @@ class Hosts:
 
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder, "probe.json")
-            self._run("probe", [1, 1], ["--output", str(output), *JOBS[model]])
+            self.run("probe", [1, 1], ["--output", str(output), *JOBS[model]])
             return read_probe(output)
 
     def steps_per_s(self, configuration: Configuration, expected: float) -> float:
@@ -133,13 +138,14 @@ class Hosts:
             words = [*flags, "--log-steps", str(steps // 8), "--train-steps", str(steps), "--validate-steps", "0"]
             slow = ["--slow-worker", str(rank_of_worker(configuration))] if configuration.slow >= 0 else []
             words += ["--no-tensorboard", "--run-dir", f"{folder}/run", *JOBS[configuration.model], *slow]
-            self._run("run", list(configuration.ranks), words)
+            self.run("run", list(configuration.ranks), words)
             lines = [json.loads(line) for line in Path(folder, "run", "metrics.jsonl").read_text().splitlines()]
         logged = [line for line in lines if "examples_per_s" in line]
         times = [(b["time_s"] - a["time_s"]) / (b["step"] - a["step"]) for a, b in itertools.pairwise(logged)]
         return 1 / statistics.median(times)
 
-    def _run(self, command: str, ranks: list[int], words: list[str]) -> None:
+    def run(self, command: str, ranks: list[int], words: list[str]) -> None:
+        """Run an mpitrain command that takes the flags of ``mpitrain run`` on the first hosts."""
         start = self._hosts.run(
             Path(sys.executable), ranks, "--env", "OMPI_MCA_mpi_yield_when_idle=1", "--threads", "1"
         )
