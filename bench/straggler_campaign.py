@@ -91,6 +91,7 @@ def compare(predicted: dict[str, dict[str, float]], rounds: int) -> None:
     for _ in range(rounds):
         for mode, factor in itertools.product(MODES, FACTORS):
             speeds[mode, factor].append(measured(mode, factor, predicted[mode][str(factor)]))
+            print(f"{mode}, {factor:g} times slower: {speeds[mode, factor][-1]:.2f} steps/s", flush=True)
     errors = []
     print(f"{'mode':18} {'slower':>7} {'predicted':>10} {'measured':>10} {'error':>8}   (steps/s)")
     for (mode, factor), values in speeds.items():

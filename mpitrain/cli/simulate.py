@@ -30,7 +30,13 @@ from ..predict.trace_file import write_trace
 _WORKERS_PER_SERVER = 8
 _TRACED_STEPS = 20
 _TRACED_RANKS = 256
-_OF_RUNS = [option for group in (ParallelConfig, ServerConfig) for option in flags.options_of(group)]
+# Options of a run on which its speed depends.
+_NAMES = """
+    mode staleness backup_workers local_steps outer_optimizer overlap_steps compress bucket_bytes ps ps_placement
+""".split()
+_OF_RUNS = [
+    option for group in (ParallelConfig, ServerConfig) for option in flags.options_of(group) if option.name in _NAMES
+]
 _COLUMNS = (
     "mode", "options", "nodes", "ranks", "steps/s", "examples/s", "efficiency", "staleness", "dropped", "MB/s per node",
 )  # fmt: skip

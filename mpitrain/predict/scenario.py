@@ -35,7 +35,6 @@ class Scenario:
         limits_receiver: Whether a node also receives no faster than its rate.
         slow: Factor of the compute time of some workers, by their index.
         spreads: Whether the times of steps vary as the probe has measured.
-        shares_memory_bandwidth: Whether ranks slow each other down as the probe has measured.
 
     Raises:
         ConfigError: The roles cannot be assigned to these ranks.
@@ -53,6 +52,8 @@ class Scenario:
 
     def __post_init__(self) -> None:
         self.config.check_ranks(self.n_ranks)
+        if self.config.servers.ps_hosts is not None:
+            raise ConfigError("--ps-hosts cannot be predicted: use --ps-placement")
         if self.config.mode.name not in MODES:
             raise ConfigError(f"--mode {self.config.mode.name} is a class, which cannot be predicted")
         if self.config.uses_servers and not self.config.servers.ps and self.n_nodes > 1:
@@ -82,8 +83,7 @@ class Scenario:
         node_of, options = self.node_of, self.config.servers
         if not options.ps:
             return []
-        placement = "first" if options.ps_hosts else options.ps_placement
-        return server_ranks(node_of, [str(node) for node in node_of], options.ps, placement)
+        return server_ranks(node_of, [str(node) for node in node_of], options.ps, options.ps_placement)
 
     @cached_property
     def workers(self) -> list[int]:

@@ -16,6 +16,7 @@ from mpitrain.plan.config import RunConfig
 from mpitrain.predict.failures import Failures, time_with_failures
 from mpitrain.predict.links import Sender, Senders
 from mpitrain.predict.measurements import LinkTimes, ServerTimes, read_probe
+from mpitrain.predict.modes.ring import Ring, fuse, step_s
 from mpitrain.predict.scenario import Scenario, parse_rate, scenario_of, shaped
 from mpitrain.predict.simulation import predict, simulate
 from mpitrain.predict.step_times import step_factors
@@ -121,6 +122,18 @@ def test_a_link_with_bursts() -> None:
         assert of_one.send(when, nbytes) == pytest.approx(end)
         assert of_all.send(when, nbytes).tolist() == pytest.approx([end, end])
     assert of_one.sent == 325
+
+
+def test_a_ring_sums_while_backward_computes() -> None:
+    ring = Ring(nodes=2, ranks_per_node=2, bytes_per_s=100.0, hop_s=0.01, network_hop_s=0.1)
+    assert ring.allreduce_s(100) == pytest.approx(2 * 3 / 4 + 4 * 0.01 + 2 * 0.1)
+    layers = [(10.0, 0.25), (10.0, 0.25), (80.0, 0.5)]
+    fused = fuse(layers, forward_s=1.0, backward_s=2.0, most=50.0)
+    assert [(buffer.nbytes, buffer.ready_s) for buffer in fused] == [(80.0, 2.0), (20.0, 3.0)]
+    assert step_s(fused, 3.0, ring) == pytest.approx(2 + ring.allreduce_s(80) + ring.allreduce_s(20))
+    fast = Ring(2, 2, 1e12, 0.0, 0.0)
+    assert step_s(fused, 3.0, fast) == pytest.approx(3.0)
+    assert step_s(fused, 3.0, fast, factor=1.1) == pytest.approx(3.3)
 
 
 def test_failures_cost_what_was_not_saved() -> None:
