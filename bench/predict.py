@@ -43,6 +43,8 @@ JOBS = {
 # tc counts the frame without preamble and checksum; its mb is 2**20.
 PAYLOAD, BURST = 1448 / 1514, float(1 << 20)
 RATES = {"100mbit": 100e6 / 8, "300mbit": 300e6 / 8, "1gbit": 1e9 / 8}
+SLEEP_S = 18 * 1e-3  # of a step of ``accelerator``: the part that takes longer on a slow worker
+SLOW_FACTOR = 3.0
 CORES = len(os.sched_getaffinity(0))
 
 
@@ -136,7 +138,11 @@ class Hosts:
         with tempfile.TemporaryDirectory() as folder:
             flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
             words = [*flags, "--log-steps", str(steps // 8), "--train-steps", str(steps), "--validate-steps", "0"]
-            slow = ["--slow-worker", str(rank_of_worker(configuration))] if configuration.slow >= 0 else []
+            slow = (
+                ["--slow-worker", str(rank_of_worker(configuration)), "--slow-factor", str(SLOW_FACTOR)]
+                if configuration.slow >= 0
+                else []
+            )
             words += ["--no-tensorboard", "--run-dir", f"{folder}/run", *JOBS[configuration.model], *slow]
             self.run("run", list(configuration.ranks), words)
             lines = [json.loads(line) for line in Path(folder, "run", "metrics.jsonl").read_text().splitlines()]
@@ -170,8 +176,15 @@ def scenario_for(configuration: Configuration, probe: Any) -> Any:
         rate = RATES[configuration.rate] * PAYLOAD
         changes |= {"between": shaped(scenario.between, rate, BURST), "limits_receiver": False}
     if configuration.slow >= 0:
-        changes["slow"] = {configuration.slow: 3.0}
+        changes["slow"] = {configuration.slow: slowed(probe, SLOW_FACTOR)}
     return dataclasses.replace(scenario, **changes)
+
+
+def slowed(probe: Any, factor: float) -> float:
+    """Return the factor of the computing time of a worker of ``accelerator`` that sleeps so many times as long."""
+    compute = probe.compute
+    index = compute.batches.index(probe.job.batch)
+    return 1 + (factor - 1) * SLEEP_S / (compute.forward_s[index] + compute.backward_s[index])
 
 
 def rank_of_worker(configuration: Configuration) -> int:
