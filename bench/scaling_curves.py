@@ -37,7 +37,7 @@ from mpitrain.predict.measurements import (  # noqa: E402
 )
 from mpitrain.predict.scenario import Scenario, parse_rate, scenario_of, shaped  # noqa: E402
 from mpitrain.predict.simulation import predict  # noqa: E402
-from mpitrain.report.curves import Curve, draw_scaling, write_plot  # noqa: E402
+from mpitrain.report.curves import SpeedCurve, write_scaling  # noqa: E402
 
 LINKS = ("1gbit", "10gbit", "100gbit", "400gbit")
 NODES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -119,7 +119,7 @@ def relative_speed(probe: Probe, made: Scenario) -> float:
     return predict(probe, made, steps=50).efficiency * len(made.workers)
 
 
-def anchors() -> list[Curve]:
+def anchors() -> list[SpeedCurve]:
     """Return the published results, and what is predicted for the same hardware."""
     curves = []
     for published in (True, False):
@@ -130,7 +130,9 @@ def anchors() -> list[Curve]:
                 step_s = simulated_step_s(result, HARDWARE, HARDWARE["assumptions"]["network_hop_s"])
                 points.append((ranks, ranks * (result["published"] if published else compute_s / step_s)))
         curves.append(
-            Curve(f"Horovod, ChainerMN ({'published' if published else 'predicted'})", tuple(sorted(points)), False)
+            SpeedCurve(
+                f"Horovod, ChainerMN ({'published' if published else 'predicted'})", tuple(sorted(points)), False
+            )
         )
     return curves
 
@@ -139,7 +141,7 @@ def plot(name: str, output: Path) -> None:
     """Write the plot of ``sync`` on all links; that of ResNet-50 also has the published results."""
     probe = probe_of(name)
     curves = [
-        Curve(
+        SpeedCurve(
             f"sync, {link.replace('gbit', ' Gbit/s')}",
             tuple((n * RANKS_PER_NODE, relative_speed(probe, scenario(probe, link, n, MODES["sync"]))) for n in NODES),
         )
@@ -147,9 +149,8 @@ def plot(name: str, output: Path) -> None:
     ]
     if name == "ResNet-50":
         curves += anchors()
-    drawn = draw_scaling(f"{name}: predicted speed, 8 ranks per node", curves, 1.0, "speed relative to one rank")
     path = output / f"{name.lower()}.svg"
-    write_plot(path, drawn)
+    write_scaling(path, f"{name}: predicted speed, 8 ranks per node", curves, 1.0, "speed relative to one rank")
     print(path)
 
 

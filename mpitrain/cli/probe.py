@@ -41,12 +41,16 @@ def probe_command() -> JobCommand:
         "Measure a job on these ranks and hosts, in less than a minute: computing, updating, loading, transfers, the "
         "spread of step times, the gradient noise scale. mpitrain simulate predicts other configurations from the file."
     )
-    return JobCommand("probe", [*launch, _output("probe.json")], _probe, about)
+    examples = ["mpitrain probe -n 2 jobs/mnist_mlp.py", "mpitrain probe --hosts a:4,b:4 jobs/mnist_mlp.py"]
+    return JobCommand("probe", [*launch, _output("probe.json")], _probe, about, examples)
 
 
 def measure_command() -> JobCommand:
     """Return ``mpitrain measure``, the command that every rank of ``mpitrain probe`` runs."""
-    return JobCommand("measure", [_output("probe.json")], _measure, "Measure on this rank, under mpirun or srun.")
+    about = "Measure on this rank, under mpirun or srun."
+    return JobCommand(
+        "measure", [_output("probe.json")], _measure, about, ["mpirun -n 2 mpitrain measure jobs/mnist_mlp.py"]
+    )
 
 
 def _probe(output: Path, **values: Any) -> int:

@@ -26,6 +26,7 @@ from ..predict.scenario import Scenario, parse_rate, scenario_of, shaped
 from ..predict.simulation import Prediction, predict, simulate
 from ..predict.step_times import step_factors
 from ..predict.trace_file import write_trace
+from .help import help_all_option, write_options
 
 _WORKERS_PER_SERVER = 8
 _TRACED_STEPS = 20
@@ -94,6 +95,17 @@ _OWN = [
 ]  # fmt: skip
 
 
+for _name in ("--link-latency", "--link-burst", "--save-secs", "--save-time", "--restart-time"):
+    next(option for option in _OWN if _name in option.opts).is_common = False  # type: ignore[attr-defined]
+
+
+class _Simulate(click.Command):
+    """``mpitrain simulate``; its help shows the common options, or all."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        write_options(ctx, formatter, [param for param in self.get_params(ctx) if isinstance(param, click.Option)])
+
+
 def simulate_command() -> click.Command:
     """Return ``mpitrain simulate``, which predicts the speed of other configurations from a probe."""
     about = (
@@ -101,7 +113,12 @@ def simulate_command() -> click.Command:
         "--mode, all modes are predicted; modes with servers then have one for every 8 ranks on several nodes."
     )
     probe = click.Argument(["probe"], type=flags.PATH, metavar="PROBE")
-    return click.Command("simulate", params=[*_OWN, *_OF_RUNS, probe], callback=_simulate, help=about)
+    examples = flags.examples(
+        "mpitrain simulate probe.json --nodes 1,8,64 --link 25gbit",
+        "mpitrain simulate probe.json --mode backup --ps 2 --slow 3:2 --nodes 4",
+    )
+    params = [*_OWN, *_OF_RUNS, help_all_option(), probe]
+    return _Simulate("simulate", params=params, callback=_simulate, help=about, epilog=examples)
 
 
 def _simulate(probe: Path, **values: Any) -> int:
@@ -259,16 +276,16 @@ def table(forecasts: Sequence[Forecast]) -> str:
 
 
 def _plot(path: Path, probe: Probe, forecasts: Sequence[Forecast]) -> None:
-    from ..report.curves import Curve, draw_scaling, write_plot
+    from ..report.curves import SpeedCurve, write_scaling
 
     curves: dict[str, list[tuple[float, float]]] = {}
     for forecast in forecasts:
         curves.setdefault(forecast.mode, []).append((forecast.scenario.n_ranks, forecast.prediction.examples_per_s))
     first = forecasts[0]
     alone = first.prediction.examples_per_s / first.prediction.efficiency / len(first.scenario.workers)
-    shown = [Curve(name, tuple(points)) for name, points in curves.items()]
+    shown = [SpeedCurve(name, tuple(points)) for name, points in curves.items()]
     try:
-        write_plot(path, draw_scaling(f"{probe.job.name}: predicted speed", shown, alone))
+        write_scaling(path, f"{probe.job.name}: predicted speed", shown, alone)
     except OSError as error:
         raise RecordError(f"{path} cannot be written: {error.strerror}; pass another --plot") from error
 

@@ -44,7 +44,8 @@ def tune_command() -> JobCommand:
         "Measure a job, predict the configurations that are possible on these ranks, run the best ones for some "
         "seconds, and print flags; in at most 3 minutes. The given options are the configuration to improve."
     )
-    return JobCommand("tune", [*launch, *own], _tune, about)
+    examples = ["mpitrain tune -n 2 jobs/mnist_mlp.py", "mpitrain tune -n 2 --may-change batch,mode jobs/mnist_mlp.py"]
+    return JobCommand("tune", [*launch, *own], _tune, about, examples)
 
 
 def _tune(may_change: str | None, seconds: float, output: Path | None, **values: Any) -> int:
