@@ -126,16 +126,17 @@ def _simulate(probe: Path, **values: Any) -> int:
     measured = dataclasses.replace(measured, step_factors=step_factors(values["step_times"], measured))
     given = _given(values)
     _check(values, given)
-    forecasts = [
-        _forecast(measured, values, scenario, mode, o) for mode, o, scenario in _scenarios(measured, values, given)
-    ]
+    scenarios = list(_scenarios(measured, values, given))
+    if values["trace"] is not None:
+        _check_traced([scenario for _, _, scenario in scenarios])
+    forecasts = [_forecast(measured, values, scenario, mode, options) for mode, options, scenario in scenarios]
     click.echo(table(forecasts))
     if values["o"] is not None:
         _write(values["o"], json.dumps([forecast.as_mapping() for forecast in forecasts], indent=1) + "\n")
     if values["plot"] is not None:
         _plot(values["plot"], measured, forecasts)
     if values["trace"] is not None:
-        _trace(values["trace"], measured, forecasts)
+        _trace(values["trace"], measured, forecasts[0].scenario)
     return 0
 
 
@@ -290,13 +291,20 @@ def _plot(path: Path, probe: Probe, forecasts: Sequence[Forecast]) -> None:
         raise RecordError(f"{path} cannot be written: {error.strerror}; pass another --plot") from error
 
 
-def _trace(path: Path, probe: Probe, forecasts: Sequence[Forecast]) -> None:
-    if len(forecasts) > 1 or forecasts[0].scenario.n_ranks > _TRACED_RANKS:
+def _check_traced(scenarios: Sequence[Scenario]) -> None:
+    """Check that a timeline can be written.
+
+    Raises:
+        ConfigError: There are several predictions, or too many ranks.
+    """
+    if len(scenarios) > 1 or scenarios[0].n_ranks > _TRACED_RANKS:
         raise ConfigError(
-            f"--trace needs one prediction of at most {_TRACED_RANKS} ranks, but there are {len(forecasts)}: give "
+            f"--trace needs one prediction of at most {_TRACED_RANKS} ranks, but there are {len(scenarios)}: give "
             "--mode and one number of --nodes"
         )
-    scenario = forecasts[0].scenario
+
+
+def _trace(path: Path, probe: Probe, scenario: Scenario) -> None:
     run = simulate(probe, scenario, _TRACED_STEPS, records=True)
     try:
         write_trace(path, scenario, run)

@@ -110,9 +110,9 @@ def test_efficiency_is_at_most_one_and_is_the_same_again(options: dict[str, Any]
     assert all(np.isfinite(value) for value in vars(prediction).values())
 
 
-@pytest.mark.parametrize(("nodes", "options"), [(1024, {"mode": "sync"}), (128, {"mode": "ssp", "ps": 64})])
+@pytest.mark.parametrize(("nodes", "options"), [(1024, {"mode": "sync"}), (32, {"mode": "ssp", "ps": 16})])
 def test_many_ranks(nodes: int, options: dict[str, Any]) -> None:
-    assert predict(PROBE, scenario((4,) * nodes, **options)).steps_per_s > 0
+    assert predict(PROBE, scenario((4,) * nodes, **options), steps=20).steps_per_s > 0
 
 
 def test_a_link_with_bursts() -> None:
