@@ -179,7 +179,7 @@ def _scenarios(
     problem: ConfigError | None = None
     count = 0
     for mode in [given["mode"]] if "mode" in given else MODES:
-        for nodes in values["nodes"] or _doubled(len(probe.ranks.ranks_per_node)):
+        for nodes in _numbers_of_nodes(probe, values):
             try:
                 options = _options(mode, given, probe, values, nodes)
                 scenario = _scenario(probe, values, RunConfig.of(**options), nodes)
@@ -192,6 +192,21 @@ def _scenarios(
             yield mode, {name: value for name, value in options.items() if name != "mode"}, scenario
     if not count and problem is not None:
         raise problem
+
+
+def _numbers_of_nodes(probe: Probe, values: Mapping[str, Any]) -> list[int]:
+    """Return the numbers of nodes to predict.
+
+    Raises:
+        ConfigError: There are several, but nothing is known about the links between them.
+    """
+    has_link = probe.between is not None or values["link"] is not None
+    nodes = values["nodes"] or (_doubled(len(probe.ranks.ranks_per_node)) if has_link else [1])
+    if max(nodes) > 1 and not has_link:
+        raise ConfigError(
+            f"--nodes {max(nodes)}: the probe has measured one host only; add --link RATE, such as 10gbit"
+        )
+    return list(nodes)
 
 
 def _doubled(nodes: int) -> list[int]:

@@ -209,3 +209,13 @@ def test_options_that_do_not_fit_are_refused(
     PROBE.write(probe)
     assert main(["simulate", str(probe), *words]) == 2
     assert len(capfd.readouterr().err.strip().splitlines()) == 1
+
+
+def test_links_must_be_known_to_predict_several_nodes(tmp_path: Path) -> None:
+    probe, output = tmp_path / "probe.json", tmp_path / "out.json"
+    ranks = dataclasses.replace(PROBE.ranks, ranks_per_node=(2,))
+    dataclasses.replace(PROBE, between=None, exchanges=None, ranks=ranks).write(probe)
+    assert main(["simulate", str(probe), "-o", str(output)]) == 0
+    assert {one["nodes"] for one in json.loads(output.read_text())} == {1}
+    assert main(["simulate", str(probe), "--nodes", "2"]) == 2
+    assert main(["simulate", str(probe), "--nodes", "2", "--link", "10gbit"]) == 0
