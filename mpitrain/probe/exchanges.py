@@ -13,7 +13,7 @@ from ..comm.hierarchy import Hierarchy, hierarchy_of
 from ..comm.internode import DividedSums, NodeSums
 from ..comm.mpi import MPI
 from ..comm.powersgd import PowerSums, compresses_any
-from ..comm.rpc import Routes, RpcTransport, open_transport
+from ..comm.rpc import Routes, RpcClient, RpcServer, open_rpc
 from ..core.layout import Array, row_stride
 from ..plan.plan import Plan
 from ..predict.measurements import ExchangeTimes
@@ -85,25 +85,28 @@ def _measure_requests(cluster: Cluster, plan: Plan) -> tuple[float, float, float
     """
     client = next(rank for rank, node in enumerate(cluster.node_of) if node != cluster.node_of[0])
     routes = Routes(cluster.comm, {0: [client]}, {0: [(0, plan.layout.size)]}, plan.layout.size, plan.dtype, 0)
-    rpc = open_transport(routes, plan.config.servers.one_sided)
+    rpc, server = open_rpc(routes, plan.config.servers.one_sided)
     times = (0.0, 0.0, 0.0)
-    if cluster.rank == 0:
-        _serve(rpc, np.zeros(plan.layout.size, plan.dtype))
-    elif cluster.rank == client:
-        times = _send_requests(rpc, np.zeros(plan.layout.size, plan.dtype))
+    vector = np.zeros(plan.layout.size, plan.dtype)
+    if server is not None:
+        _serve(server, vector)
+    elif rpc is not None and cluster.rank == client:
+        times = _send_requests(rpc, vector)
     await_all(cluster.comm)
-    rpc.free()
+    for end in (rpc, server):
+        if end is not None:
+            end.free()
     empty, push, pull = cluster.comm.bcast(times, root=client)
     return empty, max(0.0, push - empty) / plan.nbytes, max(0.0, pull - empty) / plan.nbytes
 
 
-def _serve(rpc: RpcTransport, params: Array) -> None:
+def _serve(rpc: RpcServer, params: Array) -> None:
     """Answer requests as a server does, until the last one."""
     waiting, idle = Backoff(oversubscribed=True), 1
     while True:
         for client, kind, _ in rpc.requests():
             idle = 1
-            rpc.respond(client, vector=params if kind == _PULL else None)
+            rpc.send_reply(client, vector=params if kind == _PULL else None)
             if kind == _END:
                 return
         if not rpc.is_receiving():
@@ -111,17 +114,17 @@ def _serve(rpc: RpcTransport, params: Array) -> None:
         idle += 1
 
 
-def _send_requests(rpc: RpcTransport, grads: Array) -> tuple[float, float, float]:
+def _send_requests(rpc: RpcClient, grads: Array) -> tuple[float, float, float]:
     medians = []
     for kind in (_PING, _PUSH, _PULL):
         times: list[float] = []
         until = time.perf_counter() + _SECONDS
         while len(times) < _FEWEST or (time.perf_counter() < until and len(times) < 4 * _MOST):
             began = time.perf_counter()
-            rpc.request(0, kind, vector=grads if kind == _PUSH else None)
-            rpc.reply(0)
+            rpc.send_request(0, kind, vector=grads if kind == _PUSH else None)
+            rpc.wait_reply(0)
             times.append(time.perf_counter() - began)
         medians.append(float(np.median(times)))
-    rpc.request(0, _END)
-    rpc.reply(0)
+    rpc.send_request(0, _END)
+    rpc.wait_reply(0)
     return medians[0], medians[1], medians[2]
