@@ -43,6 +43,7 @@ class BulkSynchronous:
         last_result: The last step whose result is known; what ``result`` returns.
         tensors: Updates by an optimizer that needs whole tensors, else None.
         grad_norm: The norm of the averaged gradient in the last step that was to measure it; None if it did not.
+        measures_norm: Whether this step sets ``grad_norm``, because it is reported.
         step_offset: Number of updates minus number of steps: scripts may have steps without an update.
     """
 
@@ -67,7 +68,10 @@ class BulkSynchronous:
         self._is_requested = self.has_ended = False  # of that point: requested by the chief, the last one
         self._snapshot: Snapshot | None = None  # whose vectors must not change
         self._counted_to, self._loss_sum, self._updated, self._skipped = 0, 0.0, 0, 0
+        output = plan.config.output
         self.grad_norm: float | None = None
+        self.measures_norm = False
+        self._norm_steps = output.log_steps if output.log_grad_norm else 0  # steps between two measurements; 0: never
 
     def start(self, progress: Progress, extra_state: ExtraState) -> None:
         self.progress, self._counted_to = progress, progress.step
@@ -93,6 +97,8 @@ class BulkSynchronous:
 
     def begin(self, loss: SupportsFloat) -> None:
         self.loss = loss
+        if self._norm_steps:
+            self.measures_norm = (self.progress.step + 1) % self._norm_steps == 0
 
     def ready(self, start: int) -> None:
         """Do nothing: the gradient is used as a whole."""
@@ -123,12 +129,6 @@ class BulkSynchronous:
         """Return state of the mode that is not in the vectors; ``start`` restores it. Collective over the workers."""
         state = {} if self.tensors is None else dict(self.tensors.extra_state())
         return state | ({_NAMESPACE: Versioned(1, {"offset": self.step_offset})} if self.step_offset else {})
-
-    @property
-    def measures_norm(self) -> bool:
-        """Whether this step sets ``grad_norm``, because it is reported."""
-        output = self.plan.config.output
-        return output.log_grad_norm and (self.progress.step + 1) % output.log_steps == 0
 
     @property
     def rule_step(self) -> int:

@@ -370,7 +370,11 @@ class Sync(BulkSynchronous, UpdatesOnRequest, DefersParams):
         while self._handled < self._declared and self._barrier.reached(self._phase + self._handled + 1):
             if self._sums is not None:
                 self._reduce(self._handled)
-            elif self._needs_sums or not all(map(math.isfinite, self._barrier.losses.tolist())):
+            elif (
+                self._updater.needs_sums
+                or self.measures_norm
+                or not all(map(math.isfinite, self._barrier.losses.tolist()))
+            ):
                 return  # left to ``finish``
             else:
                 self._update(self._handled, self._rows)
@@ -409,8 +413,9 @@ class Sync(BulkSynchronous, UpdatesOnRequest, DefersParams):
                 self._updater.update(lo, hi, rows, self.rule_step)
 
     def _update_rest(self, sums_phase: int) -> None:
+        needs_sums = self._updater.needs_sums or self.measures_norm
         if self._sums is None:
-            if self._needs_sums:
+            if needs_sums:
                 self._update_by_sums(self._rows, sums_phase)
             else:
                 for index in range(self._handled, len(self._buckets)):
@@ -418,12 +423,12 @@ class Sync(BulkSynchronous, UpdatesOnRequest, DefersParams):
             return
         rows = self.grads[np.newaxis]  # the sum over all ranks is in this rank's own row
         late = None if self._sums.is_replicated else self._late
-        if self._needs_sums:
+        if needs_sums:
             for index in range(len(self._buckets)):
                 self._sums.finish(index)
             self._update_by_sums(rows, sums_phase)
         for index in range(len(self._buckets)):
-            if not self._needs_sums:
+            if not needs_sums:
                 with _AVERAGE:
                     self._sums.finish(index)
                 self._update(index, rows)
@@ -448,11 +453,6 @@ class Sync(BulkSynchronous, UpdatesOnRequest, DefersParams):
         """Wait until all parameters are complete. Collective over the node."""
         if self._late is not None:
             self._late.wait_for_all()
-
-    @property
-    def _needs_sums(self) -> bool:
-        """Whether this step updates in two passes."""
-        return self._updater.needs_sums or self.measures_norm
 
     @span("update")
     def _update_by_sums(self, rows: Array, phase: int) -> None:

@@ -53,7 +53,7 @@ def recorded(run_dir: Path) -> dict[int, float]:
 def run(mpi: Mpi, n: int, folder: Path, job: Path, *flags: str, env: dict[str, str] | None = None) -> Path:
     run_dir = folder / "run"
     shared = ["--train-steps", str(STEPS), "--batch-size", "4", "--dtype", "float64", "--run-dir", run_dir]
-    mpi.train(n, job, *shared, *flags, cwd=folder, env=env)
+    mpi.train(n, job, *shared, *flags, cwd=folder, env=env, timeout=150)
     return run_dir
 
 
