@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import CheckpointError, DamagedCheckpoint
+from ..monitor.console import print_wrapped
 from ..plan.options import examples
 
 if TYPE_CHECKING:
@@ -34,10 +35,10 @@ def verify(paths: tuple[Path, ...]) -> int:
             with checkpoint.Checkpoint(path) as opened:
                 not_finite = opened.verify()
                 found = f"contains values that are not finite: {', '.join(not_finite)}" if not_finite else "ok"
-                click.echo(f"{path}: {found}, step {opened.step:,}")
+                print_wrapped(f"{path}: {found}, step {opened.step:,}", error=False)
                 status = max(status, int(bool(not_finite)))
         except DamagedCheckpoint as error:
-            click.echo(str(error))
+            print_wrapped(str(error), error=False)
             status = 1
     return status
 
@@ -53,7 +54,7 @@ def inspect(path: Path) -> None:
 
     with _open(path) as opened:
         for line in describe(opened):
-            click.echo(line)
+            print_wrapped(line, error=False)
 
 
 @click.command(
@@ -105,7 +106,7 @@ def export(path: Path, to: str, dtype: str | None, averages: bool, output: Path 
             count = write(opened, target, to, dtype, averages)
         except OSError as error:
             raise CheckpointError(f"{target} cannot be written: {error.strerror}; pass another --output") from error
-    click.echo(f"wrote {count:,} arrays to {target}")
+    print_wrapped(f"wrote {count:,} arrays to {target}", error=False)
 
 
 def _open(path: Path) -> Checkpoint:

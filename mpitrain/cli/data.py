@@ -9,6 +9,7 @@ import numpy as np
 
 from ..data.trees import describe, leaves
 from ..errors import ConfigError
+from ..monitor.console import print_wrapped
 from ..monitor.format import amount, size_of
 from ..plan.job import errors_located
 from ..plan.script import ScriptRequest
@@ -32,10 +33,11 @@ def _data(n: int, seconds: float, **values: Any) -> int:
         if job.validation_split is not None:
             splits.append(facts_of("validation", job.validation_split))
         for split in splits:
-            click.echo("\n".join(describe_split(split)) + "\n")
+            print_wrapped("\n".join(describe_split(split)) + "\n", error=False)
         speed = measure(job, request.config, n, seconds)
     training = request.config.training
-    click.echo("\n".join(describe_speed(speed, splits, n, training.data_workers or 0, training.prefetch or 2)))
+    lines = describe_speed(speed, splits, n, training.data_workers or 0, training.prefetch or 2)
+    print_wrapped("\n".join(lines), error=False)
     return 0
 
 

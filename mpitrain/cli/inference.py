@@ -28,14 +28,15 @@ _RUN_HELP = "RUN is a run directory (uses its newest checkpoint), RUN/best, or a
 def evaluate(run: Path | None, as_json: bool) -> None:
     """Print one line."""
     from ..inference.model import evaluate as measure
-    from ..monitor.console import describe
+    from ..monitor.console import describe, print_wrapped
     from ..report.runs import latest_run
 
     step, values = measure(run or latest_run())
     if as_json:
         click.echo(json.dumps({"step": step, **values}))
     else:
-        click.echo(f"step {step:,}: " + "  ".join(describe(name, value) for name, value in values.items()))
+        parts = [describe(name, value) for name, value in values.items()]
+        print_wrapped(f"step {step:,}: " + "  ".join(parts), error=False)
 
 
 @click.command(

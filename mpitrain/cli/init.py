@@ -9,6 +9,7 @@ import click
 import jinja2
 
 from ..errors import ConfigError
+from ..monitor.console import print_wrapped
 from ..plan.options import examples
 
 _STARTERS = Path(__file__).with_name("starters")
@@ -45,8 +46,8 @@ def init_command(folder: Path, kind: str) -> None:
         raise ConfigError(
             f"{folder}: no files can be written there: {error.strerror}; give another directory"
         ) from error
-    click.echo(f"wrote {', '.join(texts)} into {folder}")
-    click.echo(f"next: cd {shlex.quote(str(folder))}; pytest; mpitrain run -n 2 {name}.py")
+    print_wrapped(f"wrote {', '.join(texts)} into {folder}", error=False)
+    print_wrapped(f"next: cd {shlex.quote(str(folder))}; pytest; mpitrain run -n 2 {name}.py", error=False)
 
 
 def starter(kind: str, name: str, flag: str) -> dict[str, str]:

@@ -47,10 +47,11 @@ def terminal_columns() -> int:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() and sys.stderr.isatty() else 0
 
 
-def print_wrapped(line: str) -> None:
-    """Print a line on standard error, wrapped between words if that is a terminal."""
-    columns = os.get_terminal_size(sys.stderr.fileno()).columns if sys.stderr.isatty() else 0
-    print(wrap(line, columns), file=sys.stderr, flush=True)
+def print_wrapped(text: str, *, error: bool = True) -> None:
+    """Print lines on standard error, or else standard output; wrapped between words if that is a terminal."""
+    stream = sys.stderr if error else sys.stdout
+    columns = os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
+    print(wrap(text, columns), file=stream, flush=True)
 
 
 class Console:

@@ -6,6 +6,7 @@ import io
 import math
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 _WIDEST = 100_000  # columns: a table is never wrapped
 
@@ -52,15 +53,20 @@ def metric(value: float) -> str:
 
 
 def wrap(text: str, columns: int) -> str:
-    """Wrap lines between words; words that are longer than a line, such as paths, stay whole.
+    """Wrap lines between words, and keep their indentation; words longer than a line, such as paths, stay whole.
 
     Args:
         columns: The length of a line; 0 to leave the text as it is.
     """
     if not columns:
         return text
-    wrapper = textwrap.TextWrapper(columns, break_long_words=False, break_on_hyphens=False, replace_whitespace=False)
-    return "\n".join(wrapper.fill(line) for line in text.split("\n"))
+    keep: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False, "replace_whitespace": False}
+    lines = text.split("\n")
+    indents = [line[: len(line) - len(line.lstrip())] for line in lines]
+    return "\n".join(
+        textwrap.fill(line, columns, subsequent_indent=indent, **keep)
+        for line, indent in zip(lines, indents, strict=True)
+    )
 
 
 def printable(text: str) -> str:
