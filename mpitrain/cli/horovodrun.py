@@ -11,7 +11,7 @@ import click
 from ..plan.options import examples
 from ..version import __version__
 
-_SECONDS = click.FloatRange(min=0)
+_NOT_NEGATIVE = click.FloatRange(min=0)
 
 # Options whose name is a variable set it for ``mpitrain.horovod``; the others have the name of the flag of ``mpitrain
 # run`` that they become, but for those of ssh.
@@ -32,13 +32,13 @@ _OPTIONS = [
     click.Option(["max_restarts", "--reset-limit"], type=click.IntRange(min=0), metavar="N", help="Restarts."),
     click.Option(
         ["HOROVOD_FUSION_THRESHOLD", "--fusion-threshold-mb"],
-        type=click.FloatRange(min=0),
+        type=_NOT_NEGATIVE,
         callback=lambda ctx, option, value: None if value is None else int(value * (1 << 20)),
         metavar="MB",
         help="Size of the buffer in which small tensors are fused.",
     ),
     click.Option(
-        ["HOROVOD_CYCLE_TIME", "--cycle-time-ms"], type=_SECONDS, metavar="MS", help="Time between two cycles."
+        ["HOROVOD_CYCLE_TIME", "--cycle-time-ms"], type=_NOT_NEGATIVE, metavar="MS", help="Time between two cycles."
     ),
     click.Option(["HOROVOD_TIMELINE", "--timeline-filename"], metavar="FILE", help="Write a timeline."),
     click.Option(
@@ -51,13 +51,13 @@ _OPTIONS = [
     ),
     click.Option(
         ["HOROVOD_STALL_CHECK_TIME_SECONDS", "--stall-check-warning-time-seconds"],
-        type=_SECONDS,
+        type=_NOT_NEGATIVE,
         metavar="SECONDS",
         help="When they are reported.",
     ),
     click.Option(
         ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "--stall-check-shutdown-time-seconds"],
-        type=_SECONDS,
+        type=_NOT_NEGATIVE,
         metavar="SECONDS",
         help="When they are an error.",
     ),
@@ -96,11 +96,11 @@ _INSTEAD = {
 )
 
 
-def _words(command: Sequence[str], port: int | None, identity: str | None, **values: Any) -> list[str]:
+def _run_arguments(command: Sequence[str], port: int | None, identity: str | None, **values: Any) -> list[str]:
     """Return the arguments of ``mpitrain run``."""
     words = []
     for name, value in values.items():
-        if name.isupper() and value not in (None, False):
+        if name.isupper() and value is not None and value is not False:
             words += ["--env", f"{name}={value:d}" if isinstance(value, bool) else f"{name}={value}"]
         elif not name.isupper() and value is not None:
             words += [f"--{name.replace('_', '-')}", str(value)]
@@ -121,7 +121,7 @@ class HorovodRunCommand(click.Command):
         command = click.Argument(["command"], nargs=-1, type=click.UNPROCESSED, required=True)
         super().__init__(
             "horovodrun",
-            callback=lambda **values: run(_words(**values)),
+            callback=lambda **values: run(_run_arguments(**values)),
             params=[command, *_OPTIONS],
             help="Start ranks with the flags of Horovod's launcher. Use 'mpitrain run' for new scripts.",
             context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},

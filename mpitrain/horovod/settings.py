@@ -51,7 +51,7 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
         except ValueError:
             raise ConfigError(f"{name}={text} is not a number") from None
         if not 0 <= value < math.inf:
-            raise ConfigError(f"{name}={text} must be a finite number, at least 0")
+            raise ConfigError(f"{name}={text} is not a finite number >= 0")
         return value
 
     def flag(name: str) -> bool:

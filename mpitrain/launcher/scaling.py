@@ -71,10 +71,11 @@ def send_request(run_dir: Path, request: ScaleRequest) -> None:
 def read_request(run_dir: Path) -> ScaleRequest | None:
     """Return the request that waits for an answer; None if there is none."""
     path = run_dir / SCALE_REQUEST
-    if not path.exists():
+    content = _read(path) if path.exists() else {}
+    if not content:  # withdrawn, or not readable at this moment
         return None
     try:
-        return ScaleRequest(**_read(path))
+        return ScaleRequest(**content)
     except (TypeError, LaunchError):  # it was not written by ``send_request``
         _remove(path)
         return None

@@ -81,6 +81,13 @@ def test_flags_of_horovodrun() -> None:
     ]
 
 
+def test_zeros_are_passed_on() -> None:
+    words = ["--fusion-threshold-mb", "0", "--cycle-time-ms", "0", "--stall-check-warning-time-seconds", "0", "python"]
+    translated = translate(words)
+    assert "HOROVOD_FUSION_THRESHOLD=0" in translated
+    assert {"HOROVOD_CYCLE_TIME=0.0", "HOROVOD_STALL_CHECK_TIME_SECONDS=0.0"} <= set(translated)
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [

@@ -48,6 +48,6 @@ def test_a_run_that_ends_does_not_answer(tmp_path: Path) -> None:
 
 
 def test_a_malformed_request_is_removed(tmp_path: Path) -> None:
-    (tmp_path / SCALE_REQUEST).write_text("[1")
+    (tmp_path / SCALE_REQUEST).write_text('{"number": 1}')
     assert read_request(tmp_path) is None
     assert not any(tmp_path.iterdir())

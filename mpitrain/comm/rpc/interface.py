@@ -64,7 +64,7 @@ class Routes:
 
 
 class RpcClient(Protocol):
-    """A worker's end. All methods but ``free`` are local.
+    """A worker's end, which one thread of the worker uses.
 
     Attributes:
         vector: Receives vectors from servers, shape (size,).
@@ -98,12 +98,12 @@ class RpcClient(Protocol):
 
 
 class RpcServer(Protocol):
-    """A server's end. All methods but ``free`` are local."""
+    """A server's end, which one thread of the server uses."""
 
     def requests(self) -> Iterator[tuple[int, int, Array]]:
         """Yield the client's rank, kind and message (for ``unpack``) of each request that has arrived.
 
-        Lets MPI progress.
+        Lets MPI progress. By messages, it waits for the vector of a request whose header has arrived.
         """
 
     def is_receiving(self) -> bool:
@@ -115,7 +115,10 @@ class RpcServer(Protocol):
     def send_reply(
         self, client: int, message: Array = EMPTY, vector: Array | None = None, extra: Array | None = None
     ) -> None:
-        """Reply to the last request of a client, with this server's ranges of ``vector`` and with ``extra``."""
+        """Reply to the last request of a client, with this server's ranges of ``vector`` and with ``extra``.
+
+        By windows, it waits until the client has received them; a client that is stopped blocks it.
+        """
 
     def free(self) -> None:
         """Free memory. Collective over all ranks, with the clients' method."""

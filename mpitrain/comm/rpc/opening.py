@@ -32,7 +32,7 @@ def _open_windows(routes: Routes) -> WindowClient | WindowServer | None:
     problem = ""
     try:
         end = WindowServer(routes) if routes.is_server else WindowClient(routes)
-        if not end.window.unified:
+        if not end.window.is_unified:
             problem = "RMA windows have a separate memory model (MPI_WIN_SEPARATE)"
     except MPI.Exception as error:
         problem = f"MPI cannot create RMA windows: {error}"
@@ -40,8 +40,8 @@ def _open_windows(routes: Routes) -> WindowClient | WindowServer | None:
     if not problems and end is not None:
         if end.window.progresses():
             return end
-        # Freeing the window would wait for ever for pending operations, so keep it and its memory.
-        _abandoned.append(end)
         problems = ["RMA windows make no progress"]
+    if end is not None:
+        _abandoned.append(end)  # freeing the window would wait for ever for pending operations: keep it and its memory
     _log.info("servers on other nodes are reached by messages: %s", problems[0])
     return None

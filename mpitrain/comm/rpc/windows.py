@@ -13,10 +13,10 @@ The server puts the reply's vector straight into the client's vector, flushes, a
 
 Both poll the headers in their own memory with plain loads while another rank writes them with Put. That is correct:
 
-- The window has the unified memory model, which ``unified`` checks: a Put becomes visible to loads without a call. So a
-  poll sees a new header at last, if MPI progresses, which the waiting rank lets it do.
+- The window has the unified memory model, which ``is_unified`` checks: a Put becomes visible to loads without a call.
+  So a poll sees a new header eventually, because the waiting rank calls MPI.
 - A header may be seen when only some of its words have arrived. It counts only if its checksum, which is over all
-  other words and the sequence number, is right.
+  other words, is right.
 - A vector is complete when its header is seen: the sender has flushed it before, that is, waited until it is in the
   receiver's memory.
 
@@ -45,7 +45,7 @@ _LINE = 64  # bytes of a cache line
 _PROBE_S = 5.0
 
 
-class _Places(NamedTuple):
+class _Offsets(NamedTuple):
     """The byte offsets in a rank's window.
 
     Attributes:
@@ -57,12 +57,12 @@ class _Places(NamedTuple):
     vectors: int
 
 
-def _places(routes: Routes, rank: int) -> _Places:
+def _offsets(routes: Routes, rank: int) -> _Offsets:
     n_headers, n_words = len(routes.servers(rank)), routes.n_extra
     if rank in routes.clients:
         n_headers = n_words = len(routes.clients[rank])
     words = n_headers * HEADER * _WORD
-    return _Places(words, -(-(words + n_words * _WORD) // _LINE) * _LINE)
+    return _Offsets(words, -(-(words + n_words * _WORD) // _LINE) * _LINE)
 
 
 class Window:
@@ -82,8 +82,8 @@ class Window:
 
     def __init__(self, routes: Routes, nbytes: int) -> None:
         self._routes = routes
-        places = self._places = [_places(routes, rank) for rank in range(routes.comm.size)]
-        own = places[routes.comm.rank]
+        offsets = self._offsets = [_offsets(routes, rank) for rank in range(routes.comm.size)]
+        own = offsets[routes.comm.rank]
         raw = np.zeros(own.vectors + nbytes + 2 * _LINE, np.uint8)
         memory = raw[-raw.ctypes.data % _LINE :]
         self.headers = memory[: own.words].view(np.int64).reshape(-1, HEADER)
@@ -95,7 +95,7 @@ class Window:
         self._win.Lock_all(MPI.MODE_NOCHECK)
 
     @property
-    def unified(self) -> bool:
+    def is_unified(self) -> bool:
         """Whether plain loads see data that was put, as this transport requires."""
         return bool(self._win.model == MPI.WIN_UNIFIED)
 
@@ -121,11 +121,11 @@ class Window:
 
     def put_words(self, words: Array, rank: int, index: int = 0) -> None:
         """Put words into those of a rank, from ``index`` on."""
-        self._put(words, rank, self._places[rank].words + index * _WORD)
+        self._put(words, rank, self._offsets[rank].words + index * _WORD)
 
     def put_vector(self, values: Array, rank: int, at: int) -> None:
         """Put values into the vectors of a rank, from byte ``at`` on."""
-        self._put(values, rank, self._places[rank].vectors + at)
+        self._put(values, rank, self._offsets[rank].vectors + at)
 
     def flush(self, rank: int) -> None:
         """Wait until everything that was put is in the memory of a rank."""
