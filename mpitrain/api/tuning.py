@@ -116,7 +116,7 @@ def flags_of(candidate: Candidate) -> list[str]:
 
 
 def _to_measure(possible: list[Candidate]) -> list[Candidate]:
-    """Return the user's configuration, and the best others whose predictions differ."""
+    """Return the user's configuration, and the best of those that are predicted to be faster."""
     own = next(candidate for candidate in possible if not candidate.options)
     chosen = [own]
     for candidate in possible:

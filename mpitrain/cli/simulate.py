@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from ..errors import ConfigError, RecordError
 from ..monitor.format import amount, duration, format_table
@@ -133,6 +135,9 @@ def _simulate(probe: Path, **values: Any) -> int:
     click.echo(table(forecasts))
     if values["o"] is not None:
         _write(values["o"], json.dumps([forecast.as_mapping() for forecast in forecasts], indent=1) + "\n")
+    for name in ("save_secs", "save_time", "restart_time"):
+        if values["node_mtbf"] is None and _is_set(name):
+            raise ConfigError(f"--{name.replace('_', '-')} has no effect without --node-mtbf S; add it")
     if values["plot"] is not None:
         _plot(values["plot"], measured, forecasts)
     if values["trace"] is not None:
@@ -166,6 +171,11 @@ def _check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     for name in given:
         if "mode" not in given and not any(info_of(FIELDS[name]).is_valid_in(mode) for mode in MODES.values()):
             raise ConfigError(f"--{name.replace('_', '-')} is valid in no mode")
+
+
+def _is_set(name: str) -> bool:
+    """Return whether the user has set an option of the current command."""
+    return click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
 
 
 def _scenarios(
@@ -248,11 +258,10 @@ def _slow(texts: Sequence[str]) -> dict[int, float]:
     """
     slow = {}
     for text in texts:
-        worker, _, factor = text.partition(":")
-        try:
-            slow[int(worker)] = float(factor)
-        except ValueError as error:
-            raise ConfigError(f"--slow {text}: must be WORKER:FACTOR, such as 3:2.5") from error
+        match = re.fullmatch(r"(\d+):(\d+(?:\.\d*)?)", text)
+        if match is None or not float(match[2]):
+            raise ConfigError(f"--slow {text}: must be WORKER:FACTOR with a factor above 0, such as 3:2.5")
+        slow[int(match[1])] = float(match[2])
     return slow
 
 

@@ -15,6 +15,7 @@ from ..monitor.format import amount, format_table
 from ..plan import options as flags
 from ..plan.config import plain
 from ..plan.launch_options import LaunchOptions
+from ..plan.option import flag
 from ..predict.candidates import CHANGES, parse_changes
 from .job_command import JobCommand
 from .probe import LAUNCH_OPTIONS
@@ -103,7 +104,7 @@ def describe(result: Tuning) -> str:
         )
         for one in result.measured
     ]
-    table = format_table(("options", "predicted examples/s", "measured", "worth of one", "efficiency"), rows)
+    table = format_table(("options", "predicted examples/s", "measured", "progress per example", "efficiency"), rows)
     return f"{len(result.candidates)} configurations were predicted\n\n{table}\n\n{advice(result)}"
 
 
@@ -111,8 +112,11 @@ def advice(result: Tuning) -> str:
     """Return the flags to use, and why."""
     own, best = result.measured[0], chosen(result)
     if best is own:
-        return "nothing should change: no other configuration was at least 5 % faster"
-    text = f"use: {' '.join(flags_of(best.candidate))}\n{_reason(own, best)}"
+        return "keep the given options: no other configuration was at least 5 % faster"
+    options = best.candidate.options
+    removed = [flag(name) for name, value in options.items() if value is None]
+    use = f"use: {' '.join(flags_of(best.candidate))}{f'; remove: {chr(32).join(removed)}' if removed else ''}"
+    text = f"{use}\n{_reason(own, best)}"
     batches = [one.candidate.scenario.batch * one.candidate.scenario.gradients_per_step for one in (own, best)]
     if batches[0] != batches[1]:
         noise = result.probe.noise.scale_examples
@@ -121,7 +125,7 @@ def advice(result: Tuning) -> str:
             f"{amount(noise)} examples each example makes {best.candidate.worth:.2f} times the progress (measured "
             f"after {result.probe.noise.steps:,} steps; the noise scale grows during training)"
         )
-    if "mode" in best.candidate.options or "compress" in best.candidate.options:
+    if set(best.candidate.options) - {"bucket_bytes"}:
         text += "\nthe results differ from those of the given configuration: compare the loss of both"
     return text
 
@@ -130,8 +134,8 @@ def _reason(own: Measured, best: Measured) -> str:
     """Return why a configuration is faster."""
     before, after = own.candidate.prediction, best.candidate.prediction
     text = (
-        f"{best.examples_per_s / own.examples_per_s:.2f} times the speed: workers compute for "
-        f"{100 * after.efficiency:.0f} % of the time in place of {100 * before.efficiency:.0f} %"
+        f"{best.examples_per_s / own.examples_per_s:.2f} times the speed: its predicted efficiency is "
+        f"{100 * after.efficiency:.0f} % in place of {100 * before.efficiency:.0f} %"
     )
     if before.sent_bytes_per_s:
         of_example = [p.sent_bytes_per_s / p.examples_per_s for p in (before, after)]

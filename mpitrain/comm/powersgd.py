@@ -50,7 +50,7 @@ class PowerSums(NodeSums):
         shared, node, dtype = hierarchy.shared, hierarchy.node, grads.dtype
         self._hierarchy, self._grads, self._seed = hierarchy, grads, seed
         self._residual = Residual(hierarchy, len(grads), dtype)
-        shapes = list(_compressible(layout, rank))
+        shapes = list(matrices(layout, rank))
         self._p = shared.allocate((sum(shape.n for shape in shapes) * rank,), dtype)
         self._q = shared.allocate((sum(shape.m for shape in shapes) * rank,), dtype)
         self._q_parts = shared.allocate((node.size, len(self._q)), dtype)
@@ -161,7 +161,7 @@ class PowerSums(NodeSums):
         self._barrier.wait(self._phase)
 
 
-class _Shape(NamedTuple):
+class MatrixShape(NamedTuple):
     """An entry of the layout as a matrix: its first element, and its numbers of rows and columns."""
 
     start: int
@@ -182,7 +182,7 @@ class _Matrix:
         q, q_part: Shape (m, r): shared by the node, and this rank's part of it.
     """
 
-    def __init__(self, sums: PowerSums, shape: _Shape, rows: Range, rank: int, at: int, p: int, q: int) -> None:
+    def __init__(self, sums: PowerSums, shape: MatrixShape, rows: Range, rank: int, at: int, p: int, q: int) -> None:
         lo, hi = rows
         self.shape, self.rows, self._rank, self._at_q = shape, slice(lo, hi), rank, q
         self._share = 1 / sums._hierarchy.n_nodes
@@ -248,11 +248,11 @@ class _NodesAllreduce:
 
 def compresses_any(layout: Layout, rank: int) -> bool:
     """Return whether any parameter is compressed with factors of this rank."""
-    return any(True for _ in _compressible(layout, rank))
+    return any(True for _ in matrices(layout, rank))
 
 
-def _compressible(layout: Layout, rank: int) -> Iterator[_Shape]:
-    """Yield the parameters whose factors are much smaller, as the matrices closest to square."""
+def matrices(layout: Layout, rank: int) -> Iterator[MatrixShape]:
+    """Yield the parameters whose factors of this rank are much smaller, as the matrices closest to square."""
     for entry in layout.entries:
         if entry.kind != "param" or len(entry.shape) < 2:
             continue
@@ -260,10 +260,10 @@ def _compressible(layout: Layout, rank: int) -> Iterator[_Shape]:
         n = max(heights, key=lambda height: min(height, entry.size // max(height, 1)))
         m = entry.size // max(n, 1)
         if _LEAST_GAIN * (n + m) * rank < n * m:
-            yield _Shape(entry.start, n, m)
+            yield MatrixShape(entry.start, n, m)
 
 
-def _without(bucket: Bucket, shapes: Sequence[_Shape]) -> list[Range]:
+def _without(bucket: Bucket, shapes: Sequence[MatrixShape]) -> list[Range]:
     """Return the ranges of a bucket that are in no matrix."""
     ranges, start = [], bucket.lo
     for shape in shapes:
@@ -273,7 +273,7 @@ def _without(bucket: Bucket, shapes: Sequence[_Shape]) -> list[Range]:
     return [(lo, hi) for lo, hi in [*ranges, (start, bucket.hi)] if lo < hi]
 
 
-def _rows_of(hierarchy: Hierarchy, shape: _Shape) -> Range:
+def _rows_of(hierarchy: Hierarchy, shape: MatrixShape) -> Range:
     """Return the rows of a matrix that this rank sums."""
     index, parts = hierarchy.node.rank, hierarchy.n_chunks
     if hierarchy.internode is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice, zip_longest
 from typing import Any
 
 from ..errors import ConfigError
@@ -11,7 +12,7 @@ from ..plan.config import RunConfig
 from ..plan.modes import MODES
 from .measurements import Probe
 from .scenario import Scenario, scenario_of
-from .simulation import Prediction, predict
+from .simulation import Prediction, check_simpy, predict
 
 # What a user may permit to change, besides what has no effect on the results.
 CHANGES = ("batch", "mode", "compression", "servers", "staleness", "local-steps")
@@ -64,9 +65,11 @@ def candidates(probe: Probe, given: Mapping[str, Any], changes: Collection[str])
         changes: What may change besides options without an effect on the results.
 
     Raises:
-        ConfigError: The user's configuration cannot be predicted.
+        ConfigError: The user's configuration cannot be predicted, or simpy is not installed.
     """
     own = _scenario(probe, given, {})
+    if "mode" in changes:
+        check_simpy()
     examples = own.batch * own.gradients_per_step
     made = []
     for options in _differences(probe, given, changes):
@@ -98,12 +101,15 @@ def _scenario(probe: Probe, given: Mapping[str, Any], options: Mapping[str, Any]
 
 
 def _differences(probe: Probe, given: Mapping[str, Any], changes: Collection[str]) -> Iterator[dict[str, Any]]:
-    """Yield at most ``MOST`` sets of options; the first one is empty."""
+    """Yield at most ``MOST`` sets of options, from each mode and batch size in turn; the first one is empty."""
     seen: list[dict[str, Any]] = []
+    of_kind: dict[tuple[Any, Any], list[dict[str, Any]]] = {}
     for options in _all_differences(probe, given, changes):
-        if options not in seen and len(seen) < MOST:
+        if options not in seen:
             seen.append(options)
-            yield options
+            of_kind.setdefault((options.get("mode"), options.get("batch_size")), []).append(options)
+    in_turn = (options for turn in zip_longest(*of_kind.values()) for options in turn if options is not None)
+    yield from islice(in_turn, MOST)
 
 
 def _all_differences(probe: Probe, given: Mapping[str, Any], changes: Collection[str]) -> Iterator[dict[str, Any]]:

@@ -44,16 +44,17 @@ class Sender:
     """The outgoing, or the incoming, link of one node; see ``Senders``.
 
     Args:
-        scale: Factor of the link's rate.
+        scale: Number of equal links that it stands for.
 
     Attributes:
-        sent: Bytes that were sent.
+        sent: Bytes that were sent over all of them.
+        scale: As passed.
     """
 
     def __init__(self, link: LinkTimes, scale: float = 1.0) -> None:
         self._rate, self._burst = link.node_bytes_per_s * scale, link.burst_bytes
         self._free, self._at, self._tokens = 0.0, 0.0, link.burst_bytes
-        self.sent = 0.0
+        self.sent, self.scale = 0.0, scale
 
     def send(self, when: float, nbytes: float) -> float:
         """Return when this number of bytes is sent, which begins at ``when`` or later."""

@@ -62,11 +62,21 @@ def predict(probe: Probe, scenario: Scenario, steps: int = 300, seed: int = 0) -
     )
 
 
+def check_simpy() -> None:
+    """Check that modes with servers can be simulated.
+
+    Raises:
+        ConfigError: simpy is not installed.
+    """
+    if importlib.util.find_spec("simpy") is None:
+        raise ConfigError("simpy is not installed; run pip install 'mpitrain[tune]'")
+
+
 def simulate(probe: Probe, scenario: Scenario, steps: int, seed: int = 0, records: bool = False) -> Timeline:
     """Return the timeline of a number of steps; in modes with servers of as many steps of every worker."""
     mode = scenario.config.mode
-    if mode.uses_servers and importlib.util.find_spec("simpy") is None:
-        raise ConfigError("simpy is not installed; run pip install 'mpitrain[tune]'")
+    if mode.uses_servers:
+        check_simpy()
     workers = len(scenario.workers)
     steps = max(_FEWEST_STEPS, min(steps, _MOST_GRADIENTS // workers))
     if mode.is_asynchronous:

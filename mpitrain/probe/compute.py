@@ -45,9 +45,10 @@ class RankModel:
 
     Args:
         plan: The plan of one worker.
+        position: Of the first batch in the data.
     """
 
-    def __init__(self, job: Job, plan: Plan, devices: list[Device]) -> None:
+    def __init__(self, job: Job, plan: Plan, devices: list[Device], position: int) -> None:
         self.plan, self._job = plan, job
         self._state = TrainingState(plan.layout, job.network.frozen)
         self.model: Model = make_model(job, plan, devices, self._state)
@@ -59,7 +60,7 @@ class RankModel:
         self.model.bind(self.params, self.grads)
         self._updater = plan.updater(self.vectors, self._state.frozen)
         self._loader = _make_loader(job, plan, self.model)
-        self._position = self._steps = 0
+        self._position, self._steps = position, 0
 
     def close(self) -> None:
         """Stop the loader and the model."""

@@ -12,6 +12,7 @@ from typing import NoReturn
 import numpy as np
 
 from ..comm.cluster import Cluster
+from ..comm.powersgd import matrices
 from ..core import subnormals
 from ..errors import RecordError
 from ..gpu.discovery import choose_devices
@@ -74,7 +75,9 @@ def _measure(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFil
         job = request.make()
         with errors_located(request.job_file, job):
             plan = make_plan(job, config.merged({"batch_size": job.batch_size, "train_steps": job.train_steps}), 1)
-        model = RankModel(job, plan, list(devices))
+        # Other examples on each rank, for independent estimates of the noise scale.
+        position = cluster.rank * len(job.train_split) // cluster.size
+        model = RankModel(job, plan, list(devices), position)
     limit_threads_of_torch(threads)
     cluster.check_layout(plan.layout)
     links = measure_links(cluster)
@@ -156,7 +159,7 @@ def _codec_times(cluster: Cluster, model: RankModel) -> dict[str, CodecTimes]:
         times = one_at_a_time(cluster, lambda name=name: [model.codec_times(name, _SHORT_S)])[0]  # type: ignore[misc]
         if times is not None:
             encode_s, decode_s = median_over_ranks(cluster.comm, [times.encode_s, times.decode_s])
-            share = times.share if not name.startswith("powersgd") else LOW_RANK * _matrix_share(model.plan)
+            share = times.share if not name.startswith("powersgd") else _low_rank_share(model.plan)
             codecs[name] = CodecTimes(share, encode_s, decode_s)
     return codecs
 
@@ -177,9 +180,9 @@ def _job_facts(name: str, job: Job, plan: Plan, model: RankModel, times: BatchTi
     )
 
 
-def _matrix_share(plan: Plan) -> float:
-    """Return the elements of the factors of ``powersgd:1`` over those of the vector."""
-    elements = 0
-    for entry in plan.layout.entries:
-        elements += entry.shape[0] + entry.size // entry.shape[0] if len(entry.shape) > 1 else entry.size
-    return elements / plan.layout.size
+def _low_rank_share(plan: Plan) -> float:
+    """Return the elements that PowerSGD sends over those of the vector."""
+    sent = plan.layout.size
+    for matrix in matrices(plan.layout, LOW_RANK):
+        sent += LOW_RANK * (matrix.n + matrix.m) - matrix.n * matrix.m
+    return sent / plan.layout.size

@@ -13,6 +13,7 @@ import pytest
 from mpitrain.cli.main import main
 from mpitrain.errors import ConfigError, RecordError
 from mpitrain.plan.config import RunConfig
+from mpitrain.predict.candidates import CHANGES, MOST, candidates
 from mpitrain.predict.failures import Failures, time_with_failures
 from mpitrain.predict.links import Sender, Senders
 from mpitrain.predict.measurements import LinkTimes, ServerTimes, read_probe
@@ -157,6 +158,13 @@ def test_a_probe_is_read_as_it_was_written(tmp_path: Path) -> None:
             read_probe(file)
 
 
+def test_all_that_may_change_is_compared() -> None:
+    made = candidates(PROBE, {}, CHANGES)
+    assert len(made) == MOST
+    assert {one.options.get("mode", "sync") for one in made} == {mode["mode"] for mode in MODES}
+    assert len({one.scenario.batch for one in made}) > 2
+
+
 def test_rates_and_distributions(tmp_path: Path) -> None:
     assert parse_rate("10gbit") == pytest.approx(1.25e9 * 0.94, rel=0.01)
     file = tmp_path / "times"
@@ -196,6 +204,9 @@ def test_the_command_writes_predictions_a_plot_and_a_timeline(tmp_path: Path) ->
         ["--mode", "sync", "--staleness", "2"],
         ["--mode", "async", "--ps", "0", "--nodes", "2"],
         ["--slow", "one"],
+        ["--slow", "-1:2"],
+        ["--slow", "1:0"],
+        ["--save-secs", "10"],
         ["--slow", "99:2", "--mode", "sync", "--nodes", "2"],
         ["--plot", "plot.txt"],
         ["--trace", "trace.json"],

@@ -3,8 +3,8 @@
 Workers on a server's node read and update its shard in shared memory, one at a time under its lock. Others send
 requests, which a server answers one after the other. Beside ``strategy.ps.store``, ``server`` and ``comm.rpc``.
 
-Many servers are simulated as a few groups: the servers of a group work at the same time, and their links have the sum
-of their rates.
+Many servers are simulated as a few groups: the servers of a group work at the same time, their links have the sum of
+their rates, and no worker shares memory with them.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class ParameterServers:
         done = self.env.event()
         self.env.process(self._watch(steps, done))
         self.env.run(done)
-        self.run.sent = np.array([sender.sent for sender in self._senders])
+        self.run.sent = np.array([sender.sent / sender.scale for sender in self._senders])  # of one node
 
     def _watch(self, steps: int, done: simpy.Event) -> Events:
         while self.version < steps:
