@@ -2,7 +2,7 @@
 
     python docs/make_pictures.py [NAME ...]
 
-Needs the environment of the tests, Chromium for ``report``, and for ``speed`` a file that ``bench/sync.py`` has
+Needs the environment of the tests, and Chromium for ``report``. ``speed`` shows results that ``bench/sync.py`` has
 printed. Pictures are written to ``docs/pictures``.
 """
 
@@ -36,7 +36,7 @@ PICTURES = ROOT / "docs" / "pictures"
 JOB = "mnist_mlp.py"
 DATA = "/usr/share/datasets/fashion-mnist"  # Debian's package dataset-fashion-mnist
 COLUMNS = 106
-SPEEDS = ROOT / "bench" / "results" / "speeds.txt"  # printed by bench/sync.py
+SPEEDS = ROOT / "bench" / "results" / "2026-11-21-sync.txt"
 COLORS = {"load": "#4c72b0", "forward": "#55a868", "backward": "#c44e52", "average": "#8172b2", "update": "#ccb974"}
 ENVIRONMENT = {**os.environ, "COLUMNS": str(COLUMNS), "OMPI_ALLOW_RUN_AS_ROOT": "1"}
 ENVIRONMENT |= {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -125,8 +125,8 @@ def staleness(folder: Path) -> None:
 
 
 def speed(folder: Path) -> None:
-    """Examples per second of two ranks, against DistributedDataParallel."""
-    rows = re.findall(r"^(mlp100|mlp1024|cnn) +[\d,]+ +([\d,]+) +([\d,]+)", SPEEDS.read_text(), re.MULTILINE)
+    """Examples per second of two ranks, against DistributedDataParallel, in a file that ``bench/sync.py`` has printed."""
+    rows = re.findall(r"^(mlp100|mlp1024|cnn) +[\d,]+ +([\d,]+) +([\d,]+)", SPEEDS.read_text(), re.MULTILINE)[:3]
     titles = {"mlp100": "MLP, 100 hidden units", "mlp1024": "MLP, 1,024 hidden units", "cnn": "convolutional network"}
     figure, axes = plt.subplots(figsize=(8, 2.4))
     for index, (_, own, ddp) in enumerate(rows):
@@ -137,6 +137,7 @@ def speed(folder: Path) -> None:
         axes.text(1.05, index + 0.2, f"{ddp}", va="center", fontsize=8)
     axes.set_yticks(range(len(rows)), [titles[name] for name, *_ in rows])
     axes.invert_yaxis()
+    axes.margins(x=0.25)
     axes.set_xlabel("times the speed of DistributedDataParallel")
     axes.legend(frameon=False, loc="lower right")
     figure.savefig(PICTURES / "speed.svg", bbox_inches="tight")
@@ -149,9 +150,13 @@ ALL: dict[str, Callable[[Path], None]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("names", nargs="*", default=list(ALL), choices=[*ALL, []])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(ALL)}; all by default")
+    names = parser.parse_args().names or list(ALL)
+    for name in names:
+        if name not in ALL:
+            parser.error(f"there is no picture {name}; must be {', '.join(ALL)}")
     PICTURES.mkdir(exist_ok=True)
-    for name in parser.parse_args().names:
+    for name in names:
         with tempfile.TemporaryDirectory() as folder:
             shutil.copy(ROOT / "jobs" / JOB, folder)
             ALL[name](Path(folder))
