@@ -125,7 +125,7 @@ def staleness(folder: Path) -> None:
 
 
 def speed(folder: Path) -> None:
-    """Examples per second of two ranks, against DistributedDataParallel, in a file that ``bench/sync.py`` has printed."""
+    """Examples per second of two ranks, against DistributedDataParallel, as ``bench/sync.py`` has printed them."""
     rows = re.findall(r"^(mlp100|mlp1024|cnn) +[\d,]+ +([\d,]+) +([\d,]+)", SPEEDS.read_text(), re.MULTILINE)[:3]
     titles = {"mlp100": "MLP, 100 hidden units", "mlp1024": "MLP, 1,024 hidden units", "cnn": "convolutional network"}
     figure, axes = plt.subplots(figsize=(8, 2.4))
