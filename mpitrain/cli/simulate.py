@@ -135,9 +135,6 @@ def _simulate(probe: Path, **values: Any) -> int:
     click.echo(table(forecasts))
     if values["o"] is not None:
         _write(values["o"], json.dumps([forecast.as_mapping() for forecast in forecasts], indent=1) + "\n")
-    for name in ("save_secs", "save_time", "restart_time"):
-        if values["node_mtbf"] is None and _is_set(name):
-            raise ConfigError(f"--{name.replace('_', '-')} has no effect without --node-mtbf S; add it")
     if values["plot"] is not None:
         _plot(values["plot"], measured, forecasts)
     if values["trace"] is not None:
@@ -161,6 +158,9 @@ def _check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """
     if values["node_mtbf"] is not None and values["examples"] is None:
         raise ConfigError("--node-mtbf has no effect without --examples N; add it")
+    for name in ("save_secs", "save_time", "restart_time"):
+        if values["node_mtbf"] is None and _is_set(name):
+            raise ConfigError(f"--{name.replace('_', '-')} has no effect without --node-mtbf S; add it")
     if values["plot"] is not None:
         if values["plot"].suffix not in (".png", ".svg"):
             raise ConfigError(f"--plot {values['plot']}: must end with .png or .svg")

@@ -219,7 +219,9 @@ def test_options_that_do_not_fit_are_refused(
     probe = tmp_path / "probe.json"
     PROBE.write(probe)
     assert main(["simulate", str(probe), *words]) == 2
-    assert len(capfd.readouterr().err.strip().splitlines()) == 1
+    captured = capfd.readouterr()
+    assert len(captured.err.strip().splitlines()) == 1
+    assert not captured.out
 
 
 def test_links_must_be_known_to_predict_several_nodes(tmp_path: Path) -> None:
