@@ -54,6 +54,8 @@ def starter(kind: str, name: str, flag: str) -> dict[str, str]:
     """Return the texts of a kind of project, by the names of the files."""
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
     templates = {f"{name}.sbatch": _STARTERS / "batch.sbatch.j2"}
+    if name == "job":
+        templates["test_job.py"] = _STARTERS / "test_job.py.j2"
     templates |= {path.stem: path for path in sorted((_STARTERS / kind).iterdir())}
     return {
         file: environment.from_string(path.read_text(encoding="utf-8")).render(name=name, flag=flag)

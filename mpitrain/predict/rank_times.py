@@ -13,8 +13,8 @@ from ..errors import ConfigError
 from .measurements import CodecTimes, Probe
 from .scenario import Scenario
 
-# MPI needs more processor time than a plain TCP connection: usually, and at most in a measurement. What is more is the
-# time of the link.
+# Processor time of an MPI transfer, relative to plain TCP: if it was not measured, and the most that is taken from a
+# measurement, because the rest is time of the link.
 _TYPICAL, _MOST = 4.0, 6.0
 _LEAST_NBYTES = 16 << 20  # as in ``comm.background_sums``
 _NOTICE_S = 100e-6  # until a server that polls notices a request
@@ -98,21 +98,26 @@ class RankTimes:
     @property
     def exchange_cpu_s_per_byte(self) -> float:
         """Seconds of a rank for each byte that it sends, while it receives as much, in collective exchanges."""
-        exchanges, plain = self._probe.exchanges, self._plain_cpu_s_per_byte
-        measured = _TYPICAL if exchanges is None else exchanges.sum_s_per_byte * min(self._probe.ranks.ranks_per_node)
-        return self.stretch * min(measured, _MOST * plain) if exchanges is not None else self.stretch * _TYPICAL * plain
+        exchanges = self._probe.exchanges
+        ranks = min(self._probe.ranks.ranks_per_node)
+        return self._cpu_s_per_byte(None if exchanges is None else exchanges.sum_s_per_byte * ranks)
 
     @property
     def push_cpu_s_per_byte(self) -> float:
         """Seconds of both ranks for each byte of a pushed gradient."""
-        exchanges, plain = self._probe.exchanges, self._plain_cpu_s_per_byte
-        return self.stretch * (_TYPICAL * plain if exchanges is None else min(exchanges.push_s_per_byte, _MOST * plain))
+        exchanges = self._probe.exchanges
+        return self._cpu_s_per_byte(None if exchanges is None else exchanges.push_s_per_byte)
 
     @property
     def pull_cpu_s_per_byte(self) -> float:
         """Seconds of both ranks for each byte of pulled parameters."""
-        exchanges, plain = self._probe.exchanges, self._plain_cpu_s_per_byte
-        return self.stretch * (_TYPICAL * plain if exchanges is None else min(exchanges.pull_s_per_byte, _MOST * plain))
+        exchanges = self._probe.exchanges
+        return self._cpu_s_per_byte(None if exchanges is None else exchanges.pull_s_per_byte)
+
+    def _cpu_s_per_byte(self, measured: float | None) -> float:
+        """Return the processor seconds of a byte that MPI moves between nodes; None if they were not measured."""
+        plain = self._plain_cpu_s_per_byte
+        return self.stretch * (_TYPICAL * plain if measured is None else min(measured, _MOST * plain))
 
     @property
     def message_to_server_s(self) -> float:
