@@ -163,7 +163,7 @@ class Hosts:
 
 
 def scenario_for(configuration: Configuration, probe: Any) -> Any:
-    """Return what the simulation is told about a configuration."""
+    """Return the scenario of a configuration, with the cores and links of the test hosts."""
     from mpitrain.plan.config import RunConfig
     from mpitrain.predict.scenario import scenario_of, shaped
 
@@ -181,7 +181,7 @@ def scenario_for(configuration: Configuration, probe: Any) -> Any:
 
 
 def slowed(probe: Any, factor: float) -> float:
-    """Return the factor of the computing time of a worker of ``accelerator`` that sleeps so many times as long."""
+    """Return the factor of a worker's computing time in ``accelerator`` if its sleep is multiplied by ``factor``."""
     compute = probe.compute
     index = compute.batches.index(probe.job.batch)
     return 1 + (factor - 1) * SLEEP_S / (compute.forward_s[index] + compute.backward_s[index])

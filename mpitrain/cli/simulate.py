@@ -84,7 +84,7 @@ _OWN = [
     _option("--link-latency", _POSITIVE, "S", "Latency of the link in seconds.  [as in the probe]"),
     _option("--link-burst", click.FloatRange(0), "BYTES", "Bytes that a shaped link carries at once after a pause."),
     _option("--batch-size", _COUNT, "N", "Examples per worker and step.  [as in the probe]"),
-    _option("--slow", str, "WORKER:FACTOR", "A worker that computes so many times slower; repeatable.", multiple=True),
+    _option("--slow", str, "WORKER:FACTOR", "Multiply a worker's computing time by FACTOR; repeatable.", multiple=True),
     _option("--step-times", str, "TIMES", "measured, equal, lognormal:SIGMA, or a file of times.", default="measured"),
     _option("--examples", _COUNT, "N", "Also predict the time to train on N examples."),
     _option("--node-mtbf", _POSITIVE, "S", "With --examples: mean time between failures of a node."),

@@ -166,7 +166,7 @@ class Noise:
     """The gradient noise scale (McCandlish, Kaplan, Amodei et al., An empirical model of large-batch training, 2018).
 
     Attributes:
-        scale_examples: The simple noise scale, in examples; 0 if the gradient cannot be told from its noise.
+        scale_examples: The simple noise scale, in examples; 0 if the estimate is not positive.
         steps: Number of training steps before it was measured.
     """
 

@@ -1,4 +1,4 @@
-"""Steps of the training loop on all ranks at once, each rank for itself: their times, and how much these differ."""
+"""Times of training steps that all ranks take at once without communication, and the spread of these times."""
 
 from __future__ import annotations
 

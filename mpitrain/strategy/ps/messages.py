@@ -22,7 +22,9 @@ class Kind(IntEnum):
     READ = 2  # replied with the parameters, once they have at least a version
     VECTOR = 3  # replied with another vector
     NEXT = 4  # replied when there is an assignment
-    TURN = 5  # a step has ended; replied when there is an assignment, on request with parameters unless training pauses
+    FINISH = (
+        5  # a step has ended; replied when there is an assignment, on request with parameters unless training pauses
+    )
     ADMIT = 6
     COLLECT = 7  # a gradient of a step; replied when the step is applied
     STATE = 8  # replied with the statistics of the workers, too
@@ -63,7 +65,7 @@ OPERATIONS = {
     Kind.READ: Operation(_record(version=_INT), _record(version=_INT)),
     Kind.VECTOR: Operation(_record(index=_INT), _NOTHING),
     Kind.NEXT: Operation(_NOTHING, _record(**_ASSIGNMENT)),
-    Kind.TURN: Operation(_record(**_COUNTED, brings_params=_BOOL), _record(done=_INT, **_ASSIGNMENT, version=_INT)),
+    Kind.FINISH: Operation(_record(**_COUNTED, brings_params=_BOOL), _record(done=_INT, **_ASSIGNMENT, version=_INT)),
     Kind.ADMIT: Operation(_record(item=_INT, step=_INT, loss=_FLOAT, reads=_INT), _record(place=_INT), "admit"),
     Kind.COLLECT: Operation(_record(item=_INT, step=_INT, loss=_FLOAT), _NOTHING),
     Kind.STATE: Operation(_NOTHING, STATE),

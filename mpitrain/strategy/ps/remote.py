@@ -94,7 +94,7 @@ class PrefetchingShard(RemoteShard):
     """A shard whose parameters can be read during a step, while its gradient is computed and sent.
 
     Args:
-        reads: Calls that read, beside the others.
+        reads: Calls over a second transport, which only read parameters.
         params: Shape (layout.size,): where the parameters are copied to.
     """
 
@@ -152,7 +152,7 @@ class RemoteCoordinator:
 
     def finish(self, loss: float, staleness: int, reads: int, skipped: bool) -> int:
         brings_params = self._brings_params
-        done, item, step, lead, version = self._server.call(Kind.TURN, loss, staleness, reads, skipped, brings_params)
+        done, item, step, lead, version = self._server.call(Kind.FINISH, loss, staleness, reads, skipped, brings_params)
         self._assigned = Assignment(item, step, lead)
         self._shard.arrived = version if brings_params and item not in (PAUSE, END) else None
         return int(done)

@@ -165,7 +165,7 @@ class Server:
 
         self._when_ready(respond)
 
-    def _turn(self, client: int, loss: float, staleness: int, reads: int, skipped: bool, brings_params: bool) -> None:
+    def _finish(self, client: int, loss: float, staleness: int, reads: int, skipped: bool, brings_params: bool) -> None:
         worker, coordinator = self._worker_of[client], self._require_coordinator()
         done = coordinator.finish(worker, loss, staleness, reads, skipped)
 
@@ -175,7 +175,7 @@ class Server:
                 return False
             sends_params = brings_params and assignment.item not in (PAUSE, END)
             version, params = self._snapshot("params") if sends_params else (0, None)
-            self._reply(client, encode_reply(Kind.TURN, done, *assignment, version), vector=params)
+            self._reply(client, encode_reply(Kind.FINISH, done, *assignment, version), vector=params)
             return True
 
         self._when_ready(respond)
