@@ -93,6 +93,10 @@ class Collectives:
         staging, rank, size = self._staging, self._rank, self._size
         m = sum(piece.numel() for piece in pieces)
         buffers = [buffer[:m] for buffer in staging.buffers(pieces[0].dtype)]
+        if size == 2 and reduction.is_sum:
+            if receives:
+                self._add_block(pieces, buffers[1 - rank], reduction)
+            return
         own = buffers[rank]
         result = pieces[0] if len(pieces) == 1 else torch.empty_like(own)
         if size == 2 or m * own.element_size() < _DIVIDED_BYTES:
@@ -112,6 +116,18 @@ class Collectives:
                     result[start:stop].copy_(buffers[other][start:stop])
         if receives and len(pieces) > 1:
             torch._foreach_copy_(list(pieces), list(result.split([piece.numel() for piece in pieces])))
+
+    def _add_block(self, pieces: Sequence[Tensor], other: Tensor, reduction: Reduction) -> None:
+        """Add the other one of two ranks' block to this rank's tensors. Addition commutes, so the bits are equal.
+
+        It takes half the time of adding both buffers: this rank does not read its own one, which it writes next.
+        """
+        start = 0
+        for piece in pieces:
+            stop = start + piece.numel()
+            reduction([piece, other[start:stop]], piece)
+            self._finish_on_node(reduction, piece)
+            start = stop
 
     def _finish_on_node(self, reduction: Reduction, result: Tensor) -> None:
         if self._one_node:

@@ -28,6 +28,11 @@ class Reduction:
     combine: Binary
     is_mean: bool = False
 
+    @property
+    def is_sum(self) -> bool:
+        """Whether the ranks' tensors are added."""
+        return self.name in ("sum", "avg")
+
     def __call__(self, parts: Sequence[Tensor], out: Tensor) -> None:
         """Set ``out`` to ((parts[0] + parts[1]) + parts[2]) + ..., in this order. Local.
 
