@@ -12,6 +12,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
 from typing import IO
 
@@ -21,6 +23,7 @@ from ..process.reaper import end_with_parent
 from .command_line import Command
 from .host_monitor import HostMonitor
 from .hosts import RemoteAgent, is_local
+from .interrupts import Interrupts
 from .output_filter import LauncherFilter
 from .scaling import ScaleRequest, read_request
 from .terminal import forward, say
@@ -33,48 +36,43 @@ _LOOK_S = 5.0  # between two checks of the ranks' progress
 _STOP_S = 4.0  # without a rank that is busy, after ranks were asked to save and exit
 _OUTSTAYS_S = 30.0  # time for the launcher to exit after all ranks have ended
 _EARLY_S = 60.0  # after the exit of the first rank
-_ONCE_S = 0.1  # a scheduler may signal each process of a job and also the whole process group
 _LISTED = 8  # ranks in a message
 _KEPT_BYTES = 200_000  # of the latest output
 
 
-class Interrupts:
-    """The signals received by this process, in order; the handler only records them.
+@dataclass(frozen=True)
+class AttemptResult:
+    """How one run of the launcher process ended.
 
-    Further signals within 0.1 s of the first count as duplicates of it.
+    Attributes:
+        pid: The launcher's process id.
+        status: The launcher's exit status; negative if a signal killed it.
+        output: The latest output of ranks and launcher, including what was filtered out.
+        filtered_output: The launcher output that was not shown.
+        ended_at: When the launcher had ended, in seconds since the epoch.
+        statuses: The status records of all ranks that registered.
+        tracebacks: Those of ranks that ended with an unexpected exception, by rank.
+        lost_hosts: Hosts that stopped answering.
+        is_reported: Whether the reason for ending the launcher has been printed.
+        unreachable: Hosts that could not be searched for leftover ranks, with the reason.
     """
 
-    def __init__(self) -> None:
-        self.received: list[int] = []
-        self._first_at = 0.0
-        self._echoed = 0  # times that Ctrl-C was pressed before the last ``end_echo``
+    pid: int
+    status: int
+    output: str
+    filtered_output: str
+    ended_at: float
+    statuses: Sequence[rank_status.RankStatus]
+    tracebacks: Mapping[int, str]
+    lost_hosts: Sequence[str]
+    is_reported: bool
+    unreachable: Mapping[str, str]
 
-    @contextmanager
-    def recorded(self) -> Iterator[None]:
-        signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-        before = {number: signal.getsignal(number) for number in signals}
-        for number, handler in before.items():
-            if number != signal.SIGHUP or handler is not signal.SIG_IGN:  # nohup ignores SIGHUP
-                signal.signal(number, self._note)
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
-    def end_echo(self) -> None:
-        """Begin a new line if the terminal has shown ``^C`` since the last call."""
-        echoed = self.received.count(signal.SIGINT)
-        if echoed > self._echoed and sys.stderr.isatty():
-            print(file=sys.stderr, flush=True)
-        self._echoed = echoed
-
-    def _note(self, number: int, frame: object) -> None:
-        now = time.monotonic()
-        if self.received and now < self._first_at + _ONCE_S:
-            return
-        self._first_at = self._first_at or now
-        self.received.append(number)
+class _Phase(Enum):
+    RUNNING = auto()
+    STOPPING = auto()  # the ranks were asked to save and exit
+    ENDING = auto()  # the launcher was sent SIGTERM or SIGKILL
 
 
 class Attempt:
@@ -86,18 +84,6 @@ class Attempt:
         link_timeout_s: Seconds without an answer after which a host is lost.
         stopping: What the ranks do when they are asked to stop, for a message.
         accepts: Answers a request to scale the run; returns whether the ranks are to stop for it.
-
-    Attributes:
-        pid: The launcher's process id. This and the attributes below are valid after ``run``.
-        status: The launcher's exit status; negative if a signal killed it.
-        output: The latest output of ranks and launcher, including what was filtered out.
-        filtered_output: The launcher output that was not shown.
-        ended_at: When the launcher had ended, in seconds since the epoch.
-        statuses: The status records of all ranks that registered.
-        tracebacks: Those of ranks that ended with an unexpected exception, by rank.
-        lost_hosts: Hosts that stopped answering.
-        reported: Whether the reason for ending the launcher has been printed.
-        unreachable: Hosts that could not be searched for leftover ranks, with the reason.
     """
 
     def __init__(
@@ -113,44 +99,45 @@ class Attempt:
         accepts: Callable[[ScaleRequest], bool],
     ) -> None:
         self._command, self._ranks, self._run_dir = command, ranks, run_dir
-        self._others = [host for host in hosts if not is_local(host)]
+        self._remote_hosts = [host for host in hosts if not is_local(host)]
         self._agent, self._interrupts, self._link_timeout_s = agent, interrupts, link_timeout_s
         self._stopping, self._accepts = stopping, accepts
         self._output = bytearray()
-        self.filtered_output = ""
-        self._terminated_at: float | None = None  # when SIGTERM was sent to the launcher
-        self._stop_requested_at: float | None = None  # when the ranks were asked to save and exit
+        self._filtered_output = ""
+        self._phase, self._phase_began = _Phase.RUNNING, 0.0  # in ``STOPPING`` the time when a rank was last busy
         self._all_ended_at: float | None = None  # when all ranks were first seen to have ended
-        self.pid = self.status = 0
-        self._began = self.ended_at = 0.0
-        self.statuses: list[rank_status.RankStatus] = []
-        self.tracebacks: dict[int, str] = {}
-        self.unreachable: dict[str, str] = {}
         self._stopped_reapers: set[int] = set()  # process ids
-        self.lost_hosts: list[str] = []
-        self.reported = False
-        self._suspend_requested = self._reported_early_exits = False
+        self._lost_hosts: list[str] = []
+        self._is_reported = self._suspend_requested = self._reported_early_exits = False
 
-    def run(self) -> None:
-        """Run the launcher until it ends, then kill all leftover ranks."""
+    def run(self) -> AttemptResult:
+        """Run the launcher until it ends, then kill all leftover ranks. Call it once."""
         rank_status.clear(self._run_dir)
-        self._began = time.time()
-        self.status = self._launch(self._command.words, {**os.environ, **self._command.environment})
-        self.ended_at = time.time()
-        self.statuses = rank_status.read(self._run_dir)
-        self.tracebacks = rank_status.read_tracebacks(self._run_dir)
-        self._kill_leftover_ranks()
+        began = time.time()
+        process = self._launch(self._command.words, {**os.environ, **self._command.environment})
+        ended_at = time.time()
+        statuses = rank_status.read(self._run_dir)
+        tracebacks = rank_status.read_tracebacks(self._run_dir)
+        unreachable = self._kill_leftover_ranks(process, statuses, began)
         rank_status.clear(self._run_dir)
+        return AttemptResult(
+            process.pid,
+            process.returncode,
+            self._output.decode(errors="replace"),
+            self._filtered_output,
+            ended_at,
+            statuses,
+            tracebacks,
+            self._lost_hosts,
+            self._is_reported,
+            unreachable,
+        )
 
-    @property
-    def output(self) -> str:
-        return self._output.decode(errors="replace")
-
-    def _launch(self, words: list[str], environment: dict[str, str]) -> int:
+    def _launch(self, words: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+        """Run the launcher; return its process, which has ended."""
         with subprocess.Popen(
             words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=_begin
         ) as process:
-            self.pid = process.pid
             assert process.stdout is not None and process.stderr is not None
             readers = [
                 threading.Thread(target=self._forward, args=pair, daemon=True)
@@ -158,7 +145,7 @@ class Attempt:
             ]
             for reader in readers:
                 reader.start()
-            monitor = HostMonitor(self._agent, self._others, self._run_dir, self._link_timeout_s)
+            monitor = HostMonitor(self._agent, self._remote_hosts, self._run_dir, self._link_timeout_s)
             try:
                 with self._suspendable():
                     self._supervise(process, monitor)
@@ -166,7 +153,7 @@ class Attempt:
                 monitor.close()
             for reader in readers:
                 reader.join(timeout=1)  # a leftover process may keep the pipe open
-        return process.returncode
+        return process
 
     def _supervise(self, process: subprocess.Popen[bytes], monitor: HostMonitor) -> None:
         """Handle signals, hangs and lost hosts until the launcher has ended."""
@@ -175,30 +162,46 @@ class Attempt:
             self._handle_signals(process)
             self._handle_suspension()
             self._handle_scaling(process)
-            if self._terminated_at is None and rank_status.any_failed(self._run_dir):
+            if self._phase is not _Phase.ENDING and rank_status.any_failed(self._run_dir):
                 # The launcher would take half a second to end the other ranks.
-                time.sleep(_FLUSH_REMOTE_S if self._others else _FLUSH_S)
+                time.sleep(_FLUSH_REMOTE_S if self._remote_hosts else _FLUSH_S)
                 self._kill(process)
-            look_s = _LOOK_S if self._stop_requested_at is None else 1.0
-            if self._terminated_at is None and time.monotonic() > looked + look_s:
+            look_s = 1.0 if self._phase is _Phase.STOPPING else _LOOK_S
+            if self._phase is not _Phase.ENDING and time.monotonic() > looked + look_s:
                 looked = time.monotonic()
                 self._check_progress(process, looked)
             self._check_hosts(process, monitor)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=_POLL_S)
 
+    def _enter(self, phase: _Phase) -> None:
+        self._phase, self._phase_began = phase, time.monotonic()
+
+    def _stop(self, process: subprocess.Popen[bytes]) -> None:
+        """Ask the ranks to save and exit.
+
+        Launchers forward SIGUSR1 to the ranks and do nothing else. On SIGINT or SIGTERM they would kill the ranks
+        before these can save.
+        """
+        self._enter(_Phase.STOPPING)
+        process.send_signal(signal.SIGUSR1)
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        """Terminate the launcher."""
+        self._enter(_Phase.ENDING)
+        process.send_signal(signal.SIGTERM)
+
     def _kill(self, process: subprocess.Popen[bytes]) -> None:
         """Kill the launcher and what it has started on this host; on other hosts its daemons end the ranks."""
-        self._terminated_at = time.monotonic()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        self._enter(_Phase.ENDING)
+        _kill_group(process)
 
     def _check_hosts(self, process: subprocess.Popen[bytes], monitor: HostMonitor) -> None:
         """Report hosts that do not answer; end the launcher if one is lost."""
         for line in monitor.look():
             say(f"mpitrain: {line}")
-        if self._terminated_at is None and (lost := monitor.lost()):
-            self.lost_hosts, self.reported = lost, True
+        if self._phase is not _Phase.ENDING and (lost := monitor.lost()):
+            self._lost_hosts, self._is_reported = lost, True
             for host in lost:
                 say(f"mpitrain: host {host} has not answered for {self._link_timeout_s:g} s; ending the ranks")
             self._kill(process)  # it would wait for its daemon on the lost host
@@ -216,22 +219,22 @@ class Attempt:
         """End a launcher that hangs; repeat the stop request to ranks that have not ended."""
         statuses = rank_status.read(self._run_dir)
         self._check_reapers(statuses)
-        ended = bool(statuses) and len(statuses) == self._ranks and all(e.done or e.ended_at for e in statuses)
+        running = sum(not (status.done or status.ended_at) for status in statuses)
+        ended = bool(statuses) and len(statuses) == self._ranks and not running
         self._all_ended_at = (self._all_ended_at or now) if ended else None
         self._report_early_exits(statuses)
         if self._all_ended_at is not None and now > self._all_ended_at + _OUTSTAYS_S:
             self._end(process)
-        elif self._stop_requested_at is not None and not ended:
-            self._check_stop(process, sum(not (e.done or e.ended_at) for e in statuses), now)
+        elif self._phase is _Phase.STOPPING and not ended:
+            self._check_stop(process, running, now)
 
     def _handle_scaling(self, process: subprocess.Popen[bytes]) -> None:
         """Ask the ranks to save and exit if the run is to continue on others."""
-        if self._stop_requested_at is not None or self._terminated_at is not None:
+        if self._phase is not _Phase.RUNNING:
             return
         request = read_request(self._run_dir)
         if request is not None and self._all_ranks_ready() and self._accepts(request):
-            self._stop_requested_at = time.monotonic()
-            process.send_signal(signal.SIGUSR1)
+            self._stop(process)
 
     def _report_early_exits(self, statuses: Sequence[rank_status.RankStatus]) -> None:
         """Report once that some ranks have exited long ago and others have not, which may wait for them forever."""
@@ -249,14 +252,13 @@ class Attempt:
 
     def _check_stop(self, process: subprocess.Popen[bytes], ranks: int, now: float) -> None:
         """Repeat the request to save and exit; end the ranks if none can fulfil it."""
-        assert self._stop_requested_at is not None
         doing = rank_status.read_activities(self._run_dir)
         interrupted = self._interrupts.received[:1] == [signal.SIGINT]  # a scheduler sets a limit of its own
         if not interrupted or len(doing) < ranks or any(activity.busy for activity in doing.values()):
-            self._stop_requested_at = now
-        elif now > self._stop_requested_at + _STOP_S:
+            self._phase_began = now
+        elif now > self._phase_began + _STOP_S:
             say(f"mpitrain: ending the ranks, which cannot finish{_listed(doing)}")
-            self.reported = True
+            self._is_reported = True
             self._end(process)
             return
         process.send_signal(signal.SIGUSR1)
@@ -264,19 +266,15 @@ class Attempt:
     def _handle_signals(self, process: subprocess.Popen[bytes]) -> None:
         """Ask the ranks to save and exit on the first signal; terminate the launcher on the second."""
         count = len(self._interrupts.received)  # the handler may append meanwhile
-        if count == 1 and self._stop_requested_at is None and self._terminated_at is None and self._all_ranks_ready():
-            # Launchers forward SIGUSR1 to the ranks and do nothing else. On SIGINT or SIGTERM they would kill the ranks
-            # before these can save.
-            self._stop_requested_at = time.monotonic()
-            process.send_signal(signal.SIGUSR1)
+        if count == 1 and self._phase is _Phase.RUNNING and self._all_ranks_ready():
+            self._stop(process)
             doing = _listed(rank_status.read_activities(self._run_dir))
             self._interrupts.end_echo()
             say(f"mpitrain: {self._stopping}; press Ctrl-C to exit immediately{doing}")
-        elif count and self._terminated_at is None and (count > 1 or self._stop_requested_at is None):
+        elif (count and self._phase is _Phase.RUNNING) or (count > 1 and self._phase is _Phase.STOPPING):
             self._end(process)
-        if self._terminated_at is not None and time.monotonic() > self._terminated_at + _GRACE_S:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+        if self._phase is _Phase.ENDING and time.monotonic() > self._phase_began + _GRACE_S:
+            _kill_group(process)
 
     @contextmanager
     def _suspendable(self) -> Iterator[None]:
@@ -297,7 +295,7 @@ class Attempt:
         if not self._suspend_requested:
             return
         self._suspend_requested = False
-        if self._others:  # while this process is stopped, the other hosts would count its link as lost
+        if self._remote_hosts:  # while this process is stopped, the other hosts would count its link as lost
             say("mpitrain: a run on several hosts cannot be suspended; press Ctrl-C to save and exit")
             return
         # Not the launcher: if this process is killed, it must still be able to end the ranks.
@@ -307,21 +305,22 @@ class Attempt:
         signal.signal(signal.SIGTSTP, handler)
         host_watcher.signal_ranks(str(self._run_dir), signal.SIGCONT)
 
-    def _end(self, process: subprocess.Popen[bytes]) -> None:
-        """Terminate the launcher."""
-        self._terminated_at = time.monotonic()
-        process.send_signal(signal.SIGTERM)
-
     def _all_ranks_ready(self) -> bool:
         """Return whether every rank would save on a signal; before that there is nothing to save."""
         statuses = rank_status.read(self._run_dir)
         expected = len(statuses) if self._ranks is None else self._ranks
         return bool(statuses) and len(statuses) == expected and all(status.ready for status in statuses)
 
-    def _kill_leftover_ranks(self) -> None:
-        """Kill the ranks that are still alive, on all hosts, and remove what they leave; normally nothing is left."""
-        local = [status for status in self.statuses if is_local(status.host)]
-        deadline = time.monotonic() + (1.0 if self.status else 5.0)
+    def _kill_leftover_ranks(
+        self, process: subprocess.Popen[bytes], statuses: Sequence[rank_status.RankStatus], began: float
+    ) -> dict[str, str]:
+        """Kill the ranks that are still alive, on all hosts, and remove what they leave; normally nothing is left.
+
+        Returns:
+            The hosts on which that was not possible, with the reason.
+        """
+        local = [status for status in statuses if is_local(status.host)]
+        deadline = time.monotonic() + (1.0 if process.returncode else 5.0)
         while any(is_alive(status.pid, status.start) for status in local):
             if time.monotonic() > deadline:
                 for status in local:
@@ -331,17 +330,17 @@ class Attempt:
                 break
             time.sleep(0.02)
         # Open MPI's launcher exits with 0 when it has lost a host.
-        well = self.status == 2 or (self.status in (0, os.EX_TEMPFAIL) and all(status.done for status in self.statuses))
-        if self._terminated_at is not None or not well:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)  # such as an ssh whose remote side waits for the dead launcher
-            host_watcher.end_ranks(str(self._run_dir))  # and the processes that they have started
-            # A killed Open MPI launcher leaves a session directory that breaks a later one with the same process id.
-            within_s = time.time() - self._began + 1.0
-            files = host_watcher.remove_ended_sessions(str(self._run_dir), within_s)
-            threading.Thread(target=host_watcher.remove_unused, args=(files,)).start()  # a restart need not wait
-            words = [sys.executable, host_watcher.__file__, "end", str(self._run_dir), f"{within_s:.0f}"]
-            self.unreachable = self._agent.run_on_each((host, shlex.join(words)) for host in self._others)
+        ended_well = process.returncode in (0, os.EX_TEMPFAIL) and all(status.done for status in statuses)
+        if self._phase is not _Phase.ENDING and (ended_well or process.returncode == 2):
+            return {}
+        _kill_group(process)  # such as an ssh whose remote side waits for the dead launcher
+        host_watcher.end_ranks(str(self._run_dir))  # and the processes that they have started
+        # A killed Open MPI launcher leaves a session directory that breaks a later one with the same process id.
+        within_s = time.time() - began + 1.0
+        files = host_watcher.remove_ended_sessions(str(self._run_dir), within_s)
+        threading.Thread(target=host_watcher.remove_unused, args=(files,)).start()  # a restart need not wait
+        words = [sys.executable, host_watcher.__file__, "end", str(self._run_dir), f"{within_s:.0f}"]
+        return self._agent.run_on_each((host, shlex.join(words)) for host in self._remote_hosts)
 
     def _forward(self, pipe: IO[bytes], stream: IO[bytes]) -> None:
         """Forward the output to ``stream``, without the launcher's comments on how ranks ended."""
@@ -352,7 +351,7 @@ class Attempt:
             del self._output[:-_KEPT_BYTES]
             forward(stream, launcher_filter.feed(chunk))
         forward(stream, launcher_filter.rest())
-        self.filtered_output += launcher_filter.dropped.decode(errors="replace")
+        self._filtered_output += launcher_filter.dropped.decode(errors="replace")
 
 
 def _read(pipe: IO[bytes]) -> bytes:
@@ -361,6 +360,11 @@ def _read(pipe: IO[bytes]) -> bytes:
         return os.read(pipe.fileno(), 65536)
     except (OSError, ValueError):
         return b""
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _begin() -> None:

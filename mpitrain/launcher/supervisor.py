@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .. import checkpoint
-from ..checkpoint.memory import StateInMemory, newest_state, save_as_checkpoint
 from ..errors import LaunchError, UserError
 from ..monitor import heartbeat as status
 from ..monitor.console import COLUMNS_VARIABLE, terminal_columns
@@ -24,18 +23,19 @@ from ..process.failure import Failure, record_failure
 from ..process.pid import is_alive
 from ..process.run_directory import forget_launcher, make_run_dir, record_launcher, remove_empty
 from ..process.signals import STOPPED_EARLY
-from .attempt import Attempt, Interrupts
+from .attempt import Attempt, AttemptResult
 from .command_line import LaunchSpec, LocalMachine, compose
 from .hosts import Host, RemoteAgent, is_local
+from .interrupts import Interrupts
 from .mpi_flavors import Launcher
+from .outcome import Kind, Outcome, classify
 from .preparation import make_launch_spec, prepare
-from .restarts import Outcome, classify_exit, has_advanced, reason_to_give_up, restart_delay_s
+from .restarts import has_advanced, reason_to_give_up, restart_delay_s
+from .saved_states import SavedStates
 from .scaling import ScaleRequest, answer_request, remove_request, remove_requests
 from .terminal import say
 
-# Open MPI's launcher fails to start if it finds the session directory of a killed launcher with the same process id.
-_PASSES = "listener thread failed to start"
-_OTHERS_S = 20.0  # for ranks whose launcher was killed to save and exit
+_OTHER_RUN_S = 20.0  # for ranks whose launcher was killed to save and exit
 
 
 @dataclass
@@ -81,7 +81,7 @@ def _run_dir(name: str, requested: Path | None) -> Iterator[Path]:
     """Yield the absolute run directory; remove it afterwards if it was created here and is still empty."""
     state_folder.remove_orphans()  # before this run makes its directory
     folder, made = make_run_dir(name, requested)
-    _wait_for_others(folder)
+    _wait_for_other_run(folder)
     if (age_s := rank_status.age_s(folder)) is not None:  # of a run whose supervisor was killed
         host_watcher.end_ranks(str(folder.absolute()))
         host_watcher.remove_leftovers(str(folder.absolute()), age_s)
@@ -97,7 +97,7 @@ def _run_dir(name: str, requested: Path | None) -> Iterator[Path]:
         remove_empty(made)
 
 
-def _wait_for_others(folder: Path) -> None:
+def _wait_for_other_run(folder: Path) -> None:
     """Wait until no rank of another run on this machine writes to the run directory.
 
     Ranks whose launcher was killed still save, which takes time; a second chief would write to the same files.
@@ -105,7 +105,7 @@ def _wait_for_others(folder: Path) -> None:
     Raises:
         LaunchError: Such a rank is still running after the timeout.
     """
-    deadline = time.monotonic() + _OTHERS_S
+    deadline = time.monotonic() + _OTHER_RUN_S
     while left := [e for e in rank_status.read(folder) if is_local(e.host) and is_alive(e.pid, e.start)]:
         if time.monotonic() > deadline:
             raise LaunchError(
@@ -127,45 +127,44 @@ class _Supervisor:
         self._continues = False  # whether the present attempt follows another one
         self._next_spec: LaunchSpec | None = None  # for which the ranks of the present attempt stop
         self._in_a_row = 0  # restarts since training has last advanced
-        self._failure: Outcome | None = None  # that the present attempt follows
-        self._failed = False  # whether ranks of the last attempt were killed
-        self._traceback = ""  # of the rank that ended the last attempt
+        self._last_failure: Outcome | None = None  # that the present attempt follows
+        self._ranks_were_killed = False  # those of the last attempt
         if not (launch.keeps_state and launch.request.workload.resumes):
             state_folder.remove(str(launch.run_dir))  # of a run whose supervisor was killed
-        self._earlier_checkpoints = set() if launch.request.workload.resumes else set(_stamps(launch.run_dir))
+        self._saved = SavedStates(launch.run_dir, launch.request.workload.resumes, launch.keeps_state)
 
     def run(self) -> int:
         """Train; return the exit status."""
-        before: Outcome | None = None
+        run_dir = self._launch.run_dir
         while True:
-            outcome = self._attempt()
-            self._failed = outcome.kind not in ("finished", "stopped")
+            outcome = self._run_attempt()
+            self._ranks_were_killed = outcome.kind not in (Kind.FINISHED, Kind.STOPPED)
             signals = len(self._interrupts.received)
-            if (signals and outcome.kind in ("failed", "not begun")) or (signals > 1 and outcome.kind == "stopped"):
-                if signals == 1 and outcome.kind == "failed" and outcome.step is not None and outcome.reason:
+            if (signals and outcome.has_failed) or (signals > 1 and outcome.kind is Kind.STOPPED):
+                if signals == 1 and outcome.kind is Kind.FAILED and outcome.step is not None and outcome.reason:
                     _say(outcome.reason)  # it failed in a different way while saving
                 return self._interrupted()
             if outcome.reason:
                 _say(outcome.reason)
-            if outcome.kind == "stopped" and self._next_spec is not None and not self._interrupts.received:
+            if outcome.has_failed:
+                if not self._prepare_restart(outcome):
+                    self._save_state()
+                    record_failure(run_dir, Failure(outcome.reason, outcome.rank, outcome.traceback))
+                    return 1
+                self._last_failure = outcome
+                if self._interrupts.received:
+                    return self._interrupted()
+            elif outcome.kind is Kind.STOPPED and self._next_spec is not None and not self._interrupts.received:
                 self._spec, self._next_spec = self._next_spec, None
-                remove_request(self._launch.run_dir)
-                before = self._failure = None
-                _say(f"continuing from {self._describe_newest()}, with {self._describe()}")
-                continue
-            if outcome.kind == "user error":
+                remove_request(run_dir)
+                self._last_failure = None
+                _say(f"continuing from {self._saved.describe()}, with {self._describe()}")
+            elif outcome.kind is Kind.USER_ERROR:  # it has changed nothing
                 self._save_state()
-            if outcome.kind in ("finished", "stopped", "user error"):
-                if outcome.kind != "user error":  # it has changed nothing
-                    record_failure(self._launch.run_dir, None)
-                return {"finished": 0, "stopped": STOPPED_EARLY}.get(outcome.kind, 2)
-            if not self._prepare_restart(outcome, before):
-                self._save_state()
-                record_failure(self._launch.run_dir, Failure(outcome.reason, outcome.rank, self._traceback))
-                return 1
-            before = self._failure = outcome
-            if self._interrupts.received:
-                return self._interrupted()
+                return UserError.exit_status
+            else:
+                record_failure(run_dir, None)
+                return STOPPED_EARLY if outcome.kind is Kind.STOPPED else 0
 
     def clean_up(self) -> None:
         """Remove what restarts need, here and on hosts whose ranks have not ended by themselves."""
@@ -175,40 +174,36 @@ class _Supervisor:
             return
         state_folder.remove(run_dir)
         fork_server.stop_server(run_dir)
-        if self._failed:
+        if self._ranks_were_killed:
             scripts = (state_folder.__file__, "remove", run_dir), (fork_server.__file__, "stop", run_dir)
             command = "; ".join(shlex.join([sys.executable, *words]) for words in scripts)
             hosts = [host.name for host in self._spec.hosts or () if not is_local(host.name)]
             self._agent.run_on_each((host, command) for host in hosts)
 
-    def _attempt(self) -> Outcome:
+    def _run_attempt(self) -> Outcome:
         """Run one attempt; retry once if the launcher itself failed to start."""
-        for last in (False, True):
-            attempt, earlier = self._prepare(), status.read(self._launch.run_dir)
-            attempt.run()
-            self._continues = True
-            ranks = self._spec.ranks or len(attempt.statuses)
-            launcher = f"{Path(self._launch.launcher.program).name}, process {attempt.pid}"
-            outcome = classify_exit(attempt.status, attempt.output, attempt.statuses, ranks, launcher)
-            if outcome.kind == "finished" and _stopped_early(self._launch.run_dir, earlier):
-                outcome = Outcome("stopped")  # the signal also ended the launcher's daemons, and it exits with 0 then
-            if attempt.reported and outcome.kind in ("stopped", "failed"):  # stopped: the launcher continued the ranks
-                outcome = Outcome("failed", step=outcome.step)
-            for host, error in attempt.unreachable.items():
-                if outcome.kind == "user error" or self._interrupts.received:
-                    _say(f"host {host} does not answer ({error}); check it for leftover processes")
-            passes = _PASSES in attempt.output or attempt.status < 0
-            if outcome.kind != "not begun" or last or not passes or self._interrupts.received:
-                break
+        result, outcome = self._start_ranks()
+        if outcome.is_transient and not self._interrupts.received:
             _say("the launcher failed to start; trying once more")
-        self._traceback = attempt.tracebacks.get(-1 if outcome.rank is None else outcome.rank, "")
-        if outcome.kind in ("failed", "not begun") and self._spec.hosts is not None and not self._interrupts.received:
-            outcome = replace(outcome, gone=attempt.lost_hosts or self._unreachable(self._spec.hosts))
-        ends = [status.ended_at for status in attempt.statuses if status.ended_at]
-        outcome = replace(outcome, ended_at=min(ends, default=attempt.ended_at))
-        if outcome.kind == "not begun" and not outcome.gone and attempt.filtered_output.strip():
-            print(attempt.filtered_output.strip(), file=sys.stderr)  # the only explanation there is
+            result, outcome = self._start_ranks()
+        if outcome.has_failed and self._spec.hosts is not None and not self._interrupts.received:
+            outcome = replace(outcome, lost_hosts=outcome.lost_hosts or self._unreachable(self._spec.hosts))
+        if outcome.kind is Kind.LAUNCH_FAILED and not outcome.lost_hosts and result.filtered_output.strip():
+            print(result.filtered_output.strip(), file=sys.stderr)  # the only explanation there is
         return outcome
+
+    def _start_ranks(self) -> tuple[AttemptResult, Outcome]:
+        """Start the ranks, wait until they have ended, and return how."""
+        run_dir, earlier = self._launch.run_dir, status.read(self._launch.run_dir)
+        result = self._prepare_attempt().run()
+        self._continues = True
+        launcher = f"{Path(self._launch.launcher.program).name}, process {result.pid}"
+        ranks = self._spec.ranks or len(result.statuses)
+        outcome = classify(result, ranks, launcher, _is_recorded_as_stopped(run_dir, earlier))
+        if outcome.kind is Kind.USER_ERROR or self._interrupts.received:
+            for host, error in result.unreachable.items():
+                _say(f"host {host} does not answer ({error}); check it for leftover processes")
+        return result, outcome
 
     def _unreachable(self, hosts: Sequence[Host]) -> list[str]:
         """Report and return the hosts that do not answer."""
@@ -217,7 +212,7 @@ class _Supervisor:
             _say(f"host {host} does not answer: {error}")
         return list(errors)
 
-    def _prepare(self) -> Attempt:
+    def _prepare_attempt(self) -> Attempt:
         launch, spec = self._launch, self._spec
         ours = {
             rank_status.RUN_DIR_VARIABLE: str(launch.run_dir),
@@ -225,10 +220,10 @@ class _Supervisor:
             launcher_env.RESTART_COUNT: str(self._restarts),
             launcher_env.MAX_RESTARTS: str(launch.request.options.max_restarts),
         }
-        if self._failure is not None:
-            ours[launcher_env.FAILED_AT] = str(self._failure.ended_at)
-            if self._failure.step is not None:
-                ours[launcher_env.FAILED_STEP] = str(self._failure.step)
+        if self._last_failure is not None:
+            ours[launcher_env.FAILED_AT] = str(self._last_failure.ended_at)
+            if self._last_failure.step is not None:
+                ours[launcher_env.FAILED_STEP] = str(self._last_failure.step)
         if launch.keeps_state:
             ours[launcher_env.KEEPS_STATE] = "1"
         if spec.network is not None:
@@ -261,31 +256,31 @@ class _Supervisor:
             return workload
         limit_s = workload.time_limit
         return workload.restarted(
-            self._newest(), None if limit_s is None else max(1.0, round(limit_s - self._elapsed_s()))
+            self._saved.newest_checkpoint(), None if limit_s is None else max(1.0, round(limit_s - self._elapsed_s()))
         )
 
-    def _prepare_restart(self, outcome: Outcome, before: Outcome | None) -> bool:
+    def _prepare_restart(self, outcome: Outcome) -> bool:
         """Prepare another attempt and wait for the restart delay; return False if there is none."""
         options, workload = self._launch.request.options, self._launch.request.workload
-        limit = workload.time_limit
+        limit, before, ranks = workload.time_limit, self._last_failure, self._spec.ranks or 1
         if self._restarts >= options.max_restarts:
             if options.max_restarts:
                 _say(f"not restarting: --max-restarts {options.max_restarts} reached")
             return False
         why = ""
-        if workload.keeps_checkpoints or outcome.kind == "not begun":
-            why = reason_to_give_up(outcome, before, self._spec.ranks or 1)
+        if workload.keeps_checkpoints or outcome.kind is Kind.LAUNCH_FAILED:
+            why = reason_to_give_up(outcome, before, ranks)
         if not why and limit is not None and self._elapsed_s() + 1 > limit:
             why = f"--time-limit {limit:g} is used up"
-        if not why and outcome.gone:
-            why = self._exclude_hosts(outcome.gone)
+        if not why and outcome.lost_hosts:
+            why = self._exclude_hosts(outcome.lost_hosts)
         if why:
             _say(f"not restarting: {why}")
             return False
         self._restarts += 1
-        self._in_a_row = 1 if has_advanced(outcome, before, self._spec.ranks or 1) else self._in_a_row + 1
+        self._in_a_row = 1 if has_advanced(outcome, before, ranks) else self._in_a_row + 1
         seconds = restart_delay_s(self._in_a_row)
-        where = f" from {self._describe_newest()}" if workload.keeps_checkpoints else ""
+        where = f" from {self._saved.describe()}" if workload.keeps_checkpoints else ""
         number = f"restart {self._restarts} of {options.max_restarts}"
         when = f" in {seconds:.0f} s" if seconds else ""
         _say(f"restarting{when}{where}, with {self._describe()} ({number})")
@@ -318,11 +313,11 @@ class _Supervisor:
         self._next_spec = None if unreachable else spec
         return "; ".join(f"host {host} does not answer: {error}" for host, error in unreachable.items())
 
-    def _exclude_hosts(self, gone: list[str]) -> str:
+    def _exclude_hosts(self, lost_hosts: Sequence[str]) -> str:
         """Remove lost hosts from the launch if ``--min-ranks`` allows it; return why not, or an empty string."""
         least = self._launch.request.options.min_ranks
         assert self._spec.hosts is not None
-        left = [host for host in self._spec.hosts if host.name not in gone]
+        left = [host for host in self._spec.hosts if host.name not in lost_hosts]
         ranks = sum(host.slots for host in left)
         if least is None:
             _say("waiting for it; pass --min-ranks M to restart on the other hosts with at least M ranks")
@@ -338,7 +333,7 @@ class _Supervisor:
         self._save_state()
         number = self._interrupts.received[-1]
         name = signal.Signals(number).name
-        path = self._newest()
+        path = self._saved.newest_checkpoint()
         if path is not None and len(self._interrupts.received) == 1:
             folder = shlex.quote(os.path.relpath(self._launch.run_dir))
             _say(f"ended by {name}; to resume from {path.name}, run the same command with --run-dir {folder}")
@@ -347,36 +342,10 @@ class _Supervisor:
         _say(f"ended by {name}{'; nothing was saved' if nothing_saved else ''}")
         return 128 + number
 
-    def _newest(self) -> Path | None:
-        """Return this run's newest checkpoint; ignores those that existed before it, unless ``--resume auto``."""
-        own = [stamp for stamp in _stamps(self._launch.run_dir) if stamp not in self._earlier_checkpoints]
-        return own[0][0] if own else None
-
-    def _describe_newest(self) -> str:
-        """Return what a restart resumes from, as far as it is on this host."""
-        path, kept = self._newest(), self._newer_state()
-        if kept is not None:
-            return f"the state of step {kept.step:,} in memory"
-        return "the beginning" if path is None else path.name
-
-    def _newer_state(self) -> StateInMemory | None:
-        """Return the newest state in the memory of this host, if it is newer than the run's checkpoints."""
-        path = self._newest()
-        kept = newest_state(str(self._launch.run_dir)) if self._launch.keeps_state else None
-        is_newer = kept is not None and (path is None or path < checkpoint.path_for(path.parent, kept.step))
-        return kept if is_newer else None
-
     def _save_state(self) -> None:
         """Write the newest state in memory as a checkpoint, because the run ends without one of that step."""
-        kept = self._newer_state()
-        if kept is None:
-            return
-        try:
-            path = save_as_checkpoint(kept, self._launch.run_dir / "checkpoints")
-        except (OSError, ValueError) as error:
-            _say(f"the state of step {kept.step:,} in memory could not be saved: {error}")
-        else:
-            _say(f"the state of step {kept.step:,} in memory was saved as {path.name}")
+        if message := self._saved.save_state():
+            _say(message)
 
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._began
@@ -385,15 +354,6 @@ class _Supervisor:
         ranks, hosts = self._spec.ranks, self._spec.hosts
         text = "the same ranks" if ranks is None else f"{ranks} rank{'s' * (ranks != 1)}"
         return text if hosts is None else f"{text} on {', '.join(host.name for host in hosts)}"
-
-
-def _stamps(run_dir: Path) -> list[tuple[Path, int]]:
-    """Return the checkpoints of a run directory with their modification times, the highest step first."""
-    stamps = []
-    for path in checkpoint.steps(run_dir / "checkpoints").values():
-        with contextlib.suppress(OSError):  # it is being removed
-            stamps.append((path, path.stat().st_mtime_ns))
-    return stamps
 
 
 def _agent_in(machine: LocalMachine) -> str | None:
@@ -406,7 +366,7 @@ def _say(line: str) -> None:
     say(f"mpitrain: {line}")
 
 
-def _stopped_early(run_dir: Path, earlier: status.Status | None) -> bool:
+def _is_recorded_as_stopped(run_dir: Path, earlier: status.Status | None) -> bool:
     """Return whether the run's heartbeat records that it was stopped before its last step.
 
     Args:

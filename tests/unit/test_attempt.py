@@ -13,7 +13,7 @@ import pytest
 
 from mpitrain.errors import LaunchError
 from mpitrain.launcher import supervisor as run
-from mpitrain.launcher.attempt import Interrupts
+from mpitrain.launcher.interrupts import Interrupts
 from mpitrain.process import rank_status
 
 from ..support.launch import JOBS
@@ -43,7 +43,7 @@ def test_what_nohup_ignores_stays_ignored() -> None:
 
 
 def test_a_run_directory_in_use_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "_OTHERS_S", 0.3)
+    monkeypatch.setattr(run, "_OTHER_RUN_S", 0.3)
     code = "import sys, time; from pathlib import Path; from mpitrain.process.rank_status import RankStatusFile\n"
     code += "RankStatusFile(Path(sys.argv[1]), 3); print(flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE) as other:

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from mpitrain.launcher.attempt import AttemptResult
 from mpitrain.launcher.exit_report import parse_exits, parse_lost_hosts
-from mpitrain.launcher.restarts import Outcome, classify_exit, reason_to_give_up, restart_delay_s
+from mpitrain.launcher.outcome import Kind, Outcome, classify
+from mpitrain.launcher.restarts import reason_to_give_up, restart_delay_s
 from mpitrain.process import rank_status
 from mpitrain.process.rank_status import RankStatus, RankStatusFile
 
@@ -63,21 +65,27 @@ def rank(number: int, step: int = 41, **known: object) -> RankStatus:
     return RankStatus(number, host, 100 + number, "", 50 + number, "worker", number, ready, step=step, **known)  # type: ignore[arg-type]
 
 
+def result_of(status: int, *entries: RankStatus, output: str = "", **known: object) -> AttemptResult:
+    """Return the result of an attempt whose launcher has ended at 9."""
+    result = AttemptResult(7, status, output, "", 9.0, entries, {}, [], False, {})
+    return replace(result, **known)  # type: ignore[arg-type]
+
+
 def judged(status: int, *entries: RankStatus, output: str = "") -> Outcome:
-    return classify_exit(status, output, entries, 3, "mpirun, process 7")
+    return replace(classify(result_of(status, *entries, output=output), 3, "mpirun, process 7"), ended_at=0.0)
 
 
 def test_how_a_run_ended_well() -> None:
     done = [rank(number, done=True) for number in range(3)]
-    assert judged(0, *done) == Outcome("finished")
-    assert judged(75, *(replace(entry, stopped=True) for entry in done)) == Outcome("stopped")
-    assert judged(0) == Outcome("finished")  # nobody could write in the run directory
+    assert judged(0, *done) == Outcome(Kind.FINISHED)
+    assert judged(75, *(replace(entry, stopped=True) for entry in done)) == Outcome(Kind.STOPPED)
+    assert judged(0) == Outcome(Kind.FINISHED)  # nobody could write in the run directory
 
 
 def test_a_crash_when_all_is_done_is_reported_and_no_failure() -> None:
     done = [rank(number, done=True) for number in range(2)]
     ended = judged(139, *done, rank(2, done=True, ended_at=1.0, signal=11))
-    assert ended.kind == "finished"
+    assert ended.kind == Kind.FINISHED
     assert ended.step is None
     for data in ("rank 2 of 3", "on h2", "process 102", "signal 11 (SIGSEGV)"):
         assert data in ended.reason
@@ -87,12 +95,12 @@ def test_a_crash_when_all_is_done_is_reported_and_no_failure() -> None:
 def test_what_a_launcher_ends_when_all_is_done_is_not_reported(number: int) -> None:
     done = [rank(each, done=True, stopped=True) for each in range(2)]
     ended = judged(75, *done, rank(2, done=True, stopped=True, ended_at=1.0, signal=number))
-    assert ended == Outcome("stopped")
+    assert ended == Outcome(Kind.STOPPED)
 
 
 def test_a_launcher_that_ends_with_0_before_its_ranks_have_ended() -> None:
     lost = judged(0, rank(0), rank(1), rank(2, done=True), output="Remote host: h1\n  Daemon exit status: 0\n")
-    assert (lost.kind, lost.step) == ("failed", 41)
+    assert (lost.kind, lost.step) == (Kind.FAILED, 41)
     assert lost.reason.startswith("mpirun, process 7, ") and lost.reason.endswith("host h1, in step 42")
 
 
@@ -165,27 +173,41 @@ def test_a_program_that_exits_with_0_too_early_is_named() -> None:
     ended = rank(0, is_program=True, ended_at=2.0, signal=15)
     for others in ([ended], [rank(0, is_program=True)]):
         outcome = judged(1, exited, *others)
-        assert (outcome.kind, outcome.rank) == ("failed", 1) and outcome.reason.startswith(RANK_1)
+        assert (outcome.kind, outcome.rank) == (Kind.FAILED, 1) and outcome.reason.startswith(RANK_1)
     by_user = judged(1, exited, replace(ended, ended_at=9000.0))
     assert by_user.rank == 0 and "signal 15" in by_user.reason
     assert judged(1, exited, rank(0, is_program=True), output=OPEN_MPI.replace("rank 1", "rank 0")).rank == 0
     killed = judged(1, exited, replace(ended, signal=9))
-    assert (killed.kind, killed.rank) == ("failed", 0)
+    assert (killed.kind, killed.rank) == (Kind.FAILED, 0)
     assert judged(-9, exited, rank(0, is_program=True)).rank is None  # the launcher was killed
 
 
 def test_a_user_error_is_reported_already() -> None:
-    assert judged(2, rank(0, is_user_error=True)) == Outcome("user error")
+    assert judged(2, rank(0, is_user_error=True)) == Outcome(Kind.USER_ERROR)
+
+
+def test_what_the_launcher_did_itself_counts() -> None:
+    stopped, failed = [rank(0, done=True, stopped=True)], [rank(0), rank(1, ended_at=5.0, status=3)]
+    ended = classify(result_of(1, *failed, tracebacks={1: "trace"}, lost_hosts=["h0"]), 2, "mpirun")
+    assert (ended.kind, ended.rank, ended.step, ended.ended_at) == (Kind.FAILED, 1, 41, 5.0)
+    assert (ended.traceback, ended.lost_hosts) == ("trace", ["h0"])
+    for entries in (stopped, failed):  # it has said why it ended the ranks
+        ended = classify(result_of(0, *entries, is_reported=True), len(entries), "mpirun")
+        assert (ended.kind, ended.reason, ended.rank) == (Kind.FAILED, "", None)
+    assert classify(result_of(0), 2, "mpirun", is_recorded_as_stopped=True).kind is Kind.STOPPED
+    for status, output, is_transient in ((1, "", False), (1, "listener thread failed to start", True), (-9, "", True)):
+        ended = classify(result_of(status, output=output), 2, "mpirun")
+        assert (ended.kind, ended.is_transient, ended.ended_at) == (Kind.LAUNCH_FAILED, is_transient, 9.0)
 
 
 def test_another_attempt() -> None:
-    at = [Outcome("failed", step=step) for step in (None, 0, 100, 102, 200)]
+    at = [Outcome(Kind.FAILED, step=step) for step in (None, 0, 100, 102, 200)]
     assert not any(reason_to_give_up(one, None, 3) for one in at)
     assert reason_to_give_up(at[0], at[0], 3) and "step" not in reason_to_give_up(at[0], at[0], 3)
     assert "103" in reason_to_give_up(at[3], at[2], 3)
     assert not reason_to_give_up(at[4], at[3], 3)
     assert not reason_to_give_up(at[1], at[0], 3)
-    assert not reason_to_give_up(Outcome("failed", gone=["h2"]), at[0], 3)
+    assert not reason_to_give_up(Outcome(Kind.FAILED, lost_hosts=["h2"]), at[0], 3)
     assert [restart_delay_s(number) for number in (1, 2, 3, 8, 30)] == [0, 1, 2, 60, 60]
 
 

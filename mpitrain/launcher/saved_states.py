@@ -1,0 +1,59 @@
+"""What a run can resume from: its checkpoints, and the newest state in the memory of this host."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from .. import checkpoint
+from ..checkpoint.memory import StateInMemory, newest_state, save_as_checkpoint
+
+
+class SavedStates:
+    """The states that a run has saved.
+
+    Args:
+        resumes: Whether checkpoints that exist already are this run's.
+        keeps_state: Whether the ranks keep the newest state in memory.
+    """
+
+    def __init__(self, run_dir: Path, resumes: bool, keeps_state: bool) -> None:
+        self._run_dir, self._keeps_state = run_dir, keeps_state
+        self._earlier = set() if resumes else set(self._checkpoints())
+
+    def newest_checkpoint(self) -> Path | None:
+        """Return this run's newest checkpoint; None if there is none."""
+        return next((path for path, time_ns in self._checkpoints() if (path, time_ns) not in self._earlier), None)
+
+    def describe(self) -> str:
+        """Return what a restart resumes from, as far as it is on this host."""
+        path, state = self.newest_checkpoint(), self._newer_state()
+        if state is not None:
+            return f"the state of step {state.step:,} in memory"
+        return "the beginning" if path is None else path.name
+
+    def save_state(self) -> str:
+        """Write the state in memory as a checkpoint if it is newer than those; return a message, empty if it is not."""
+        state = self._newer_state()
+        if state is None:
+            return ""
+        try:
+            path = save_as_checkpoint(state, self._run_dir / "checkpoints")
+        except (OSError, ValueError) as error:
+            return f"the state of step {state.step:,} in memory could not be saved: {error}"
+        return f"the state of step {state.step:,} in memory was saved as {path.name}"
+
+    def _newer_state(self) -> StateInMemory | None:
+        """Return the newest state in the memory of this host, if it is newer than the run's checkpoints."""
+        path = self.newest_checkpoint()
+        state = newest_state(str(self._run_dir)) if self._keeps_state else None
+        is_newer = state is not None and (path is None or path < checkpoint.path_for(path.parent, state.step))
+        return state if is_newer else None
+
+    def _checkpoints(self) -> list[tuple[Path, int]]:
+        """Return the checkpoints in the run directory with their modification times, the highest step first."""
+        checkpoints = []
+        for path in checkpoint.steps(self._run_dir / "checkpoints").values():
+            with contextlib.suppress(OSError):  # it is being removed
+                checkpoints.append((path, path.stat().st_mtime_ns))
+        return checkpoints
