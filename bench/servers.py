@@ -31,9 +31,8 @@ def run_rank(mib: float, servers: int, steps: int, share: bool) -> None:
     from mpitrain.plan.placement import place
     from mpitrain.plan.plan import Plan
     from mpitrain.plan.progress import ConsistentPoint, Progress
-    from mpitrain.strategy.ps.asynchronous import Async
+    from mpitrain.strategy.ps.asynchronous import Async, AsyncStore
     from mpitrain.strategy.ps.server import Server
-    from mpitrain.strategy.ps.store import Store
 
     layout = Layout.pack([("weight", (int(mib * (1 << 18)),), "param")])
     config = RunConfig.of(mode="async", ps=servers, batch_size=1, train_steps=steps, shared_memory=share)
@@ -52,7 +51,7 @@ def run_rank(mib: float, servers: int, steps: int, share: bool) -> None:
     )
 
     state = TrainingState(layout)
-    store = Store(cluster, plan, state)
+    store = AsyncStore(cluster, plan, state)
     if store.initial_vectors is not None:
         store.initial_vectors["params"][:] = 0
     if cluster.is_server:

@@ -17,8 +17,10 @@ from ..plan.modes import MODES
 from ..plan.plan import Plan
 from .base import Strategy, UpdatesOnRequest
 from .bulk_synchronous import BulkSynchronous
+from .ps import backup_server
+from .ps.asynchronous import AsyncStore
+from .ps.backup import BackupStore
 from .ps.server import Server
-from .ps.store import Store
 from .sync import Sync
 from .sync_gpu import SyncGpu
 
@@ -65,7 +67,9 @@ def make_strategy(cluster: Cluster, plan: Plan, devices: Sequence[Device], state
 
 def make_server(cluster: Cluster, plan: Plan, state: TrainingState) -> Server:
     """Return this parameter server. Collective over all ranks."""
-    return Server(Store(cluster, plan, state))
+    if plan.config.mode.drops_late_gradients:
+        return backup_server.make_server(BackupStore(cluster, plan, state))
+    return Server(AsyncStore(cluster, plan, state))
 
 
 def sync_strategy(cluster: Cluster, plan: Plan, devices: Sequence[Device], state: TrainingState) -> Strategy:

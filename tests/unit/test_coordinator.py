@@ -7,15 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpitrain.strategy.ps.coordinator import (
-    DROPPED,
-    END,
-    PAUSE,
-    WAIT,
-    CoordinatorMemory,
-    CoordinatorRules,
-    unpack_state,
-)
+from mpitrain.strategy.ps.collected_steps import NO_PLACE, CollectedSteps
+from mpitrain.strategy.ps.coordinator import END, PAUSE, WAIT, unpack_state
+from mpitrain.strategy.ps.counted_steps import CountedSteps
 
 
 class OwnMemory:
@@ -25,19 +19,26 @@ class OwnMemory:
         return np.zeros(shape, dtype)
 
 
-def make(rules: CoordinatorRules, step: int = 0, end: int = 10, pause_step: int = 10) -> CoordinatorMemory:
-    memory = CoordinatorMemory(OwnMemory(), rules)  # type: ignore[arg-type]
+def counted(workers: int, step: int = 0, end: int = 10, pause_step: int = 10, bound: int | None = None) -> CountedSteps:
+    memory = CountedSteps(OwnMemory(), workers, bound)  # type: ignore[arg-type]
     memory.open(step, end, pause_step)
     return memory
 
 
+def collected(workers: int, end: int = 10, pause_step: int = 10) -> CollectedSteps:
+    """Return a coordinator of steps with two gradients each, on several nodes."""
+    memory = CollectedSteps(OwnMemory(), workers, places=2)  # type: ignore[arg-type]
+    memory.open(0, end, pause_step)
+    return memory
+
+
 def test_items_are_assigned_once_until_the_end() -> None:
-    memory = make(CoordinatorRules(2), step=3)
+    memory = counted(2, step=3)
     assert [memory.next(i % 2).item for i in range(9)] == [3, 4, 5, 6, 7, 8, 9, END, END]
 
 
 def test_all_workers_pause_once_at_the_pause_step() -> None:
-    memory = make(CoordinatorRules(2), pause_step=2)
+    memory = counted(2, pause_step=2)
     assert [memory.next(0).item, memory.next(1).item, memory.next(0).item] == [0, 1, WAIT]
     memory.finish(0, 0.5, 0, 8)
     assert memory.next(0).item == WAIT, "worker 1 has not finished"
@@ -48,7 +49,7 @@ def test_all_workers_pause_once_at_the_pause_step() -> None:
 
 
 def test_a_requested_pause_comes_as_soon_as_possible() -> None:
-    memory = make(CoordinatorRules(2), pause_step=8)
+    memory = counted(2, pause_step=8)
     memory.next(0)
     memory.request_pause()
     assert memory.next(1).item == WAIT
@@ -63,7 +64,7 @@ def test_a_requested_pause_comes_as_soon_as_possible() -> None:
 
 
 def test_a_request_that_comes_after_the_pause_was_reached_changes_nothing() -> None:
-    memory = make(CoordinatorRules(2), step=4, pause_step=4)
+    memory = counted(2, step=4, pause_step=4)
     assert memory.next(1).item == PAUSE
     memory.request_pause()  # by worker 0, before it receives PAUSE
     assert memory.next(0).item == PAUSE
@@ -72,7 +73,7 @@ def test_a_request_that_comes_after_the_pause_was_reached_changes_nothing() -> N
 
 
 def test_a_stop_during_a_pause_ends_training_one_step_later() -> None:
-    memory = make(CoordinatorRules(2), step=4, pause_step=4)
+    memory = counted(2, step=4, pause_step=4)
     assert memory.next(0).item == PAUSE
     memory.stop()
     assert memory.next(1).item == PAUSE, "both workers must see the same"
@@ -83,7 +84,7 @@ def test_a_stop_during_a_pause_ends_training_one_step_later() -> None:
 
 
 def test_a_stop_at_a_pause_step_before_the_pause_replaces_it() -> None:
-    memory = make(CoordinatorRules(1), pause_step=1)
+    memory = counted(1, pause_step=1)
     assert memory.next(0).item == 0
     memory.stop()
     memory.finish(0, 0.5, 0, 8)
@@ -92,7 +93,7 @@ def test_a_stop_at_a_pause_step_before_the_pause_replaces_it() -> None:
 
 @pytest.mark.parametrize("bound", [0, 1, 3])
 def test_ssp_stops_a_worker_that_is_too_far_ahead(bound: int) -> None:
-    memory = make(CoordinatorRules(2, bound=bound), end=100, pause_step=100)
+    memory = counted(2, bound=bound, end=100, pause_step=100)
     assert memory.next(1).item == 0
     leads = []
     while (assignment := memory.next(0)).item != WAIT:
@@ -104,7 +105,7 @@ def test_ssp_stops_a_worker_that_is_too_far_ahead(bound: int) -> None:
 
 
 def test_no_worker_waits_for_one_that_has_ended() -> None:
-    memory = make(CoordinatorRules(2, bound=0), end=3, pause_step=3)
+    memory = counted(2, bound=0, end=3, pause_step=3)
     for _ in range(3):
         assert memory.next(0).item != WAIT
         memory.finish(0, 0.0, 0, 0)
@@ -114,28 +115,28 @@ def test_no_worker_waits_for_one_that_has_ended() -> None:
 
 
 def test_backup_uses_the_first_gradients_and_drops_the_rest() -> None:
-    memory = make(CoordinatorRules(3, gradients_per_step=2))
+    memory = collected(3)
     assignments = [memory.next(worker) for worker in range(3)]
     assert [assignment[:2] for assignment in assignments] == [(0, 0), (1, 0), (2, 0)]
     places = [memory.admit(worker, assignments[worker].item, 0, 1.0, 8) for worker in (2, 0, 1)]
-    assert places == [0, 1, DROPPED]
+    assert places == [0, 1, NO_PLACE]
     assert memory.next(1)[:2] == (3, 1), "the dropped worker continues with the next step"
     assert [stats.dropped for stats in memory.state().worker_stats] == [0, 1, 0]
 
 
 def test_a_stop_completes_begun_steps() -> None:
-    memory = make(CoordinatorRules(2))
+    memory = counted(2)
     memory.next(0)
     memory.stop()
     assert memory.next(1).item == END
-    backup = make(CoordinatorRules(2, gradients_per_step=2))
+    backup = collected(2)
     backup.next(0)
     backup.stop()
     assert backup.next(1)[:2] == (1, 0), "the begun step needs its second gradient"
 
 
 def test_the_state_can_be_sent() -> None:
-    memory = make(CoordinatorRules(2))
+    memory = counted(2)
     for worker, staleness in ((0, 0), (1, 40), (1, 2)):
         memory.next(worker)
         memory.finish(worker, 0.5, staleness, 2)
@@ -150,7 +151,7 @@ def test_the_state_can_be_sent() -> None:
 
 
 def test_a_pause_in_backup_follows_the_begun_step() -> None:
-    memory = make(CoordinatorRules(3, gradients_per_step=2), end=100, pause_step=100)
+    memory = collected(3, end=100, pause_step=100)
     assignments = [memory.next(worker) for worker in range(3)]
     memory.request_pause()
     assert memory.next(0).item != PAUSE, "step 0 may still use gradients"

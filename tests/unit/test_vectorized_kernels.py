@@ -107,7 +107,15 @@ SCALAR = {
     "optim.compiled._keep_gradient": "does nothing",
     "optim.compiled.measure_gradients": "calls sum_rows and _sum_squares",
 }
-WORDS = ("backend.staging.", "comm.atomics.", "comm.phase_barrier.", "comm.rpc.", "strategy.ps.coordinator.")
+WORDS = (
+    "backend.staging.",
+    "comm.atomics.",
+    "comm.phase_barrier.",
+    "comm.rpc.",
+    "strategy.ps.collected_steps.",
+    "strategy.ps.coordinator.",
+    "strategy.ps.counted_steps.",
+)
 PARSERS = ("data.example_messages.", "data.tfrecords.")
 
 # Arithmetic on vectors, in AT&T's syntax for x86, as LLVM prints it.

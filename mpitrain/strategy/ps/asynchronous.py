@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...comm.cluster import Cluster
+from ...comm.shared_memory import SharedArrays
 from ...core.device import Device
 from ...core.layout import Array
 from ...core.training_state import TrainingState
@@ -20,14 +21,29 @@ from ...optim import Updater
 from ...plan.plan import Plan
 from ..base import StepResult
 from .client import PsStrategy
-from .shard import Push, Ranges
-from .store import Store
+from .counted_steps import CountedSteps, LocalStepCounter
+from .remote import RemoteShard, RemoteStepCounter
+from .shard import Push, Ranges, ShardClient
+from .store import ParameterStore
 from .worker_momentum import WorkerMomentum
 
 
 def make_strategy(cluster: Cluster, plan: Plan, devices: Sequence[Device], state: TrainingState) -> Async:
     """Return the strategy for ``async`` or ``ssp``. Collective over all ranks."""
-    return Async(Store(cluster, plan, state), devices, state)
+    return Async(AsyncStore(cluster, plan, state), devices, state)
+
+
+class AsyncStore(ParameterStore):
+    def _allocate_coordinator(self, shared: SharedArrays) -> CountedSteps:
+        config = self.plan.config
+        max_lead = config.parallel.max_staleness if config.mode.bounds_staleness else None
+        return CountedSteps(shared, self.plan.workers, max_lead)
+
+    def step_coordinator(self, shards: Sequence[ShardClient]) -> LocalStepCounter | RemoteStepCounter:
+        if isinstance(self.memory.coordinator, CountedSteps):
+            return LocalStepCounter(self.memory.coordinator, self.cluster.task_index, self.waiting)
+        assert isinstance(shards[0], RemoteShard)
+        return RemoteStepCounter(self.first_server(), shards[0])
 
 
 class Async(PsStrategy):
@@ -40,7 +56,9 @@ class Async(PsStrategy):
         devices: The devices of this worker.
     """
 
-    def __init__(self, store: Store, devices: Sequence[Device], state: TrainingState) -> None:
+    coordinator: LocalStepCounter | RemoteStepCounter
+
+    def __init__(self, store: ParameterStore, devices: Sequence[Device], state: TrainingState) -> None:
         super().__init__(store, state)
         plan = store.plan
         self._measure: Updater | None = None
@@ -50,8 +68,7 @@ class Async(PsStrategy):
         self._momentum: WorkerMomentum | None = None
         if plan.worker_momentum is not None:
             remote = [part for shard in self._remote_shards for part in shard.ranges]
-            residual = np.zeros(0) if store.rpc is None else store.rpc.residual
-            self._momentum = WorkerMomentum(plan.worker_momentum, residual, remote, plan.layout, plan.dtype)
+            self._momentum = WorkerMomentum(plan.worker_momentum, store.residual, remote, plan.layout, plan.dtype)
         self._early = devices[0].is_gpu and self._measure is None and self._momentum is None
         self._counts_lead = plan.config.mode.bounds_staleness
         self._posted: set[int] = set()  # shards that this gradient was sent to

@@ -3,7 +3,7 @@
 Chen, Pan, Monga, Bengio and Jozefowicz, Revisiting distributed synchronous SGD, 2016, section 3. If all workers and
 servers share one node, the workers whose gradients are used each sum and update one range of the parameters, in work
 item order, without copies. All workers read the parameters in place: a gradient computed while they change is too late
-and is dropped. Otherwise servers collect the gradients and update (``Collector``).
+and is dropped. Otherwise servers collect the gradients and update (``BackupServer``).
 """
 
 from __future__ import annotations
@@ -13,36 +13,83 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...comm.cluster import Cluster
+from ...comm.shared_memory import SharedArrays
 from ...core.device import Device
 from ...core.layout import Array
 from ...core.ranges import aligned_range
 from ...core.training_state import TrainingState
 from ...monitor.trace import span
 from ...plan.plan import Plan
+from ...plan.progress import Progress
 from ..base import StepResult
 from .client import PsStrategy
-from .coordinator import DROPPED
-from .store import Store
+from .collected_steps import NO_PLACE, CollectedSteps, LocalStepCollector, StepGradients
+from .messages import Kind
+from .remote import RemoteStepCollector
+from .shard import LocalShard, ShardClient
+from .store import ParameterStore
 
 
 def make_strategy(cluster: Cluster, plan: Plan, devices: Sequence[Device], state: TrainingState) -> PsStrategy:
     """Return the strategy for ``backup``. Collective over all ranks."""
-    return strategy_of(Store(cluster, plan, state), state)
+    return strategy_of(BackupStore(cluster, plan, state), state)
 
 
-def strategy_of(store: Store, state: TrainingState) -> PsStrategy:
+def strategy_of(store: BackupStore, state: TrainingState) -> PsStrategy:
     """Return the strategy for ``backup`` with this store. Local."""
     return BackupOnOneNode(store, state) if store.on_one_node else BackupWithServers(store, state)
+
+
+class BackupStore(ParameterStore):
+    """See ``ParameterStore``.
+
+    Attributes:
+        gradients: Those of this node's ranks, if it holds shards.
+    """
+
+    shares_gradients = True
+
+    def __init__(self, cluster: Cluster, plan: Plan, state: TrainingState) -> None:
+        super().__init__(cluster, plan, state)
+        self.gradients: StepGradients | None = None
+        if self.memory.shards:
+            n_sums = plan.updater(self.memory.vectors, self.memory.frozen).n_sums
+            self.gradients = StepGradients(self._shared, plan.layout.size, plan.dtype, n_sums)
+
+    @property
+    def on_one_node(self) -> bool:
+        """Whether all workers and shards share one node; workers then update by themselves."""
+        ranks = [*self.cluster.worker_ranks, *self._holders]
+        return all(self.nodes.same(rank, ranks[0]) for rank in ranks)
+
+    def start(self, progress: Progress) -> None:
+        if self.initial_vectors is not None and self.gradients is not None:
+            self.gradients.open()
+        super().start(progress)
+
+    def _allocate_coordinator(self, shared: SharedArrays) -> CollectedSteps:
+        return CollectedSteps(shared, self.plan.workers, self.plan.gradients_per_step, self.on_one_node)
+
+    def step_coordinator(self, shards: Sequence[ShardClient]) -> LocalStepCollector | RemoteStepCollector:
+        if isinstance(self.memory.coordinator, CollectedSteps):
+            return LocalStepCollector(self.memory.coordinator, self.cluster.task_index, self.waiting)
+        return RemoteStepCollector(self.first_server())
 
 
 class BackupWithServers(PsStrategy):
     """A worker of ``--mode backup`` with servers on several nodes."""
 
+    coordinator: LocalStepCollector | RemoteStepCollector
+
+    def __init__(self, store: BackupStore, state: TrainingState) -> None:
+        self._shared_gradients = store.gradients  # that a server on this node sums in place
+        super().__init__(store, state)
+        self._local_shards = [shard for shard in self.shards if isinstance(shard, LocalShard)]
+
     def allocate(self) -> tuple[Array, Array]:
         params, grads = super().allocate()
-        rows = self.store.rows
-        if rows is not None:  # a server on this node sums the gradients in place
-            grads = rows[self.store.nodes.comm.rank, : self.plan.layout.size]
+        if self._shared_gradients is not None:
+            grads = self._shared_gradients.own
             grads[:] = 0
         return params, grads
 
@@ -54,71 +101,75 @@ class BackupWithServers(PsStrategy):
         loss, step = self.take_loss(), self.work.step
         place = self.coordinator.admit(self.item, step, loss, self.take_reads())
         own = loss * self.plan.gradients_per_step  # an estimate from this worker's examples
-        if place != DROPPED:
+        if place != NO_PLACE:
             self._push(step, loss)
-        self.result = StepResult(own, place != DROPPED and self.non_finite.applies(loss))
+        self.result = StepResult(own, place != NO_PLACE and self.non_finite.applies(loss))
 
     @span("wait")
     def _push(self, step: int, loss: float) -> None:
         """Send the gradient to all servers, and wait until they have applied the step."""
-        for s in self.shard_order:
-            self.shards[s].post_collect(self.grads, self.item, step, loss)
-        for s in self.shard_order:
-            self.shards[s].wait_collected(step)
+        for remote in self._remote_shards:
+            remote.server.post(Kind.COLLECT, self.item, step, loss, vector=self.grads)
+        if self._shared_gradients is not None:
+            self._shared_gradients.mark(self.item, step, loss)
+        for remote in self._remote_shards:
+            remote.server.wait(Kind.COLLECT)
+        for local in self._local_shards:
+            local.await_version(step + 1)
         self.advance_to(step + 1)
 
 
 class BackupOnOneNode(PsStrategy):
     """A worker of ``--mode backup`` if all ranks share one node."""
 
-    def __init__(self, store: Store, state: TrainingState) -> None:
+    coordinator: LocalStepCollector | RemoteStepCollector
+
+    def __init__(self, store: BackupStore, state: TrainingState) -> None:
+        assert isinstance(store.memory.coordinator, CollectedSteps) and store.gradients is not None
+        self._steps, self._shared_gradients = store.memory.coordinator, store.gradients
         super().__init__(store, state)
         cluster = store.cluster
-        assert store.coordinator is not None and store.rows is not None and store.partials is not None
-        self._shared, self._rows, self._partials = store.coordinator, store.rows, store.partials
-        self._updater = store.plan.updater(store.vectors, store.frozen)
+        self._updater = store.plan.updater(store.memory.vectors, store.memory.frozen)
         local = [rank for rank in range(cluster.size) if store.nodes.same(rank, cluster.rank)]
         self._row_of = np.array([local.index(rank) for rank in cluster.worker_ranks])
 
     def allocate(self) -> tuple[Array, Array]:
-        assert self.store.rows is not None
-        grads = self.store.rows[self.store.nodes.comm.rank, : self.plan.layout.size]
+        grads = self._shared_gradients.own
         grads[:] = 0
-        return self.store.vectors["params"], grads
+        return self.store.memory.vectors["params"], grads
 
     def read_params(self, step: int) -> None:
         """Count a read; the parameters are read in place."""
         self.n_reads += 1
 
     def vector(self, name: str) -> Array:
-        return self.store.vectors[name].copy()
+        return self.store.memory.vectors[name].copy()
 
     @span("push")
     def finish(self) -> None:
-        loss, step, shared, waiting = self.take_loss(), self.work.step, self._shared, self.store.waiting
+        loss, step, steps, waiting = self.take_loss(), self.work.step, self._steps, self.store.waiting
         place = self.coordinator.admit(self.item, step, loss, self.take_reads())
-        if place == DROPPED:
+        if place == NO_PLACE:
             self.result = StepResult(loss * self.plan.gradients_per_step, False)
             return
         with span("wait"):
-            shared.wait_for_gradients(waiting)
-        workers, loss = shared.admitted()
+            workers, loss = steps.wait_for_gradients(waiting)
         updated = self.non_finite.applies(loss)
         if updated:
             self._update(place, self._row_of[workers], step)
         with span("wait"):
-            shared.close_step(step, loss, not updated, waiting)
+            steps.close_step(step, loss, not updated, waiting)
         self.advance_to(step + 1)
         self.result = StepResult(loss, updated)
 
     @span("update")
     def _update(self, place: int, order: Array, step: int) -> None:
-        rows, updater = self._rows, self._updater
+        rows, sums, updater = self._shared_gradients.rows, self._shared_gradients.sums, self._updater
         lo, hi = aligned_range(0, self.plan.layout.size, place, len(order))
         if not updater.needs_sums:
             updater.update(lo, hi, rows, step, order=order)
             return
-        self._partials[place] = updater.prepare(lo, hi, rows, self.grads, step, order=order)
+        sums[place] = updater.prepare(lo, hi, rows, self.grads, step, order=order)
         with span("wait"):
-            self._shared.wait_for_sums(self.store.waiting)
-        updater.finish(lo, hi, self.grads, self._partials[: len(order)].sum(axis=0), step)
+            self._steps.wait_for_sums(self.store.waiting)
+        updater.finish(lo, hi, self.grads, sums[: len(order)].sum(axis=0), step)

@@ -1,7 +1,7 @@
 """The worker's side of modes with servers: ``async``, ``ssp`` and ``backup``.
 
-A worker takes a work item, reads the newest parameters, computes a gradient, and submits it. In ``Async`` every shard
-applies each gradient on arrival; ``BackupWithServers`` collects the first gradients of a step.
+A worker takes a work item, reads the newest parameters, computes a gradient, and submits it. How gradients
+become steps depends on the mode: see ``asynchronous`` and ``backup``.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ...monitor.trace import span
 from ...plan.progress import ConsistentPoint, Progress, WorkItem
 from ..base import PauseRequests, Stats, StepResult
 from ..non_finite import NonFinitePolicy
-from .coordinator import END, PAUSE, CoordinatorState
+from .coordinator import END, PAUSE, CoordinatorState, StepCoordinator
 from .remote import PrefetchingShard, RemoteShard
-from .store import Store
+from .store import ParameterStore
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class PsStrategy:
 
     synchronous = False
 
-    def __init__(self, store: Store, state: TrainingState) -> None:
+    def __init__(self, store: ParameterStore, state: TrainingState) -> None:
         self.store, plan, cluster = store, store.plan, store.cluster
         self.plan, self.worker, self._chief = plan, cluster.task_index, cluster.chief
         self.initial_vectors = store.initial_vectors
@@ -66,14 +66,15 @@ class PsStrategy:
         self._rates = [math.nan] * len(self._live_rates)  # as the servers have them
         self.params, self.grads = self.allocate()
         self.shards = store.shard_clients(self.params)
+        remote = [s for s, shard in enumerate(self.shards) if isinstance(shard, RemoteShard)]
+        local = [s for s in range(len(self.shards)) if s not in remote]
         self._remote_shards = [shard for shard in self.shards if isinstance(shard, RemoteShard)]
         self._prefetching_shards = [shard for shard in self._remote_shards if isinstance(shard, PrefetchingShard)]
         # Requests to other nodes first. Workers begin at different shards of their node, so that they do not all wait
         # for the same one.
-        local = sorted(store.shards)
         first = self.worker % max(1, len(local))
-        self.shard_order = [s for s in range(len(self.shards)) if s not in store.shards] + local[first:] + local[:first]
-        self.coordinator = store.step_coordinator(self.shards)
+        self.shard_order = remote + local[first:] + local[:first]
+        self.coordinator: StepCoordinator = store.step_coordinator(self.shards)
         self._gradient_nbytes = store.gradient_nbytes()
         self._pauses = PauseRequests(cluster.workers)
         self.versions = [0] * len(self.shards)
@@ -87,15 +88,10 @@ class PsStrategy:
         self.store.start(progress)
         self._load_unsent(extra_state)
         self.progress = self._began = progress
-        # In backup a step uses several work items, which are numbered from 0 in each run.
-        self._first_item = progress.step if self.plan.config.mode.is_asynchronous else 0
 
     def allocate(self) -> tuple[Array, Array]:
-        """Return this worker's parameters and gradient; the RPC transport's vector if parameters arrive there."""
-        size, dtype, rpc = self.plan.layout.size, self.plan.dtype, self.store.rpc
-        arrives = rpc is not None and len(rpc.vector) == size and self.store.reads is None
-        params = rpc.vector if rpc is not None and arrives else np.zeros(size, dtype)
-        return params, np.zeros(size, dtype)
+        """Return memory for this worker's parameters and gradient."""
+        return self.store.allocate_params(), np.zeros(self.plan.layout.size, self.plan.dtype)
 
     # Work items.
 
@@ -153,7 +149,7 @@ class PsStrategy:
 
     def _cursor_of(self, item: int) -> int:
         """Return the index of the first example of a work item."""
-        return self._began.data_cursor + (item - self._first_item) * self.plan.batch
+        return self._began.data_cursor + (item - self._began.step) * self.plan.batch
 
     # Parameters.
 
@@ -211,8 +207,8 @@ class PsStrategy:
 
         An array is empty if this worker sends nothing to other nodes.
         """
-        rpc = self.store.rpc
-        return {} if rpc is None or self.plan.config.compression is None else {"residual": rpc.residual}
+        has_channel = self.store.requests.client is not None
+        return {"residual": self.store.residual} if has_channel and self.plan.config.compression is not None else {}
 
     def _load_unsent(self, state: ExtraState) -> None:
         """Divide what was not sent to each server among the workers that send it gradients. Local."""
@@ -237,7 +233,7 @@ class PsStrategy:
                 shard.freeze(frozen)
         for index, live in enumerate(self._live_rates):
             if (rate := live.as_set()) != self._rates[index]:
-                self.store.rates[index] = self._rates[index] = rate
+                self.store.memory.rates[index] = self._rates[index] = rate
                 for shard in self._remote_shards:
                     shard.set_rate(index, rate)
 

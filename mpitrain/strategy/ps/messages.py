@@ -22,10 +22,9 @@ class Kind(IntEnum):
     READ = 2  # replied with the parameters, once they have at least a version
     VECTOR = 3  # replied with another vector
     NEXT = 4  # replied when there is an assignment
-    FINISH = (
-        5  # a step has ended; replied when there is an assignment, on request with parameters unless training pauses
-    )
-    ADMIT = 6
+    # A step has ended. Replied when there is an assignment, on request with parameters unless training pauses.
+    FINISH = 5
+    ADMIT = 6  # whether a gradient has a place in its step
     COLLECT = 7  # a gradient of a step; replied when the step is applied
     STATE = 8  # replied with the statistics of the workers, too
     PAUSE_STEP = 9
@@ -41,8 +40,8 @@ class Operation(NamedTuple):
     Attributes:
         request: The type of its message.
         reply: The type of the reply's message.
-        method: The method of ``StepCoordinator`` that the server calls with the request's fields, and whose result is
-            the reply; empty if ``Server`` has a method for this kind.
+        method: The method of ``CoordinatorMemory`` that the server calls with the request's fields; empty if the server
+            has a method for this kind.
     """
 
     request: np.dtype[Any]
@@ -66,7 +65,7 @@ OPERATIONS = {
     Kind.VECTOR: Operation(_record(index=_INT), _NOTHING),
     Kind.NEXT: Operation(_NOTHING, _record(**_ASSIGNMENT)),
     Kind.FINISH: Operation(_record(**_COUNTED, brings_params=_BOOL), _record(done=_INT, **_ASSIGNMENT, version=_INT)),
-    Kind.ADMIT: Operation(_record(item=_INT, step=_INT, loss=_FLOAT, reads=_INT), _record(place=_INT), "admit"),
+    Kind.ADMIT: Operation(_record(item=_INT, step=_INT, loss=_FLOAT, reads=_INT), _record(place=_INT)),
     Kind.COLLECT: Operation(_record(item=_INT, step=_INT, loss=_FLOAT), _NOTHING),
     Kind.STATE: Operation(_NOTHING, STATE),
     Kind.PAUSE_STEP: Operation(_record(step=_INT), _NOTHING, "set_pause_step"),

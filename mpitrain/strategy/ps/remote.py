@@ -48,46 +48,44 @@ class RemoteShard:
         ranges: Its ranges of the vector.
         names: The names of the vectors, in the plan's order.
         frozen: The entries that the server does not change at first.
+
+    Attributes:
+        server: As given.
+        arrived: The version of parameters that have arrived without a request to read; None if none have.
     """
 
     def __init__(self, server: ServerCalls, ranges: Ranges, names: list[str], frozen: Array) -> None:
-        self._server, self.ranges, self._names = server, ranges, names
+        self.server, self.ranges, self._names = server, ranges, names
         self._frozen = frozen.copy()  # as the server has it
-        self.arrived: int | None = None  # the version of parameters that have arrived without a request to read
+        self.arrived: int | None = None
 
     def post_read(self, least: int) -> None:
         if self.arrived is None:
-            self._server.post(Kind.READ, least)
+            self.server.post(Kind.READ, least)
 
     def wait_read(self) -> int:
         version, self.arrived = self.arrived, None
-        return self._server.wait(Kind.READ)[0] if version is None else version
+        return self.server.wait(Kind.READ)[0] if version is None else version
 
     def read_vector(self, name: str, out: Array) -> None:
-        self._server.call(Kind.VECTOR, self._names.index(name))
+        self.server.call(Kind.VECTOR, self._names.index(name))
         for lo, hi in self.ranges:
-            out[lo:hi] = self._server.rpc.vector[lo:hi]
+            out[lo:hi] = self.server.rpc.vector[lo:hi]
 
     def freeze(self, frozen: Array) -> None:
         for entry in np.flatnonzero(frozen != self._frozen).tolist():
-            self._server.call(Kind.FREEZE, entry, frozen[entry])
+            self.server.call(Kind.FREEZE, entry, frozen[entry])
         self._frozen[:] = frozen
 
     def set_rate(self, index: int, rate: float) -> None:
         """Set one of the optimizer's ``live_rates`` on the server's node."""
-        self._server.call(Kind.RATE, index, rate)
+        self.server.call(Kind.RATE, index, rate)
 
     def post_apply(self, grads: Array, push: Push) -> None:
-        self._server.post(Kind.APPLY, *push, vector=grads)
+        self.server.post(Kind.APPLY, *push, vector=grads)
 
     def wait_apply(self) -> int:
-        return int(self._server.wait(Kind.APPLY)[0])
-
-    def post_collect(self, grads: Array, item: int, step: int, loss: float) -> None:
-        self._server.post(Kind.COLLECT, item, step, loss, vector=grads)
-
-    def wait_collected(self, step: int) -> None:
-        self._server.wait(Kind.COLLECT)
+        return int(self.server.wait(Kind.APPLY)[0])
 
 
 class PrefetchingShard(RemoteShard):
@@ -133,16 +131,42 @@ class PrefetchingShard(RemoteShard):
 class RemoteCoordinator:
     """The step coordinator on another node; see ``coordinator.StepCoordinator``.
 
+    Args:
+        server: The first server.
+    """
+
+    def __init__(self, server: ServerCalls) -> None:
+        self._server = server
+
+    def next(self) -> Assignment:
+        return Assignment(*self._server.call(Kind.NEXT))
+
+    def set_pause_step(self, step: int) -> None:
+        self._server.call(Kind.PAUSE_STEP, step)
+
+    def request_pause(self) -> None:
+        self._server.call(Kind.REQUEST_PAUSE)
+
+    def stop(self) -> None:
+        self._server.call(Kind.STOP)
+
+    def state(self) -> CoordinatorState:
+        return unpack_state(np.array(self._server.call(Kind.STATE), STATE), self._server.rpc.extra)
+
+
+class RemoteStepCounter(RemoteCoordinator):
+    """The ``StepCoordinator`` of ``async`` and ``ssp`` on another node.
+
     The reply to ``finish`` brings the next assignment and parameters, unless these are prefetched, so that a step takes
     two round trips: this one, and the one of the gradient.
 
     Args:
-        server: The first server.
-        shard: Its shard.
+        shard: The first server's.
     """
 
     def __init__(self, server: ServerCalls, shard: RemoteShard) -> None:
-        self._server, self._shard = server, shard
+        super().__init__(server)
+        self._shard = shard
         self._assigned: Assignment | None = None
         self._brings_params = not isinstance(shard, PrefetchingShard)
 
@@ -157,17 +181,9 @@ class RemoteCoordinator:
         self._shard.arrived = version if brings_params and item not in (PAUSE, END) else None
         return int(done)
 
+
+class RemoteStepCollector(RemoteCoordinator):
+    """The ``StepCoordinator`` of ``backup`` on another node."""
+
     def admit(self, item: int, step: int, loss: float, reads: int) -> int:
         return int(self._server.call(Kind.ADMIT, item, step, loss, reads)[0])
-
-    def set_pause_step(self, step: int) -> None:
-        self._server.call(Kind.PAUSE_STEP, step)
-
-    def request_pause(self) -> None:
-        self._server.call(Kind.REQUEST_PAUSE)
-
-    def stop(self) -> None:
-        self._server.call(Kind.STOP)
-
-    def state(self) -> CoordinatorState:
-        return unpack_state(np.array(self._server.call(Kind.STATE), STATE), self._server.rpc.extra)

@@ -1,4 +1,4 @@
-"""A parameter server: answers requests from workers on other nodes, and in ``backup`` applies collected steps.
+"""A parameter server: answers requests from workers on other nodes.
 
 Workers on its own node need no answer: they read and update its shard in shared memory. A server keeps MPI progressing
 for the others, and sleeps while idle. It ends when every rank has finished training: it polls a barrier that workers
@@ -20,11 +20,11 @@ from ...core import activity
 from ...core.layout import Array
 from ...monitor.trace import span
 from ...plan.progress import Progress
-from ..non_finite import NonFinitePolicy
-from .coordinator import END, PAUSE, WAIT, CoordinatorMemory, LocalCoordinator
+from .coordinator import END, PAUSE, WAIT, CoordinatorMemory
+from .counted_steps import CountedSteps
 from .messages import OPERATIONS, Kind, decode_request, encode_reply
 from .shard import Push
-from .store import Store
+from .store import ParameterStore
 
 _LONGEST_WAIT_S = 60.0  # then an idle server marks progress, because it must not seem to hang
 
@@ -39,25 +39,21 @@ class Server:
         initial_vectors: See ``Strategy``.
     """
 
-    def __init__(self, store: Store) -> None:
+    polls = False  # whether there is work that does not arrive as requests
+
+    def __init__(self, store: ParameterStore) -> None:
         cluster = store.cluster
         self._store, self._comm = store, cluster.comm
         self.initial_vectors = store.initial_vectors
         self._number = cluster.task_index
-        self._shard = store.shards[self._number]
+        self._shard = store.memory.shards[self._number]
         self._worker_of = {rank: index for index, rank in enumerate(cluster.worker_ranks)}
-        self._rpc, self._reads = store.rpc_server, store.reads_server
+        self._rpc, self._reads = store.requests.server, store.reads.server
         self._names = store.plan.vectors
-        self._coordinator = store.coordinator if self._number == 0 else None
-        # Workers on this node that change the shard themselves.
-        self._has_local_workers = not store.plan.config.mode.drops_late_gradients and any(
-            store.nodes.same(cluster.rank, worker) for worker in cluster.worker_ranks
-        )
-        self._staging = np.zeros(store.plan.layout.size if self._has_local_workers else 0, store.plan.dtype)
+        self._coordinator = store.memory.coordinator if self._number == 0 else None
+        self._may_change = self._is_changed_by_workers()
+        self._staging = np.zeros(store.plan.layout.size if self._may_change else 0, store.plan.dtype)
         self._deferred: list[Callable[[], bool]] = []  # replies to send when they are ready
-        self._collector = None
-        if store.plan.config.mode.drops_late_gradients and not store.on_one_node:
-            self._collector = Collector(store, self._number, cluster.training.comm)
 
     def start(self, progress: Progress) -> None:
         """Begin to serve ``initial_vectors``, which have been filled. Collective over all ranks."""
@@ -78,7 +74,7 @@ class Server:
     def _await_work(self, barrier: MPI.Request) -> None:
         """Return after some work, when all ranks have entered the barrier, or when idle for ``_LONGEST_WAIT_S``."""
         rpc = self._rpc
-        idle = 1 if rpc is not None or self._collector is not None else LONG
+        idle = 1 if rpc is not None or self.polls else LONG
         until = time.monotonic() + _LONGEST_WAIT_S
         while not self._work() and not barrier.Test() and time.monotonic() < until:
             if rpc is None or not rpc.is_receiving():
@@ -97,19 +93,27 @@ class Server:
                 worked = True
                 kind = Kind(number)
                 self._answer(client, kind, decode_request(kind, message))
-        if self._collector is not None and self._collector.work():
+        if self._apply_steps():
             worked = True
         if self._deferred:
             self._deferred = [respond for respond in self._deferred if not respond()]
         return worked
 
+    def _apply_steps(self) -> bool:
+        """Apply steps in modes in which servers do that; return whether there was one."""
+        return False
+
+    def _is_changed_by_workers(self) -> bool:
+        """Return whether workers on this node change the shard themselves."""
+        store = self._store
+        return any(store.nodes.same(store.cluster.rank, worker) for worker in store.cluster.worker_ranks)
+
     @span("serve")
     def _answer(self, client: int, kind: Kind, fields: tuple[Any, ...]) -> None:
         """Reply to a request with these fields, or defer the reply in ``_deferred``."""
         if method := OPERATIONS[kind].method:
-            worker = LocalCoordinator(self._require_coordinator(), self._worker_of[client], self._store.waiting)
-            result = getattr(worker, method)(*fields)
-            self._reply(client, encode_reply(kind, *(() if result is None else (result,))))
+            getattr(self._require_coordinator(), method)(*fields)
+            self._reply(client)
         else:
             getattr(self, f"_{kind.name.lower()}")(client, *fields)
         activity.set_step(self._shard.version)
@@ -148,7 +152,7 @@ class Server:
 
     def _snapshot(self, name: str) -> tuple[int, Array]:
         """Return the version and one of the vectors, unchanged until it is sent."""
-        if not self._has_local_workers:
+        if not self._may_change:
             return self._shard.version, self._shard.vectors[name]
         # A copy, so that workers on this node wait only for the copy, not for the network.
         return self._shard.read(self._staging, name), self._staging
@@ -167,6 +171,7 @@ class Server:
 
     def _finish(self, client: int, loss: float, staleness: int, reads: int, skipped: bool, brings_params: bool) -> None:
         worker, coordinator = self._worker_of[client], self._require_coordinator()
+        assert isinstance(coordinator, CountedSteps)
         done = coordinator.finish(worker, loss, staleness, reads, skipped)
 
         def respond() -> bool:
@@ -180,24 +185,12 @@ class Server:
 
         self._when_ready(respond)
 
-    def _collect(self, client: int, item: int, step: int, loss: float) -> None:
-        assert self._collector is not None and self._rpc is not None
-        self._collector.add(item, step, loss, self._rpc.request_vector(client))
-
-        def respond() -> bool:
-            if self._shard.version <= step:
-                return False
-            self._reply(client)
-            return True
-
-        self._deferred.append(respond)
-
     def _freeze(self, client: int, entry: int, frozen: bool) -> None:
-        self._store.frozen[entry] = frozen
+        self._store.memory.frozen[entry] = frozen
         self._reply(client)
 
     def _rate(self, client: int, index: int, rate: float) -> None:
-        self._store.rates[index] = rate
+        self._store.memory.rates[index] = rate
         self._reply(client)
 
     def _state(self, client: int) -> None:
@@ -211,58 +204,3 @@ class Server:
     def _require_coordinator(self) -> CoordinatorMemory:
         assert self._coordinator is not None, "only the first server has the step coordinator"
         return self._coordinator
-
-
-class Collector:
-    """backup: sums a step's gradients, in work item order, when all have arrived.
-
-    Args:
-        number: The index of this server.
-        servers: All servers; they add up norms if an optimizer needs those of whole vectors.
-    """
-
-    def __init__(self, store: Store, number: int, servers: MPI.Intracomm) -> None:
-        self._store, self._shard, self._servers = store, store.shards[number], servers
-        self._coordinator = store.coordinator if number == 0 else None
-        self._gradients_per_step = store.plan.gradients_per_step
-        self._non_finite = NonFinitePolicy(store.plan.config.training.nan, store.plan.workers)
-        self._sum = np.zeros(store.plan.layout.size, store.plan.dtype)
-        self._arrived: list[tuple[int, int, float, Array]] = []  # work item, step, loss, gradient
-
-    def add(self, item: int, step: int, loss: float, grads: Array) -> None:
-        """Add a gradient from another node; it must not change until the step is applied."""
-        self._arrived.append((item, step, loss, grads))
-
-    def work(self) -> bool:
-        """Apply the next step if its gradients have arrived; return whether they had."""
-        step = self._shard.version
-        ready = [(item, loss, grads) for item, of, loss, grads in self._arrived if of == step]
-        rows = self._store.rows
-        if rows is not None:
-            size = len(self._sum)
-            ready += [(item, loss, rows[row, :size]) for item, row, loss in self._shard.collected(step)]
-        if len(ready) < self._gradients_per_step:
-            return False
-        ready.sort(key=lambda one: one[0])
-        self._apply([grads for _, _, grads in ready], sum(loss for _, loss, _ in ready))
-        self._arrived = [one for one in self._arrived if one[1] != step]
-        return True
-
-    @span("update")
-    def _apply(self, gradients: list[Array], loss: float) -> None:
-        skipped = not self._non_finite.applies(loss)
-        if skipped:
-            self._shard.skip_step()
-        else:
-            for index, grads in enumerate(gradients):
-                self._shard.accumulate(grads, self._sum, first=index == 0)
-            self._shard.apply_step(self._sum, self._add_up)
-        if self._coordinator is not None:
-            self._coordinator.step_done(loss, skipped)
-
-    def _add_up(self, own: Array) -> Array:
-        """Return the sum of all servers' values, in server order. Collective over the servers."""
-        all_servers = np.empty((self._servers.size, len(own)))
-        self._servers.Allgather(own, all_servers)
-        total: Array = all_servers.sum(axis=0)
-        return total

@@ -22,9 +22,7 @@ from ...optim.updater import Updater
 
 Ranges = Sequence[tuple[int, int]]
 
-_LOCK, _VERSION, _HEAD = 0, WORDS, 2 * WORDS
-_STEP, _ITEM, _LOSS = range(3)  # of the gradient that a row's worker has submitted
-_ROW = WORDS
+_LOCK, _VERSION = 0, WORDS
 
 
 class Push(NamedTuple):
@@ -71,12 +69,6 @@ class ShardClient(Protocol):
     def wait_apply(self) -> int:
         """Wait until it is applied; return its staleness."""
 
-    def post_collect(self, grads: Array, item: int, step: int, loss: float) -> None:
-        """backup: submit a gradient that has a place in its step; ``wait_collected`` must follow."""
-
-    def wait_collected(self, step: int) -> None:
-        """Wait until the step is applied."""
-
 
 class Shard:
     """One server's part of the parameters. Every method is local, and any rank of the node may call it.
@@ -104,7 +96,7 @@ class Shard:
         self.ranges, self.vectors, self.frozen, self._waiting = ranges, vectors, frozen, waiting
         self.size = sum(hi - lo for lo, hi in ranges)
         self._updater = updater
-        self._words = shared.allocate((_HEAD + shared.node.size * _ROW,), np.int64)
+        self._words = shared.allocate((2 * WORDS,), np.int64)
 
     def open(self, step: int) -> None:
         """Start with version ``step``."""
@@ -177,22 +169,6 @@ class Shard:
             else:
                 out[lo:hi] += part
 
-    def collect(self, row: int, item: int, step: int, loss: float) -> None:
-        """backup: mark the gradient in a row of this node as complete for ``step``; ``collected`` returns it."""
-        words = self._words[_HEAD + row * _ROW : _HEAD + (row + 1) * _ROW]
-        words[_ITEM] = item
-        words.view(np.float64)[_LOSS] = loss
-        store(words, _STEP, step + 1)
-
-    def collected(self, step: int) -> list[tuple[int, int, float]]:
-        """backup: return work item, row and loss of the gradients marked by ``collect`` for ``step``."""
-        rows = self._words[_HEAD:].reshape(-1, _ROW)
-        return [
-            (int(words[_ITEM]), row, float(words.view(np.float64)[_LOSS]))
-            for row, words in enumerate(rows)
-            if load(words, _STEP) == step + 1
-        ]
-
     def skip_step(self) -> None:
         """Count a step whose gradient is discarded."""
         with self.locked():
@@ -244,16 +220,15 @@ class LocalShard:
 
     Args:
         params: The worker's parameters, shape (layout.size,).
-        row: Index of the worker's gradient among those of the node.
         waiting: How to wait for a version.
     """
 
-    def __init__(self, shard: Shard, params: Array, row: int, waiting: Backoff) -> None:
-        self._shard, self.ranges, self._params, self._row, self._waiting = shard, shard.ranges, params, row, waiting
+    def __init__(self, shard: Shard, params: Array, waiting: Backoff) -> None:
+        self._shard, self.ranges, self._params, self._waiting = shard, shard.ranges, params, waiting
         self._version = self._staleness = 0
 
     def post_read(self, least: int) -> None:
-        self._await_version(least)
+        self.await_version(least)
         self._version = self._shard.read(self._params)
 
     def wait_read(self) -> int:
@@ -272,12 +247,7 @@ class LocalShard:
     def wait_apply(self) -> int:
         return self._staleness
 
-    def post_collect(self, grads: Array, item: int, step: int, loss: float) -> None:
-        self._shard.collect(self._row, item, step, loss)
-
-    def wait_collected(self, step: int) -> None:
-        self._await_version(step + 1)
-
-    def _await_version(self, least: int) -> None:
+    def await_version(self, least: int) -> None:
+        """Wait until the parameters have at least this version."""
         if self._shard.version < least:
             self._waiting.until(lambda spins: self._shard.version >= least)

@@ -7,8 +7,9 @@ The step coordinator lies on the first server's node. Without servers, one node'
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -24,8 +25,8 @@ from ...errors import ConfigError
 from ...plan.placement import ranges_of
 from ...plan.plan import Plan
 from ...plan.progress import Progress
-from .coordinator import STATS_WORDS, CoordinatorMemory, CoordinatorRules, LocalCoordinator, StepCoordinator
-from .remote import PrefetchingShard, RemoteCoordinator, RemoteShard, ServerCalls
+from .coordinator import STATS_WORDS, CoordinatorMemory, StepCoordinator
+from .remote import PrefetchingShard, RemoteShard, ServerCalls
 from .shard import LocalShard, Shard, ShardClient
 
 _log = logging.getLogger(__name__)
@@ -47,131 +48,166 @@ class Nodes:
         return self.of[a] == self.of[b]
 
 
-class Store:
-    """Shards, step coordinator and RPC transport of this rank. Construction is collective over all ranks.
+@dataclass
+class NodeMemory:
+    """What the ranks of this node share.
 
     Attributes:
-        nodes: Which ranks share memory.
-        holders: The rank that holds each shard: its server, or without servers the first rank of the node.
+        frozen: ``TrainingState.frozen`` as the shards of this node apply it.
+        rates: The optimizer's ``live_rates`` as the shards of this node apply them.
+        vectors: By name; empty if the node holds no shards.
         shards: The shards on this node, by number.
-        coordinator: The step coordinator's memory if it is on this node, else None.
-        vectors: This node's vectors, by name, if it holds shards.
-        rows: In modes that drop late gradients: the gradients of this node's ranks, shape (ranks, size or more), if
-            it holds shards.
-        on_one_node: In these modes: whether all workers and shards share one node; workers then update by themselves.
-        rpc, rpc_server: On workers and on servers: how they communicate between nodes; None if all share memory.
-        reads, reads_server: The same for parameters that are prefetched; None if they are not.
+        coordinator: None if it is on another node.
+    """
+
+    frozen: Array
+    rates: Array
+    vectors: dict[str, Array] = field(default_factory=dict)
+    shards: dict[int, Shard] = field(default_factory=dict)
+    coordinator: CoordinatorMemory | None = None
+
+
+@dataclass(frozen=True)
+class Channel:
+    """How this rank communicates with other nodes: as a worker, as a server, or not at all."""
+
+    client: RpcClient | None = None
+    server: RpcServer | None = None
+
+    def free(self) -> None:
+        """Free memory. Collective over all ranks."""
+        for end in (self.client, self.server):
+            if end is not None:
+                end.free()
+
+
+class ParameterStore(ABC):
+    """Shards, step coordinator and RPC transport of this rank; a mode has a subclass.
+
+    Construction is collective over all ranks.
+
+    Attributes:
+        plan, cluster: As given.
+        nodes: Which ranks share memory.
+        memory: What the ranks of this node share.
+        requests: Requests of workers to servers on other nodes.
+        reads: Another channel for parameters that are prefetched.
         waiting: How this rank waits.
-        frozen: ``TrainingState.frozen`` as the shards of this node apply it; shared by the node.
-        rates: The optimizer's ``live_rates`` as the shards of this node apply them; shared by the node.
-        initial_vectors: ``vectors`` on the rank that fills them; None on all others.
+        initial_vectors: The node's vectors on the rank that fills them; None on all others.
 
     Raises:
         ConfigError: On every rank: there are several nodes and no server.
     """
 
+    shares_gradients = False  # whether all ranks of a node have their gradients in shared memory
+
     def __init__(self, cluster: Cluster, plan: Plan, state: TrainingState) -> None:
         self.plan, self.cluster = plan, cluster
-        self.nodes = _nodes(cluster, plan)
-        self.holders = cluster.servers or [0]
+        self.nodes = _nodes(cluster, plan, self.shares_gradients)
+        self._holders = cluster.servers or [0]  # the rank that holds each shard; without servers the node's first rank
         self._check_servers()
         self._shared = SharedArrays(self.nodes.comm)
         local_workers = sum(self.nodes.same(w, cluster.rank) for w in cluster.worker_ranks)
         self.waiting = Backoff(oversubscribed=local_workers > cluster.cores)
-        every, mode = [*cluster.worker_ranks, *self.holders], plan.config.mode
-        self.on_one_node = mode.drops_late_gradients and all(self.nodes.same(rank, every[0]) for rank in every)
-        self.ranges = [ranges_of(plan.placements, s, plan.layout) for s in range(plan.n_servers)]
-        self.vectors: dict[str, Array] = {}
-        self.shards: dict[int, Shard] = {}
-        self.rows: Array | None = None
-        self.partials: Array | None = None
-        self.frozen = self._shared.allocate(state.frozen.shape, np.uint8)
-        self.frozen[:] = state.frozen
-        live_rates = plan.optimizer.live_rates
-        self.rates = self._shared.allocate((len(live_rates),), np.float64)
-        self.rates[:] = [live.as_set() for live in live_rates]
-        for index, live in enumerate(live_rates):
-            live.bind(self.rates, index)
-        self._allocate()
-        self.initial_vectors = self.vectors if self.shards and self.nodes.comm.rank == 0 else None
+        self._ranges = [ranges_of(plan.placements, s, plan.layout) for s in range(plan.n_servers)]
+        self.memory = NodeMemory(
+            frozen=self._shared.allocate(state.frozen.shape, np.uint8),
+            rates=self._shared.allocate((len(plan.optimizer.live_rates),), np.float64),
+        )
+        self.memory.frozen[:] = state.frozen
+        self.memory.rates[:] = [live.as_set() for live in plan.optimizer.live_rates]
+        for index, live in enumerate(plan.optimizer.live_rates):
+            live.bind(self.memory.rates, index)
+        self._allocate_shards()
+        if self.nodes.same(self._holders[0], cluster.rank):
+            self.memory.coordinator = self._allocate_coordinator(self._shared)
+        fills = self.memory.shards and self.nodes.comm.rank == 0
+        self.initial_vectors = self.memory.vectors if fills else None
         self._routes = self._make_routes()
-        one_sided = plan.config.servers.one_sided
-        self.rpc: RpcClient | None = None
-        self.rpc_server: RpcServer | None = None
-        self.reads: RpcClient | None = None
-        self.reads_server: RpcServer | None = None
-        if self._routes is not None:
-            self.rpc, self.rpc_server = open_rpc(self._routes, one_sided)
-        if self._routes is None and plan.config.servers.prefetch_params:
-            _log.info("--prefetch-params has no effect: all workers share memory with all servers")
-        elif self._routes is not None and plan.config.servers.prefetch_params:
-            self._reads_comm = cluster.comm.Dup()
-            reads = replace(self._routes, comm=self._reads_comm, codec=None, replies_only=True)
-            self.reads, self.reads_server = open_rpc(reads, one_sided)
-        if self._routes is not None:
-            self.waiting.progress = cluster.comm.Iprobe
+        self.requests, self.reads = Channel(), Channel()
+        self._reads_comm: MPI.Intracomm | None = None
+        self._open_channels()
+
+    @abstractmethod
+    def _allocate_coordinator(self, shared: SharedArrays) -> CoordinatorMemory:
+        """Return the step coordinator of the mode. Collective over the node."""
+
+    @abstractmethod
+    def step_coordinator(self, shards: Sequence[ShardClient]) -> StepCoordinator:
+        """Return the step coordinator for this worker, whose proxies are ``shards``."""
 
     def start(self, progress: Progress) -> None:
         """Begin to train from ``initial_vectors``, which have been filled. Collective over all ranks."""
         if self.initial_vectors is not None:
-            for shard in self.shards.values():
+            for shard in self.memory.shards.values():
                 shard.open(progress.step)
-            if self.coordinator is not None:
-                self.coordinator.open(progress.step, self.plan.train_steps, self.plan.next_pause(progress.step))
+            if self.memory.coordinator is not None:
+                self.memory.coordinator.open(progress.step, self.plan.train_steps, self.plan.next_pause(progress.step))
         self.cluster.comm.Barrier()
 
-    def step_coordinator(self, shards: Sequence[ShardClient]) -> StepCoordinator:
-        """Return the step coordinator for this worker, whose proxies are ``shards``."""
-        if self.coordinator is not None:
-            return LocalCoordinator(self.coordinator, self.cluster.task_index, self.waiting)
-        first = shards[0]
-        assert self.rpc is not None and isinstance(first, RemoteShard)
-        return RemoteCoordinator(ServerCalls(self.rpc, self.holders[0]), first)
+    def free(self) -> None:
+        """Free memory. Collective over all ranks, which wait for each other without using a core."""
+        barrier = self.cluster.comm.Ibarrier()
+        self.waiting.until(lambda spins: barrier.Test())
+        self.requests.free()
+        self.reads.free()
+        if self._reads_comm is not None:
+            self._reads_comm.Free()
+        self._shared.free()
+
+    # For workers.
+
+    def allocate_params(self) -> Array:
+        """Return memory for this worker's parameters: that of the transport if all parameters arrive there."""
+        size, client = self.plan.layout.size, self.requests.client
+        if client is not None and len(client.vector) == size and self.reads.client is None:
+            return client.vector
+        return np.zeros(size, self.plan.dtype)
+
+    def shard_clients(self, params: Array) -> list[ShardClient]:
+        """Return all shards for this worker, whose parameters are ``params``; by number."""
+        memory, clients = self.memory, list[ShardClient]()
+        for s, holder in enumerate(self._holders):
+            if s in memory.shards:
+                clients.append(LocalShard(memory.shards[s], params, self.waiting))
+                continue
+            proxy = self._calls(self.requests, holder), self._ranges[s], self.plan.vectors, memory.frozen
+            if self.reads.client is None:
+                clients.append(RemoteShard(*proxy))
+            else:
+                clients.append(PrefetchingShard(*proxy, self._calls(self.reads, holder), params))
+        return clients
+
+    def first_server(self) -> ServerCalls:
+        """Return the server that has the step coordinator, which is on another node."""
+        return self._calls(self.requests, self._holders[0])
+
+    @property
+    def residual(self) -> Array:
+        """What compression has not sent of this worker's gradients, shape (size,); shape (0,) without compression."""
+        return np.zeros(0) if self.requests.client is None else self.requests.client.residual
 
     def senders(self) -> Iterator[tuple[int, int, int]]:
         """Yield ranges that this worker sends to servers on other nodes, each with the number of workers that do so."""
         nodes, workers = self.nodes, self.cluster.worker_ranks
-        for ranges, holder in zip(self.ranges, self.holders, strict=True):
+        for ranges, holder in zip(self._ranges, self._holders, strict=True):
             if not nodes.same(self.cluster.rank, holder):
                 n_senders = sum(not nodes.same(worker, holder) for worker in workers)
                 yield from ((lo, hi, n_senders) for lo, hi in ranges)
 
     def gradient_nbytes(self) -> list[list[int]]:
         """Return the numbers of bytes in which a worker submits a gradient to a shard, by worker and shard."""
-        in_memory = [sum(hi - lo for lo, hi in ranges) * self.plan.dtype.itemsize for ranges in self.ranges]
-        sent = in_memory if self._routes is None else [self._routes.request_nbytes(rank) for rank in self.holders]
-        pairs = list(zip(self.holders, in_memory, sent, strict=True))
+        in_memory = [sum(hi - lo for lo, hi in ranges) * self.plan.dtype.itemsize for ranges in self._ranges]
+        sent = in_memory if self._routes is None else [self._routes.request_nbytes(rank) for rank in self._holders]
+        pairs = list(zip(self._holders, in_memory, sent, strict=True))
         return [
             [memory if self.nodes.same(worker, holder) else message for holder, memory, message in pairs]
             for worker in self.cluster.worker_ranks
         ]
 
-    def shard_clients(self, params: Array) -> list[ShardClient]:
-        """Return all shards for this worker, whose parameters are ``params``; by number."""
-        row, names = self.nodes.comm.rank, self.plan.vectors
-        clients: list[ShardClient] = []
-        for s, holder in enumerate(self.holders):
-            if s in self.shards:
-                clients.append(LocalShard(self.shards[s], params, row, self.waiting))
-                continue
-            assert self.rpc is not None
-            proxy = ServerCalls(self.rpc, holder), self.ranges[s], names, self.frozen
-            if self.reads is None:
-                clients.append(RemoteShard(*proxy))
-            else:
-                clients.append(PrefetchingShard(*proxy, ServerCalls(self.reads, holder), params))
-        return clients
-
-    def free(self) -> None:
-        """Free memory. Collective over all ranks, which wait for each other without using a core."""
-        barrier = self.cluster.comm.Ibarrier()
-        self.waiting.until(lambda spins: barrier.Test())
-        for end in (self.rpc, self.rpc_server, self.reads, self.reads_server):
-            if end is not None:
-                end.free()
-        if self.reads or self.reads_server:
-            self._reads_comm.Free()
-        self._shared.free()
+    def _calls(self, channel: Channel, server: int) -> ServerCalls:
+        assert channel.client is not None
+        return ServerCalls(channel.client, server)
 
     def _check_servers(self) -> None:
         if self.cluster.servers or len(set(self.nodes.of)) == 1:
@@ -184,36 +220,20 @@ class Store:
         error.on_all_ranks = True
         raise error
 
-    def _allocate(self) -> None:
-        plan, shared, rank = self.plan, self._shared, self.cluster.rank
-        local = [s for s, holder in enumerate(self.holders) if self.nodes.same(holder, rank)]
-        size, stride = plan.layout.size, row_stride(plan.layout.size)
+    def _allocate_shards(self) -> None:
+        plan, shared, memory = self.plan, self._shared, self.memory
+        local = [s for s, holder in enumerate(self._holders) if self.nodes.same(holder, self.cluster.rank)]
         if local:
-            self.vectors = {name: shared.allocate((stride,), plan.dtype)[:size] for name in plan.vectors}
-            updater = plan.updater(self.vectors, self.frozen)
+            size, stride = plan.layout.size, row_stride(plan.layout.size)
+            memory.vectors = {name: shared.allocate((stride,), plan.dtype)[:size] for name in plan.vectors}
+            updater = plan.updater(memory.vectors, memory.frozen)
             for s in local:
-                self.shards[s] = Shard(shared, self.ranges[s], updater, self.vectors, self.frozen, self.waiting)
-            if plan.config.mode.drops_late_gradients:
-                self.rows = shared.allocate((self.nodes.comm.size, stride), plan.dtype)
-                self.partials = shared.allocate((self.nodes.comm.size, updater.n_sums), np.float64)
-        self.coordinator: CoordinatorMemory | None = None
-        if self.nodes.same(self.holders[0], rank):
-            self.coordinator = CoordinatorMemory(shared, self._rules())
-
-    def _rules(self) -> CoordinatorRules:
-        mode, workers = self.plan.config.mode, self.plan.workers
-        if mode.drops_late_gradients:
-            return CoordinatorRules(
-                workers, gradients_per_step=self.plan.gradients_per_step, on_one_node=self.on_one_node
-            )
-        if mode.bounds_staleness:
-            return CoordinatorRules(workers, bound=self.plan.config.parallel.max_staleness)
-        return CoordinatorRules(workers)
+                memory.shards[s] = Shard(shared, self._ranges[s], updater, memory.vectors, memory.frozen, self.waiting)
 
     def _make_routes(self) -> Routes | None:
         """Return the routes between workers and servers on other nodes; None if there are none. Collective."""
         cluster, nodes = self.cluster, self.nodes
-        clients = {holder: [w for w in cluster.worker_ranks if not nodes.same(w, holder)] for holder in self.holders}
+        clients = {rank: [w for w in cluster.worker_ranks if not nodes.same(w, rank)] for rank in self._holders}
         if not any(clients.values()):
             if self.plan.config.compression is not None:
                 _log.info("--compress has no effect: all workers share memory with all servers")
@@ -221,23 +241,37 @@ class Store:
         plan = self.plan
         codec = None
         if plan.config.compression is not None:
-            counts = {hi - lo for ranges in self.ranges for lo, hi in ranges}
+            counts = {hi - lo for ranges in self._ranges for lo, hi in ranges}
             codec = make_vector_codec(plan.config.compression, plan.dtype, plan.layout, cluster.comm, counts)
         return Routes(
             comm=cluster.comm,
             clients=clients,
-            ranges=dict(zip(self.holders, self.ranges, strict=True)),
+            ranges=dict(zip(self._holders, self._ranges, strict=True)),
             size=plan.layout.size,
             dtype=plan.dtype,
             n_extra=plan.workers * STATS_WORDS,
             codec=codec,
         )
 
+    def _open_channels(self) -> None:
+        """Open the channels between nodes, if there are routes. Collective over all ranks."""
+        routes, servers = self._routes, self.plan.config.servers
+        if routes is None:
+            if servers.prefetch_params:
+                _log.info("--prefetch-params has no effect: all workers share memory with all servers")
+            return
+        self.requests = Channel(*open_rpc(routes, servers.one_sided))
+        if servers.prefetch_params:
+            self._reads_comm = self.cluster.comm.Dup()
+            reads = replace(routes, comm=self._reads_comm, codec=None, replies_only=True)
+            self.reads = Channel(*open_rpc(reads, servers.one_sided))
+        self.waiting.progress = self.cluster.comm.Iprobe
 
-def _nodes(cluster: Cluster, plan: Plan) -> Nodes:
+
+def _nodes(cluster: Cluster, plan: Plan, shares_gradients: bool) -> Nodes:
     """Return the nodes; each rank is its own node if memory cannot or must not be shared."""
     if plan.config.parallel.shared_memory:
-        vectors = len(plan.vectors) + (cluster.node.size if plan.config.mode.drops_late_gradients else 0)
+        vectors = len(plan.vectors) + (cluster.node.size if shares_gradients else 0)
         nbytes = vectors * plan.nbytes
         problem = next(filter(None, cluster.comm.allgather(sharing_problem(cluster.node, nbytes))), "")
         if not problem:

@@ -21,10 +21,10 @@ from mpitrain.plan.config import RunConfig
 from mpitrain.plan.placement import place, ranges_of
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.progress import ConsistentPoint, Progress
-from mpitrain.strategy.ps.asynchronous import Async
-from mpitrain.strategy.ps.backup import strategy_of
+from mpitrain.strategy.ps.asynchronous import Async, AsyncStore
+from mpitrain.strategy.ps.backup import BackupStore, strategy_of
+from mpitrain.strategy.ps.backup_server import make_server
 from mpitrain.strategy.ps.server import Server
-from mpitrain.strategy.ps.store import Store
 
 what, mode, servers, count, share, one_sided = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:7])
 
@@ -56,14 +56,14 @@ plan = Plan(
 
 
 state = TrainingState(LAYOUT)
-store = Store(cluster, plan, state)
+store = (BackupStore if mode == "backup" else AsyncStore)(cluster, plan, state)
 if store.initial_vectors is not None:
     store.initial_vectors["params"][:] = 0
 used = np.concatenate([np.arange(e.start, e.stop) for e in LAYOUT.entries])
 
 
 def train() -> None:
-    strategy = strategy_of(store, state) if mode == "backup" else Async(store, [CPU], state)
+    strategy = strategy_of(store, state) if isinstance(store, BackupStore) else Async(store, [CPU], state)
     strategy.start(Progress(0, 0), {})
     strategy.grads[used] = -1.0
     steps = 0
@@ -103,7 +103,8 @@ def check_read(params) -> None:
 
 if cluster.is_server:
     store.start(Progress(0, 0))
-    Server(store).serve()
+    server = make_server(store) if isinstance(store, BackupStore) else Server(store)
+    server.serve()
 else:
     train()
     if cluster.servers:

@@ -1,0 +1,90 @@
+"""A parameter server of ``--mode backup`` on several nodes: it sums a step's gradients and applies the sum."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...core.layout import Array
+from ...monitor.trace import span
+from ..non_finite import NonFinitePolicy
+from .backup import BackupStore
+from .collected_steps import CollectedSteps
+from .messages import Kind, encode_reply
+from .server import Server
+
+
+def make_server(store: BackupStore) -> Server:
+    """Return the server; a plain one if all ranks share a node, where the workers update. Local."""
+    return Server(store) if store.on_one_node else BackupServer(store)
+
+
+class BackupServer(Server):
+    """See ``Server``. It applies a step when it has all gradients, in work item order."""
+
+    polls = True
+
+    def __init__(self, store: BackupStore) -> None:
+        super().__init__(store)
+        plan = store.plan
+        self._gradients = store.gradients
+        self._servers = store.cluster.training.comm
+        self._gradients_per_step = plan.gradients_per_step
+        self._non_finite = NonFinitePolicy(plan.config.training.nan, plan.workers)
+        self._sum = np.zeros(plan.layout.size, plan.dtype)
+        self._arrived: list[tuple[int, int, float, Array]] = []  # work item, step, loss, gradient
+
+    def _is_changed_by_workers(self) -> bool:
+        return False
+
+    def _admit(self, client: int, item: int, step: int, loss: float, reads: int) -> None:
+        place = self._require_steps().admit(self._worker_of[client], item, step, loss, reads)
+        self._reply(client, encode_reply(Kind.ADMIT, place))
+
+    def _collect(self, client: int, item: int, step: int, loss: float) -> None:
+        assert self._rpc is not None
+        # The gradient does not change until the step is applied: its worker waits for the reply.
+        self._arrived.append((item, step, loss, self._rpc.request_vector(client)))
+
+        def respond() -> bool:
+            if self._shard.version <= step:
+                return False
+            self._reply(client)
+            return True
+
+        self._deferred.append(respond)
+
+    def _apply_steps(self) -> bool:
+        step = self._shard.version
+        ready = [(item, loss, grads) for item, of, loss, grads in self._arrived if of == step]
+        if self._gradients is not None:
+            ready += self._gradients.marked(step)
+        if len(ready) < self._gradients_per_step:
+            return False
+        ready.sort(key=lambda gradient: gradient[0])
+        self._apply_step([grads for _, _, grads in ready], sum(loss for _, loss, _ in ready))
+        self._arrived = [gradient for gradient in self._arrived if gradient[1] != step]
+        return True
+
+    @span("update")
+    def _apply_step(self, gradients: list[Array], loss: float) -> None:
+        skipped = not self._non_finite.applies(loss)
+        if skipped:
+            self._shard.skip_step()
+        else:
+            for index, grads in enumerate(gradients):
+                self._shard.accumulate(grads, self._sum, first=index == 0)
+            self._shard.apply_step(self._sum, self._sum_over_servers)
+        if self._coordinator is not None:
+            self._require_steps().step_done(loss, skipped)
+
+    def _sum_over_servers(self, own: Array) -> Array:
+        """Return the sum of all servers' values, in server order, for norms of whole vectors. Collective over them."""
+        all_servers = np.empty((self._servers.size, len(own)))
+        self._servers.Allgather(own, all_servers)
+        total: Array = all_servers.sum(axis=0)
+        return total
+
+    def _require_steps(self) -> CollectedSteps:
+        coordinator = self._require_coordinator()
+        assert isinstance(coordinator, CollectedSteps)
+        return coordinator
