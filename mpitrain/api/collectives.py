@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import JobError
 from ..monitor.trace import span
-from ..training.rank import Rank
+from ..training.script_rank import ScriptRank
 
 _WAIT = span("wait")
 _POLL_S = 0.001
@@ -27,7 +27,7 @@ class Collectives:
         limit_s: Number of seconds that a method waits for the other workers.
     """
 
-    def __init__(self, rank: Rank, limit_s: float) -> None:
+    def __init__(self, rank: ScriptRank, limit_s: float) -> None:
         self._rank, self._limit_s = rank, limit_s
 
     def mean(self, value: Any) -> Any:
@@ -98,7 +98,7 @@ def _check_same(workers: Any, method: str) -> None:
         raise error
 
 
-def share(rank: Rank, of_chief: Any) -> Any:
+def share(rank: ScriptRank, of_chief: Any) -> Any:
     """Return the chief's value. Collective over all ranks; servers wait for it without using a core."""
     wait_for_all(rank.cluster.comm)
     with _WAIT:

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..errors import JobError
 from ..plan.config import RunConfig
-from ..training.rank import Rank
+from ..training.script_rank import ScriptRank
 from ..training.stepped_loop import SteppedLoop
 from .collectives import Collectives
 
@@ -16,7 +16,7 @@ class ScriptRun(Collectives):
 
     model: Any
     size: int
-    _rank: Rank
+    _rank: ScriptRank
     _config: RunConfig
     _loop: SteppedLoop | None = None  # while it trains
     _epoch: int | None = None  # that trains

@@ -15,8 +15,9 @@ from ..plan.job import Job, load_job_file, make_job
 from ..plan.options import run_config
 from ..plan.request import unknown_name
 from ..process.signals import STOPPED_EARLY
-from ..training.rank import Rank
-from ..training.session import TrainRequest, training_session
+from ..training.script_rank import ScriptRank
+from ..training.session import training_session
+from ..training.setup import TrainRequest
 from .job_source import JobSource, job_function
 from .run import Run
 
@@ -37,7 +38,7 @@ def train(job: JobSource, **options: Any) -> Run:
         UserError: On a single rank without a launcher: something is not valid. Otherwise the error is printed, and all
             ranks exit.
     """
-    rank = Rank.of_script()
+    rank = ScriptRank.of_process()
     with rank.errors_end_the_run():
         with rank.cluster.agree("reading the options"):
             request = _request(job, options, rank.options)

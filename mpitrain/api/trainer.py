@@ -29,8 +29,9 @@ from ..process.signals import STOPPED_EARLY
 from ..pytorch.batches import as_split
 from ..pytorch.network import LossInLoop
 from ..training.hooks import SAVE
-from ..training.rank import Rank
-from ..training.session import TrainRequest, resumes_at, training_session
+from ..training.script_rank import ScriptRank
+from ..training.session import training_session
+from ..training.setup import TrainRequest, resumes_at
 from ..training.stepped_loop import SteppedLoop
 from .collectives import share
 from .evaluation import evaluate, log
@@ -123,7 +124,7 @@ class Trainer(ScriptRun):
         self._loader: TrainLoader | None = None
         caller = sys._getframe(1)
         self._source = caller.f_code.co_filename, caller.f_lineno  # for errors
-        self._rank = rank = Rank.of_script()
+        self._rank = rank = ScriptRank.of_process()
         with rank.errors_end_the_run():
             with rank.cluster.agree("reading the options"):
                 self._config = run_config({"mode": mode, **options, **rank.options})
@@ -510,7 +511,7 @@ def _check_positive(method: str, count: Any) -> None:
         raise JobError(f"trainer.{method} got {count!r}: must be a number of {unit}, at least 1")
 
 
-def _use_values_of_chief(model: nn.Module, rank: Rank) -> None:
+def _use_values_of_chief(model: nn.Module, rank: ScriptRank) -> None:
     """Set a module's parameters and buffers to those of the chief. Collective over all ranks."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     initialized = {name: tensor.detach() for name, tensor in tensors.items() if not is_lazy(tensor)}

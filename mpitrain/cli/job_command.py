@@ -19,7 +19,7 @@ from .help import help_all_option, write_options
 
 if TYPE_CHECKING:
     from ..plan.job import JobFunction
-    from ..training.session import TrainRequest
+    from ..training.setup import TrainRequest
 
 JOB_HELP = (
     "JOB is a job file, followed by its options; or a script that uses mpitrain.train or mpitrain.Trainer, followed by "
@@ -134,7 +134,7 @@ class JobCommand(click.Command):
             return ScriptRequest(job.path, list(job.script_arguments), dict(job.options), job.config)
         assert function is not None
         from ..plan.job import make_job
-        from ..training.session import TrainRequest
+        from ..training.setup import TrainRequest
 
         arguments = {str(option.name): values[str(option.name)] for option in self._job}
         make = functools.partial(make_job, job.path, function, arguments, job.config.training.seed)

@@ -131,7 +131,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     # An error that every rank finds is printed once, so 'train' parses its flags only after MPI has started.
     if arguments[:1] == ["train"] and not HELP.intersection(arguments):
         try:
-            from ..training.rank import run_rank, run_script
+            from ..training.rank import run_rank
+            from ..training.script_rank import run_script
         except UserError as error:  # there is no usable MPI library
             print_wrapped(f"mpitrain: {error}")
             return error.exit_status

@@ -27,6 +27,8 @@ class TrainingLoop(Protocol):
         grads: Shape (layout.size,): this worker's last gradient.
         validation: Metrics of the last validation, by name.
         validation_step: The step of the last validation; -1 if there was none since the run was started.
+        training_s: Seconds since the beginning of training, without validation and saving.
+        compute_s: Seconds that this worker has taken to load batches and to compute losses.
     """
 
     @property
@@ -53,6 +55,10 @@ class TrainingLoop(Protocol):
     def validation(self) -> Mapping[str, float]: ...
     @property
     def validation_step(self) -> int: ...
+    @property
+    def training_s(self) -> float: ...
+    @property
+    def compute_s(self) -> float: ...
 
     def stop(self, reason: str = ...) -> None:
         """Finish training early; all workers stop soon. Local; one rank is enough.
@@ -72,8 +78,15 @@ class TrainingLoop(Protocol):
             reason: A name that ``ConsistentPoint.reasons`` includes at that point, on all workers.
         """
 
-    def report(self, step: int, values: dict[str, float]) -> None:
-        """Print values of ``step`` and append them to ``metrics.jsonl``. Local; no effect except on the chief."""
+    def report(self, step: int, values: dict[str, float], show: bool = True, record: bool = True) -> None:
+        """Print values of ``step``, and append them to ``metrics.jsonl``. Local; no effect except on the chief.
+
+        Args:
+            show, record: Whether to do so.
+        """
+
+    def add_validation(self, step: int, values: dict[str, float]) -> None:
+        """Record validation metrics of ``step``, in addition to others of this step, and report them. Local."""
 
 
 class Hook:

@@ -22,7 +22,7 @@ from ..predict.measurements import VERSION, CodecTimes, ComputeTimes, JobFacts, 
 from ..process.rank_status import RankStatusFile
 from ..training.rank import Rank
 from ..training.resources import limit_threads, limit_threads_of_torch
-from ..training.session import TrainRequest
+from ..training.setup import TrainRequest
 from .compute import CODECS, ROWS, BatchTimes, RankModel
 from .exchanges import LOW_RANK, measure_exchanges
 from .steps import step_times

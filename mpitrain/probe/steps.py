@@ -13,7 +13,8 @@ from ..comm.cluster import Cluster
 from ..plan.hook import Hook, TrainingLoop
 from ..plan.job import Job
 from ..process.rank_status import RankStatusFile
-from ..training.session import TrainRequest, training_session
+from ..training.session import training_session
+from ..training.setup import TrainRequest
 
 _FEWEST, _MOST = 20, 1000
 

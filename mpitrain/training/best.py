@@ -9,7 +9,7 @@ from typing import Any
 from ..checkpoint import BestCheckpoint
 from ..core.extra_state import ExtraState, Value, Versioned, values_of
 from ..errors import ConfigError
-from ..plan.hook import Hook
+from ..plan.hook import Hook, TrainingLoop
 from ..plan.metric import PREFIX, Goal
 from ..plan.progress import ConsistentPoint
 
@@ -37,7 +37,7 @@ class TrackBest(Hook):
         self.best, self.step, self.failures = 0.0, -1, 0
         self._seen = -1  # the step of the last validation
 
-    def at_consistent_point(self, loop: Any, point: ConsistentPoint) -> None:
+    def at_consistent_point(self, loop: TrainingLoop, point: ConsistentPoint) -> None:
         goal = self._goal
         if goal is None or loop.validation_step != point.step or self._seen == point.step:
             return

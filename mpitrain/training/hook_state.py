@@ -14,31 +14,37 @@ _NAMESPACE, _VERSION = "hooks", 1
 _LARGEST_BYTES = 32_768  # an HDF5 attribute holds 64 KiB
 
 
-def save_hooks(hooks: Sequence[Hook]) -> ExtraState:
-    """Return the state of all hooks that have one. Local.
+class HookState:
+    """The state of a job's hooks; see ``core.extra_state.HasExtraState``."""
 
-    Raises:
-        JobError: A hook's state cannot be saved.
-    """
-    states = [[type(hook).__name__, hook.state_dict()] for hook in hooks]
-    text = json.dumps([state for state in states if state[1]], default=_refuse)
-    if len(text.encode()) > _LARGEST_BYTES:
-        raise JobError(f"the state of all hooks has {len(text.encode()):,} bytes: must be at most {_LARGEST_BYTES:,}")
-    return {_NAMESPACE: Versioned(_VERSION, {"states": text})} if text != "[]" else {}
+    def __init__(self, hooks: Sequence[Hook]) -> None:
+        self._hooks = hooks
 
+    def extra_state(self) -> ExtraState:
+        """Return the state of all hooks that have one. Local.
 
-def load_hooks(hooks: Sequence[Hook], state: ExtraState) -> None:
-    """Restore the hooks' state: the n-th state of a class goes to the job's n-th hook of that class. Local.
+        Raises:
+            JobError: A hook's state cannot be saved.
+        """
+        states = [[type(hook).__name__, hook.state_dict()] for hook in self._hooks]
+        text = json.dumps([state for state in states if state[1]], default=_refuse)
+        nbytes = len(text.encode())
+        if nbytes > _LARGEST_BYTES:
+            raise JobError(f"the state of all hooks has {nbytes:,} bytes: must be at most {_LARGEST_BYTES:,}")
+        return {_NAMESPACE: Versioned(_VERSION, {"states": text})} if text != "[]" else {}
 
-    Raises:
-        CheckpointError: The state is not one that ``save_hooks`` returns.
-    """
-    saved = _states(str(values_of(state, _NAMESPACE, _VERSION).get("states", "[]")))
-    for hook in hooks:
-        found = next((entry for entry in saved if entry[0] == type(hook).__name__), None)
-        if found is not None:
-            saved.remove(found)
-            hook.load_state_dict(found[1])
+    def load_extra_state(self, state: ExtraState) -> None:
+        """Restore the hooks' state: the n-th state of a class goes to the job's n-th hook of that class. Local.
+
+        Raises:
+            CheckpointError: The state is not one that ``extra_state`` returns.
+        """
+        saved = _states(str(values_of(state, _NAMESPACE, _VERSION).get("states", "[]")))
+        for hook in self._hooks:
+            entry = next((entry for entry in saved if entry[0] == type(hook).__name__), None)
+            if entry is not None:
+                saved.remove(entry)
+                hook.load_state_dict(entry[1])
 
 
 def _states(text: str) -> list[tuple[str, Any]]:

@@ -6,11 +6,9 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from typing import Any
 
 from ..checkpoint import BestCheckpoint
 from ..core import subnormals
-from ..core.extra_state import ExtraState
 from ..monitor import worker_stats
 from ..monitor.console import Console
 from ..monitor.trace import span
@@ -22,6 +20,7 @@ from ..process.signals import Signals, TimeLimit
 from ..strategy.base import Stats, Strategy
 from .checkpointing import Checkpoints, finish_saving
 from .evaluation import Evaluator
+from .run_state import RunState
 
 _log = logging.getLogger(__name__)
 
@@ -106,7 +105,7 @@ class Log(Hook):
         self._when, self._print_every_s, self._strategy = EveryNSteps(every), print_every_s, strategy
         self._counts_examples = counts_examples
 
-    def begin(self, loop: Any) -> None:
+    def begin(self, loop: TrainingLoop) -> None:
         self._chief, self._reported_s = loop.cluster.chief, loop.training_s
         self._printed_s = -math.inf
         self._unprinted: tuple[int, dict[str, float]] | None = None
@@ -117,30 +116,30 @@ class Log(Hook):
         if loop.cluster.chief:
             self._before = self._strategy.stats()
 
-    def after_step(self, loop: Any) -> None:
+    def after_step(self, loop: TrainingLoop) -> None:
         if not self._chief:
             return
         if not self._timed:
             self._timed, self._reported_steps, self._reported_s = True, loop.step, loop.training_s
         self._report_if_due(loop)
 
-    def at_consistent_point(self, loop: Any, point: ConsistentPoint) -> None:
+    def at_consistent_point(self, loop: TrainingLoop, point: ConsistentPoint) -> None:
         if point.last:  # before the last validation is printed
             self._print(loop)
 
-    def end(self, loop: Any) -> None:
+    def end(self, loop: TrainingLoop) -> None:
         # In modes with servers another worker may have taken the last step.
         if loop.cluster.chief:
             self._report_if_due(loop)
             self._print(loop)
 
-    def _report_if_due(self, loop: Any) -> None:
+    def _report_if_due(self, loop: TrainingLoop) -> None:
         if self._when.reached(loop.step):
             stats = self._strategy.stats()
             if self._when.due(stats.step):
                 self._report(loop, stats)
 
-    def _report(self, loop: Any, stats: Stats) -> None:
+    def _report(self, loop: TrainingLoop, stats: Stats) -> None:
         before, self._before = self._before, stats
         now = loop.training_s
         steps, seconds = stats.step - self._reported_steps, now - self._reported_s
@@ -167,7 +166,7 @@ class Log(Hook):
         self._compare_shares(stats.workers)
         self._reported_steps, self._reported_s = stats.step, now
 
-    def _print(self, loop: Any) -> None:
+    def _print(self, loop: TrainingLoop) -> None:
         """Print the latest report, unless it was printed."""
         if self._unprinted is not None:
             loop.report(*self._unprinted, record=False)
@@ -190,13 +189,13 @@ class Validate(Hook):
         self._trigger, self._evaluator = Trigger(every, every_s, VALIDATE), evaluator
         self._done_at = -1
 
-    def begin(self, loop: Any) -> None:
+    def begin(self, loop: TrainingLoop) -> None:
         self._trigger.begin(loop.step)
 
-    def after_step(self, loop: Any) -> None:
+    def after_step(self, loop: TrainingLoop) -> None:
         self._trigger.request_if_due(loop)
 
-    def at_consistent_point(self, loop: Any, point: ConsistentPoint) -> None:
+    def at_consistent_point(self, loop: TrainingLoop, point: ConsistentPoint) -> None:
         due = self._trigger.due(point)
         if due and self._done_at != point.step:
             self._done_at = point.step
@@ -209,8 +208,7 @@ class Save(Hook):
     """Writes a checkpoint every N steps, every S seconds, at the end, and if it is the best one.
 
     Args:
-        strategy: Returns the state.
-        extra_state: Returns further state to save.
+        state: What is saved.
         saved: Whether the step at which training begins need not be saved.
         best: Returns the record of a step whose checkpoint is the best one, else None; the same on all workers.
     """
@@ -219,36 +217,35 @@ class Save(Hook):
         self,
         every: int,
         every_s: float,
-        strategy: Strategy,
-        extra_state: Callable[[], ExtraState],
+        state: RunState,
         checkpoints: Checkpoints,
         saved: bool,
         best: Callable[[int], BestCheckpoint | None] = lambda step: None,
     ) -> None:
         self._trigger, self._checkpoints, self._best = Trigger(every, every_s, SAVE), checkpoints, best
-        self._strategy, self._extra_state = strategy, extra_state
-        self._done_at = strategy.progress.step if saved else -1
+        self._state, self._saved, self._done_at = state, saved, -1
 
-    def begin(self, loop: Any) -> None:
+    def begin(self, loop: TrainingLoop) -> None:
         self._trigger.begin(loop.step)
+        if self._saved:
+            self._done_at = loop.step
 
-    def after_step(self, loop: Any) -> None:
+    def after_step(self, loop: TrainingLoop) -> None:
         self._checkpoints.progress()
         self._trigger.request_if_due(loop)
 
-    def at_consistent_point(self, loop: Any, point: ConsistentPoint) -> None:
+    def at_consistent_point(self, loop: TrainingLoop, point: ConsistentPoint) -> None:
         due, best = self._trigger.due(point), self._best(point.step)
         if (due or best is not None) and self._done_at != point.step:
             with span("save"):
-                snapshot = self._strategy.snapshot()
+                snapshot = self._state.snapshot()
                 snapshot.best = None if best is None else best._replace(only_best=not due)
-                snapshot.extra_state = {**snapshot.extra_state, **self._extra_state()}
                 self._checkpoints.save(snapshot)
             self._done_at = point.step
         if due:
             self._trigger.restart()
 
-    def end(self, loop: Any) -> None:
+    def end(self, loop: TrainingLoop) -> None:
         finish_saving(self._checkpoints, loop.cluster.training)
 
 
@@ -258,13 +255,13 @@ class ShowProgress(Hook):
     def __init__(self, console: Console) -> None:
         self._console = console
 
-    def begin(self, loop: Any) -> None:
+    def begin(self, loop: TrainingLoop) -> None:
         self._console.start(loop.step, loop.train_steps)
 
-    def after_step(self, loop: Any) -> None:
+    def after_step(self, loop: TrainingLoop) -> None:
         self._console.advance(loop.step)
 
-    def end(self, loop: Any) -> None:
+    def end(self, loop: TrainingLoop) -> None:
         self._console.advance(loop.step)
         self._console.stop()
 
@@ -286,10 +283,10 @@ class Stop(Hook):
         self._strategy, self._signals, self._limit, self._checkpoints = strategy, signals, limit, checkpoints
         self.reason = ""
 
-    def begin(self, loop: Any) -> None:
+    def begin(self, loop: TrainingLoop) -> None:
         self._last_s = time.time()
 
-    def after_step(self, loop: Any) -> None:
+    def after_step(self, loop: TrainingLoop) -> None:
         now = time.time()
         step_s, self._last_s = now - self._last_s, now
         if self.reason:
@@ -329,8 +326,8 @@ class ReportStep(Hook):
     def __init__(self, status: RankStatusFile) -> None:
         self._status = status
 
-    def begin(self, loop: Any) -> None:
+    def begin(self, loop: TrainingLoop) -> None:
         self._status.set_step(loop.step)
 
-    def after_step(self, loop: Any) -> None:
+    def after_step(self, loop: TrainingLoop) -> None:
         self._status.set_step(loop.step)

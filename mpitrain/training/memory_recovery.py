@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +14,17 @@ import numpy as np
 from ..checkpoint.memory import StateInMemory, StateWriter, read_state, state_key, states
 from ..comm.cluster import Cluster
 from ..comm.mpi import MPI
-from ..core.extra_state import ExtraState, StoredState
+from ..core.extra_state import StoredState
 from ..core.layout import Array
 from ..errors import CheckpointError
 from ..monitor.trace import span
-from ..plan.hook import Hook
+from ..plan.hook import Hook, TrainingLoop
 from ..plan.plan import Plan
 from ..plan.progress import ConsistentPoint, Progress
 from ..process.launcher_env import KEEPS_STATE
 from ..process.rank_status import RUN_DIR_VARIABLE
-from ..strategy.base import Strategy
 from .checkpointing import facts_of_run
+from .run_state import RunState
 
 _log = logging.getLogger(__name__)
 
@@ -66,33 +66,31 @@ class KeepInMemory(Hook):
     """Keeps the newest state in memory, as often as 1 % of the time allows by the chief's clock.
 
     Args:
-        strategy, extra_state: Return the state.
-        writer: Writes it; None on ranks that do not.
+        writer: Writes the state; None on ranks that do not.
     """
 
-    def __init__(self, strategy: Strategy, extra_state: Callable[[], ExtraState], writer: StateWriter | None) -> None:
-        self._strategy, self._extra_state, self._writer = strategy, extra_state, writer
+    def __init__(self, state: RunState, writer: StateWriter | None) -> None:
+        self._state, self._writer = state, writer
         self._is_requested = self._has_failed = False
         self._began = self._due_at = self._stepped_at = 0.0
         self._seconds: list[float] = []  # that it has taken, the last few times
 
-    def begin(self, loop: Any) -> None:
+    def begin(self, loop: TrainingLoop) -> None:
         self._chief = loop.cluster.chief
         self._began = self._due_at = time.perf_counter()
 
-    def after_step(self, loop: Any) -> None:
+    def after_step(self, loop: TrainingLoop) -> None:
         if self._chief and not self._has_failed:
             self._stepped_at = time.perf_counter()
             if self._stepped_at >= self._due_at and not self._is_requested:
                 self._is_requested = True
                 loop.request_pause(REASON)
 
-    def at_consistent_point(self, loop: Any, point: ConsistentPoint) -> None:
+    def at_consistent_point(self, loop: TrainingLoop, point: ConsistentPoint) -> None:
         if REASON not in point.reasons:
             return
         with span("save"):
-            snapshot = self._strategy.snapshot()
-            snapshot.extra_state = {**snapshot.extra_state, **self._extra_state()}
+            snapshot = self._state.snapshot()
             if self._writer is not None and not self._has_failed:
                 try:
                     self._writer.write(snapshot)
@@ -111,7 +109,7 @@ class KeepInMemory(Hook):
         # beginning the interval is at most the time since then.
         self._due_at = now + min(min(self._seconds) / _SHARE, now - self._began)
 
-    def end(self, loop: Any) -> None:
+    def end(self, loop: TrainingLoop) -> None:
         """Remove the states: the last checkpoint is on disk."""
         if self._writer is not None:
             self._writer.remove()

@@ -7,10 +7,9 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from ..monitor.trace import span
-from ..plan.hook import Hook
+from ..plan.hook import Hook, TrainingLoop
 from ..plan.progress import ConsistentPoint
 
 PERIOD_S = 10.0  # over which workers are compared
@@ -28,11 +27,11 @@ class ReportSlowWorker(Hook):
     in hooks does not count, because it may contain waiting for other workers.
     """
 
-    def begin(self, loop: Any) -> None:
+    def begin(self, loop: TrainingLoop) -> None:
         self._first, self._reported = True, False
         self._start_period(loop, loop.step, _FIRST_STEPS)
 
-    def at_consistent_point(self, loop: Any, point: ConsistentPoint) -> None:
+    def at_consistent_point(self, loop: TrainingLoop, point: ConsistentPoint) -> None:
         if point.step < self._compare_at or self._reported:
             return
         own = loop.compute_s - self._computed_s, time.perf_counter() - self._began
@@ -46,7 +45,7 @@ class ReportSlowWorker(Hook):
             _log.warning("%s", _describe(worker, seconds, loop.cluster.host_of[loop.cluster.worker_ranks[worker]]))
         self._start_period(loop, point.step, math.ceil((point.step - self._start) / period_s * PERIOD_S))
 
-    def _start_period(self, loop: Any, step: int, steps: int) -> None:
+    def _start_period(self, loop: TrainingLoop, step: int, steps: int) -> None:
         self._start, self._compare_at = step, step + max(steps, 1)
         self._began, self._computed_s = time.perf_counter(), loop.compute_s
 

@@ -7,7 +7,6 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..comm import clock_sync as clock
 from ..comm.cluster import Cluster
@@ -21,7 +20,7 @@ from ..monitor.rank_log import RankLog
 from ..monitor.run_record import RunRecord
 from ..monitor.tensorboard import Events, available
 from ..plan.config import RunConfig
-from ..plan.hook import Hook
+from ..plan.hook import Hook, TrainingLoop
 from ..process.launcher_env import FAILED_AT, FAILED_STEP
 from ..process.rank_status import RUN_DIR_VARIABLE
 from ..process.run_directory import cannot_write
@@ -166,10 +165,10 @@ class Histograms(Hook):
     def __init__(self, every: int, events: Events) -> None:
         self._when, self._events = EveryNSteps(every), events
 
-    def begin(self, loop: Any) -> None:
+    def begin(self, loop: TrainingLoop) -> None:
         self._when.start(loop.step)
 
-    def after_step(self, loop: Any) -> None:
+    def after_step(self, loop: TrainingLoop) -> None:
         if self._when.due(loop.step):
             self._events.histograms(loop.step, "parameters", _trained(loop.plan.layout, loop.params, states=True))
             self._events.histograms(loop.step, "gradients", _trained(loop.plan.layout, loop.grads, states=False))

@@ -9,7 +9,7 @@ import pytest
 from mpitrain import Hook
 from mpitrain.core.extra_state import Versioned
 from mpitrain.errors import CheckpointError, JobError
-from mpitrain.training.hook_state import load_hooks, save_hooks
+from mpitrain.training.hook_state import HookState
 
 
 class Best(Hook):
@@ -28,21 +28,21 @@ class Other(Best):
 
 
 def test_each_hook_gets_its_own_state_back() -> None:
-    saved = save_hooks([Hook(), Best(0.5), Other([1, "x"]), Best({"a": None})])
+    saved = HookState([Hook(), Best(0.5), Other([1, "x"]), Best({"a": None})]).extra_state()
     restored = [Best(None), Best(None), Hook(), Other(None), Other("not saved")]
-    load_hooks(restored, {"other": Versioned(1, {"value": 1.0}), **saved})
+    HookState(restored).load_extra_state({"other": Versioned(1, {"value": 1.0}), **saved})
     assert [hook.state for hook in restored if isinstance(hook, Best)] == [0.5, {"a": None}, [1, "x"], "not saved"]
-    load_hooks(restored, {})
-    assert save_hooks([Hook()]) == {}
+    HookState(restored).load_extra_state({})
+    assert HookState([Hook()]).extra_state() == {}
 
 
 @pytest.mark.parametrize("state", [object(), "x" * 40_000])
 def test_state_that_cannot_be_saved_is_refused(state: object) -> None:
     with pytest.raises(JobError):
-        save_hooks([Best(state)])
+        HookState([Best(state)]).extra_state()
 
 
 @pytest.mark.parametrize("text", ["", "5", "[5]", "[[1, 2, 3]]", "{", "[" * 30_000])
 def test_malformed_state_is_refused(text: str) -> None:
     with pytest.raises(CheckpointError):
-        load_hooks([Best(None)], {"hooks": Versioned(1, {"states": text})})
+        HookState([Best(None)]).load_extra_state({"hooks": Versioned(1, {"states": text})})

@@ -56,7 +56,7 @@ def run(monkeypatch: pytest.MonkeyPatch, hook: Any, loop: Loop, strategy: Any, n
 def saved_steps(monkeypatch: pytest.MonkeyPatch, every: int, every_s: float, n: int) -> list[int]:
     """Return the steps at which a run of ``n`` steps, one second each, saves."""
     strategy: Any = Strategy()
-    run(monkeypatch, hooks.Save(every, every_s, strategy, dict, Checkpoints(), saved=True), Loop(), strategy, n)
+    run(monkeypatch, hooks.Save(every, every_s, strategy, Checkpoints(), saved=True), Loop(), strategy, n)
     return strategy.saved
 
 

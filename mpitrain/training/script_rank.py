@@ -1,0 +1,164 @@
+"""A process as a rank that runs a script, which may train, and continues afterwards."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import runpy
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, ClassVar, NoReturn
+
+from ..core import activity
+from ..errors import ConfigError, LaunchError, UserError
+from ..plan.config import RunConfig
+from ..plan.script import ScriptRequest
+from ..process.launcher_env import is_launched
+from ..process.rank_status import RUN_DIR_VARIABLE
+from ..process.signals import STOPPED_EARLY
+from .rank import Rank
+
+_EXITS_EARLY = "exits before training has ended; to finish early, call trainer.stop() in place of break or exit"
+
+
+class ScriptRank(Rank):
+    """This process as a rank in which a script runs; see ``Rank``.
+
+    Attributes:
+        options: The options on the command line, which replace those of the script.
+        session: The training session that the script has not closed yet; None if there is none.
+        servers_have_ended: Whether the ranks of parameter servers have ended, so that the script cannot train again.
+    """
+
+    _of_process: ClassVar[ScriptRank | None] = None
+
+    def __init__(self, forks: bool = True) -> None:
+        super().__init__(forks)
+        ScriptRank._of_process = self
+        self.options: dict[str, Any] = {}
+        self.session: contextlib.ExitStack | None = None
+        self.servers_have_ended = False
+        self._has_failed = self._stopped = self._used_run_dir = False
+
+    @classmethod
+    def of_process(cls) -> ScriptRank:
+        """Return the rank of this process, in which a script runs; start MPI if necessary. Collective over all ranks.
+
+        From now on, an exception that ends the script on one rank ends all ranks.
+
+        Raises:
+            ConfigError: The script has trained with parameter servers before, whose ranks have ended; ends the run.
+        """
+        rank = cls._of_process
+        if rank is None:
+            if not is_launched(os.environ) and int(os.environ.get("WORLD_SIZE") or 1) > 1:
+                raise LaunchError(
+                    "torchrun has started this script, and its ranks would train on their own: start it with "
+                    "mpitrain run -n N script.py, or with mpirun or srun"
+                )
+            rank = cls(forks=not _has_threads())
+            sys.excepthook = rank._fail_alone if rank.is_alone else lambda _, error, __: rank.fail(error)
+        if rank._cluster is None:
+            with rank.errors_end_the_run():
+                rank.start()
+            atexit.register(rank._check_exit)
+        if rank.servers_have_ended:
+            with rank.errors_end_the_run():
+                raise ConfigError(
+                    "the parameter servers have ended with the script's first training: train once with --ps, or "
+                    "start one script for each training"
+                )
+        return rank
+
+    @contextlib.contextmanager
+    def errors_end_the_run(self) -> Iterator[None]:
+        """See ``Rank``; but the script or notebook handles the end of a script, and any error of a single process."""
+        try:
+            yield
+        except BaseException as error:
+            if self.is_alone or isinstance(error, SystemExit):
+                raise
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> NoReturn:
+        self._has_failed = True
+        if self.session is not None:
+            session, self.session = self.session, None
+            try:
+                session.__exit__(type(error), error, error.__traceback__)
+            except BaseException as located:
+                error = located
+        super().fail(error)
+
+    def claim_run_dir(self, config: RunConfig) -> None:
+        """Record that a training of the script begins.
+
+        Raises:
+            ConfigError: It would resume an earlier one of the same script, in the directory of ``mpitrain run``.
+        """
+        if config.run.run_dir is None and RUN_DIR_VARIABLE in os.environ:
+            if self._used_run_dir:
+                error = ConfigError("a second training in a script needs a directory of its own: pass run_dir=...")
+                error.on_all_ranks = True
+                raise error
+            self._used_run_dir = True
+
+    def finish(self, stopped: bool) -> None:
+        """Wait for the other ranks; the script continues, and is done when it exits. Collective over all ranks."""
+        self._stopped = stopped
+        activity.set_limits(0.0, activity.LONG_LIMIT_S)
+        self._await_others()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler if self.is_alone else signal.SIG_DFL)
+
+    def _fail_alone(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        """Report an exception that ends a script without a launcher: errors of its user in one line."""
+        if isinstance(error, UserError):
+            self.fail(error)
+        sys.__excepthook__(kind, error, traceback)
+
+    def _check_exit(self) -> None:
+        """Record that a script is done; end all ranks with status 1 if it exits in the middle of training."""
+        if self.session is None:
+            if not self._has_failed:
+                self.status.set_done(stopped=self._stopped)
+            return
+        error = getattr(sys, "last_value", None)  # that Python has printed
+        if error is None:
+            error = RuntimeError(_EXITS_EARLY)
+            print(f"mpitrain: {self.cluster.rank_description}: {_EXITS_EARLY}", file=sys.__stderr__, flush=True)
+        with contextlib.suppress(BaseException):
+            self.session.__exit__(type(error), error, None)  # records that the run has failed
+        if self.is_alone:  # Open MPI would print several lines
+            sys.stdout.flush()
+            os._exit(1)
+        self.cluster.abort(1)
+
+
+def _has_threads() -> bool:
+    """Return whether this process has threads: they would not exist in the rank, its child."""
+    return len(os.listdir("/proc/self/task")) > 1
+
+
+def run_script(parse: Callable[[], ScriptRequest]) -> NoReturn:
+    """Run a script on this rank, and exit with its status. It may train, and is then collective over all ranks."""
+    rank = ScriptRank()
+    try:
+        request = parse()
+        rank.options = request.options
+        sys.argv = [str(request.path), *request.arguments]
+        sys.path[0] = str(request.path.parent.absolute())
+        runpy.run_path(str(request.path), run_name="__main__")
+    except SystemExit as error:
+        if error.code not in (None, 0, STOPPED_EARLY) and not rank._has_failed:  # the script's own status
+            rank._has_failed = True
+            rank.status.set_failed(error, is_user_error=False)
+        raise
+    except BaseException as error:
+        rank.fail(error)
+    if rank._cluster is None:  # it has not trained
+        rank.status.set_done(stopped=False)
+    sys.exit(0)

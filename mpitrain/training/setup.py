@@ -1,0 +1,178 @@
+"""What the ranks of a run agree on before they train: the job, its plan, devices, and where the run writes."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import checkpoint
+from ..checkpoint.resume import ResumePlan, plan_resume
+from ..comm.cluster import Cluster
+from ..comm.mpi import library_name
+from ..core import activity
+from ..core.device import Device
+from ..core.extra_state import HasExtraState
+from ..errors import CheckpointError
+from ..gpu.discovery import choose_devices
+from ..monitor import heartbeat
+from ..monitor.console import Console, terminal_columns
+from ..monitor.format import format_table
+from ..monitor.loggers import check_installed
+from ..monitor.run_record import RunRecord
+from ..plan.config import RunConfig, plain
+from ..plan.job import Job, errors_located
+from ..plan.plan import Plan, make_plan
+from ..plan.roles import HOW_ROLES_ARE_GIVEN
+from ..process.fork_server import import_in_server
+from ..process.output_prefix import set_output_prefix
+from ..process.rank_status import RUN_DIR_VARIABLE, RankStatusFile
+from ..process.run_directory import cannot_write, check_files, new_run_dir
+from .loop import Loop, RunFiles
+from .messages import notes_on_data
+from .resources import check_devices, limit_threads, limit_threads_of_torch
+from .versions import versions
+
+_RANK_COLUMNS = ("rank", "host", "role", "task", "device")
+
+
+@dataclass(frozen=True)
+class TrainRequest:
+    """The training that a rank performs.
+
+    Attributes:
+        job_file: Its path; of a script that trains, the path of the script.
+        arguments: The job function's arguments, for the record.
+        config: The run's options as the user gave them.
+        make: Makes the job; may fail on one rank only.
+        loop: The class of the training loop.
+        script: The state of the script that trains, or None.
+    """
+
+    job_file: Path
+    arguments: dict[str, Any]
+    config: RunConfig
+    make: Callable[[], Job]
+    loop: type[Loop] = Loop
+    script: HasExtraState | None = None
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+        return self.job_file.stem
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the ranks of a run have agreed on.
+
+    Attributes:
+        devices: Those of this rank.
+        threads: The number of this rank's BLAS threads.
+        ranks: A table of all ranks.
+        notes: Lines for the chief to print.
+    """
+
+    cluster: Cluster
+    request: TrainRequest
+    job: Job
+    plan: Plan
+    devices: Sequence[Device]
+    threads: int
+    ranks: str
+    files: RunFiles
+    resume_plan: ResumePlan
+    notes: Sequence[str]
+
+
+def set_up(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile) -> Setup:
+    """Assign roles and devices, make the job, and find out where the run writes. Collective over all ranks."""
+    config = request.config
+    cluster.assign(config)
+    rank_status.set_role(cluster.role, cluster.task_index)
+    activity.set_limits(config.run.hang_timeout, config.run.long_timeout)
+    if RUN_DIR_VARIABLE in os.environ:
+        set_output_prefix(None if cluster.chief else cluster.rank)
+    devices, notes = choose_devices(cluster, config)
+    threads = limit_threads(cluster, config.device.threads, len(devices))
+    with cluster.agree("making the job"):
+        job = request.make()
+        config = config.merged({"batch_size": job.batch_size, "train_steps": job.train_steps})
+        with errors_located(request.job_file, job):
+            plan = make_plan(job, config, len(cluster.worker_ranks))
+            facts = {**config.as_toml(), **job.facts()}
+        limit_threads_of_torch(threads)
+    if "torch" in sys.modules and RUN_DIR_VARIABLE in os.environ:
+        import_in_server(os.environ[RUN_DIR_VARIABLE], "torch")
+    cluster.check_same(facts)
+    cluster.check_layout(plan.layout)
+    check_devices(cluster, config, job, devices)
+    ranks = format_table(_RANK_COLUMNS, cluster.table(" ".join(device.name for device in devices)))
+    files, resume_plan = _find_run(cluster, request, plan, ranks)
+    if "TF_CONFIG" in os.environ:
+        notes = [*notes, f"TF_CONFIG is not used. {HOW_ROLES_ARE_GIVEN}"]
+    notes = [*notes, *resume_plan.notes, *notes_on_data(job)]
+    return Setup(cluster, request, job, plan, devices, threads, ranks, files, resume_plan, notes)
+
+
+def _find_run(cluster: Cluster, request: TrainRequest, plan: Plan, ranks: str) -> tuple[RunFiles, ResumePlan]:
+    """Return where the run writes, and what it resumes from. Collective over all ranks."""
+    config, files, resume_plan = plan.config, RunFiles(Path()), ResumePlan()
+    with cluster.agree("reading the run directory"):
+        if cluster.chief:
+            if config.output.logger is not None:
+                check_installed(config.output.logger)
+            files = _find_files(request, config, ranks)
+            resume_plan = plan_resume(config, files.checkpoints, plan.layout)
+            finished = resume_plan.auto and bool(resume_plan.resume) and _has_finished_early(files.folder)
+            resume_plan = resume_plan._replace(finished=finished)
+    resume_plan, files.folder = cluster.comm.bcast((resume_plan, files.folder), root=cluster.chief_rank)
+    return files, resume_plan
+
+
+def _requested_run_dir(config: RunConfig) -> Path | None:
+    """Return the run directory that the user has named, or ``mpitrain run`` has made; None if there is none yet."""
+    made = os.environ.get(RUN_DIR_VARIABLE)
+    return config.run.run_dir or (Path(os.path.relpath(made)) if made else None)
+
+
+def resumes_at(config: RunConfig) -> tuple[int, int]:
+    """Return the step, and the number of examples taken, of the checkpoint from which a run resumes; zeros if none."""
+    path = _requested_run_dir(config) if config.run.resume == "auto" else Path(config.run.resume)
+    if path is None or config.run.resume == "never":
+        return 0, 0
+    try:
+        with checkpoint.Checkpoint(checkpoint.find(path)[0]) as opened:
+            return opened.step, int(opened.attributes["/"]["position"])
+    except CheckpointError:  # reported when the run begins, if it matters
+        return 0, 0
+
+
+def _find_files(request: TrainRequest, config: RunConfig, ranks: str) -> RunFiles:
+    """Return the files of the run, in a directory that exists; nothing in it has changed yet."""
+    folder = _requested_run_dir(config) or new_run_dir(request.name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        check_files(folder)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+    tables = {
+        "run": config.as_toml(),
+        "job": plain(request.arguments),
+        "versions": {"job_file": request.name, **versions(), "mpi": library_name()},
+    }
+    return RunFiles(folder, Console(terminal_columns()), RunRecord(folder, tables, request.job_file, ranks))
+
+
+def _has_finished_early(folder: Path) -> bool:
+    """Return whether a hook has finished the run early; print it."""
+    status = heartbeat.read(folder)
+    if status is None or status.state != "finished early":
+        return False
+    why = f"finished early at step {status.step:,}: {status.reason}"
+    print(f"nothing to train: {why}; to continue, pass --resume {shlex.quote(str(folder))}", flush=True)
+    return True
