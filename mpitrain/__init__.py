@@ -23,7 +23,8 @@ if "torch" in sys.modules:  # otherwise ``import torch`` registers the backend, 
 
 if TYPE_CHECKING:
     from . import data, nn, optim
-    from .api.run import Run, RunStatus, launch, submit
+    from .api.launch import launch, submit
+    from .api.run import Run, RunStatus
     from .api.train import train
     from .api.trainer import Trainer
     from .core.activity import progress
@@ -41,10 +42,10 @@ _WHERE = {
     "TrainedModel": "inference.model",
     "Trainer": "api.trainer",
     "UserError": "errors",
-    "launch": "api.run",
+    "launch": "api.launch",
     "load": "inference.model",
     "progress": "core.activity",
-    "submit": "api.run",
+    "submit": "api.launch",
     "train": "api.train",
 }
 __all__ = [

@@ -1,4 +1,4 @@
-"""``launch`` and ``submit`` start runs from scripts and notebooks; a ``Run`` follows one."""
+"""A ``Run`` follows a run, from scripts and notebooks."""
 
 from __future__ import annotations
 
@@ -7,39 +7,29 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from .. import checkpoint
 from ..batch_systems.registry import SYSTEMS
-from ..errors import ConfigError, LaunchError, RecordError, RunFailed
+from ..errors import LaunchError, RecordError, RunFailed
 from ..inference.model import TrainedModel, load
-from ..launcher.batch.request import submit_request
 from ..launcher.batch.scheduler import cancel
-from ..launcher.batch.submit import submit_one
-from ..launcher.preparation import prepare
 from ..monitor import heartbeat
 from ..monitor.heartbeat import ENDED
 from ..plan.job import Job
 from ..plan.network import TorchModule
-from ..plan.request import JobRequest, LaunchRequest, Workload, launch_request
 from ..process.failure import read_failure
-from ..process.launcher_env import is_launched
-from ..process.run_directory import launcher_of, make_run_dir, remove_empty
+from ..process.run_directory import launcher_of
 from ..process.signals import STOPPED_EARLY
 from ..report.history import METRICS, Tail, is_run, open_run
 from ..report.page import collect, page
 from ..report.runs import described_states
-from .job_source import JobSource, job_file_text
 
-Command: TypeAlias = "list[str] | tuple[str, ...]"  # the words of a command
-Target: TypeAlias = "Path | Sequence[str]"  # a file, or the words of a command
 _OUTPUT = "output.log"
-_NOT_HERE = ("dry_run", "follow", "sweep", "array")  # flags without a meaning in Python
 _POLL_S = 0.1
 _ASK_S = 2.0  # between two looks at the state of a run that another process supervises
 _ENDED_AT_ONCE = (128 + signal.SIGINT, -signal.SIGINT)  # exit statuses of a run that was stopped twice, or at its start
@@ -94,20 +84,20 @@ class Run:
     @property
     def status(self) -> RunStatus:
         """How far the run is. If it runs on another host, this may take 15 s."""
-        found = heartbeat.read(self.path)
-        is_old = self._is_old(found)
+        recorded = heartbeat.read(self.path)
+        is_old = self._is_old(recorded)
         if is_old and self._is_supervised():
             return RunStatus("starting")
         if is_old and self._process is not None and self._process.returncode:
             return RunStatus("failed")
         state, _ = described_states([self.path])[self.path]
-        if found is None:
+        if recorded is None:
             return RunStatus(state)
-        return RunStatus(state, found.step, found.train_steps, found.reason)
+        return RunStatus(state, recorded.step, recorded.train_steps, recorded.reason)
 
-    def _is_old(self, found: heartbeat.Status | None) -> bool:
+    def _is_old(self, status: heartbeat.Status | None) -> bool:
         """Return whether there is no status of the run that this process has started."""
-        return found is None or (self._before is not None and found.started_at == self._before.started_at)
+        return status is None or (self._before is not None and status.started_at == self._before.started_at)
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -200,6 +190,20 @@ class Run:
                 f"the run in {self.path} was not started by mpitrain; send SIGUSR1 to its ranks to stop it"
             )
 
+    def _start(self, words: Sequence[str]) -> None:
+        """Start ``mpitrain run`` in a session of its own: signals for this process group are not for the run."""
+        self._skip_output()
+        self._before = heartbeat.read(self.path)
+        with (self.path / _OUTPUT).open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "mpitrain", "run", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_accept_interrupts,
+            )
+
     def _is_supervised(self) -> bool:
         """Return whether a process on this host, or one on another host that may live, supervises the run."""
         if self._process is not None:
@@ -277,137 +281,6 @@ class Run:
         )
         lines = [] if newest is None else newest.read_text(encoding="utf-8", errors="replace").splitlines()
         return next((line for line in reversed(lines) if line.startswith("mpitrain:")), "")
-
-
-def launch(
-    job: JobSource | Command, *, ranks: int | None = None, run_dir: str | os.PathLike[str] | None = None, **options: Any
-) -> Run:
-    """Start ranks that train a job or execute a program, as ``mpitrain run`` does, and return immediately.
-
-    The run continues if this process ends; ``Run(path)`` finds it again.
-
-    Args:
-        job: The path of a job file; or a function that returns a ``Job``, such as one defined in a notebook; or a
-            ``Job``, which is copied to every rank with its data. Or the path of any other Python script, or a list: a
-            command, such as ``["python", "train.py"]``.
-        ranks: Number of ranks; by default as many as ``hosts`` or the allocation have, else 1.
-        run_dir: Where the run writes, and resumes; ``runs/JOB-TIME`` by default.
-        options: The flags of ``mpitrain run``, such as ``mode="async", ps=1``, and the parameters of the job function,
-            or the flags of the script.
-
-    Raises:
-        UserError: An argument is not valid; nothing was started.
-    """
-    if is_launched(os.environ):
-        raise LaunchError("mpitrain.launch was called on a rank of a run: call mpitrain.train there")
-
-    def start(values: Mapping[str, Any], target: Target, text: str | None) -> Run:
-        request = launch_request(target, values, is_job=text is not None)
-        prepare(request)
-        with _run_dir(request.workload.name, run_dir) as folder:
-            return _started(folder, replace(request, workload=_in_run_dir(request.workload, folder, text)))
-
-    return _with_target(job, {"ranks": ranks, **options}, start)
-
-
-def submit(job: JobSource | Command, *, run_dir: str | os.PathLike[str] | None = None, **options: Any) -> Run:
-    """Submit a batch job that trains, as ``mpitrain submit`` does, and return immediately.
-
-    Args:
-        job: As for ``launch``.
-        run_dir: Where the run writes, and resumes; ``runs/JOB-TIME`` by default.
-        options: The flags of ``mpitrain submit``, such as ``nodes=2, time="1:00:00", scheduler="slurm"``, and the
-            parameters of the job function.
-
-    Raises:
-        UserError: An argument is not valid, or the scheduler rejects the job.
-    """
-
-    def start(values: Mapping[str, Any], target: Target, text: str | None) -> Run:
-        request = submit_request(target, values, is_job=text is not None)
-        with _run_dir(request.workload.name, run_dir) as folder:
-            run = Run(folder)
-            run._skip_output()
-            submit_one(replace(request, workload=_in_run_dir(request.workload, folder, text)))
-            return run
-
-    return _with_target(job, options, start)
-
-
-def _with_target(
-    job: JobSource | Command, options: Mapping[str, Any], start: Callable[[Mapping[str, Any], Target, str | None], Run]
-) -> Run:
-    """Call ``start`` with the options, the file or command, and the text of the file if it is not the user's."""
-    for name in _NOT_HERE:
-        if name in options:
-            raise ConfigError(f"{name}={options[name]!r} is available on the command line only; remove it")
-    if isinstance(job, (str, os.PathLike)):
-        with _import_path():
-            return start(options, Path(job), None)
-    if isinstance(job, (list, tuple)):
-        return start(options, [os.fspath(word) for word in job], None)
-    name, text = job_file_text(job)
-    with tempfile.TemporaryDirectory() as folder, _import_path():
-        path = Path(folder) / f"{name}.py"
-        path.write_text(text, encoding="utf-8")
-        return start(options, path, text)
-
-
-@contextlib.contextmanager
-def _import_path() -> Iterator[None]:
-    """Restore the import path afterwards: loading a job file adds the file's folder to it."""
-    before = sys.path[:]
-    try:
-        yield
-    finally:
-        sys.path[:] = before
-
-
-@contextlib.contextmanager
-def _run_dir(name: str, given: str | os.PathLike[str] | None) -> Iterator[Path]:
-    """Yield the run directory; after an error remove the folders that were created for it and are still empty.
-
-    Raises:
-        LaunchError: It cannot be written, or a process on this host is using it.
-    """
-    folder, made = make_run_dir(name, None if given is None else Path(given))
-    try:
-        launcher = launcher_of(folder)
-        if launcher is not None and launcher.is_local:
-            raise LaunchError(f"{folder} is in use by process {launcher.pid}; wait for it, or pass another run_dir")
-        yield folder
-    except BaseException:
-        remove_empty(made)
-        raise
-
-
-def _in_run_dir(workload: Workload, folder: Path, text: str | None) -> Workload:
-    """Return the request with this run directory; ``text`` is that of a job file to write there, if any."""
-    job = workload.with_run_dir(folder)
-    if text is None or not isinstance(job, JobRequest):
-        return job
-    path, partial = folder / job.path.name, folder / f".{job.path.name}.partial"
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
-    return replace(job, path=path)
-
-
-def _started(folder: Path, request: LaunchRequest) -> Run:
-    """Start ``mpitrain run`` in a session of its own: signals for this process group are not for the run."""
-    run = Run(folder)
-    run._skip_output()
-    run._before = heartbeat.read(run.path)
-    command = [sys.executable, "-m", "mpitrain", "run", *request.words]
-    with (run.path / _OUTPUT).open("ab") as output:
-        run._process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=_accept_interrupts,
-        )
-    return run
 
 
 def _accept_interrupts() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import sys
@@ -17,33 +16,24 @@ from torch.nn.parameter import is_lazy
 from .. import optim
 from ..data.orders import Order, Sequential
 from ..data.random_numbers import seed_all
-from ..data.split import DescribedSplit, Examples, Split
+from ..data.split import Examples, Split
 from ..data.steps import Steps
-from ..errors import CheckpointError, ConfigError, JobError
-from ..inference.model import load
+from ..errors import ConfigError, JobError
 from ..monitor.trace import span
-from ..plan.job import Job
 from ..plan.metric import Metric
 from ..plan.options import run_config
-from ..process.signals import STOPPED_EARLY
 from ..pytorch.batches import as_split
-from ..pytorch.network import LossInLoop
 from ..training.hooks import SAVE
 from ..training.script_rank import ScriptRank
-from ..training.session import training_session
-from ..training.setup import TrainRequest, resumes_at
-from ..training.stepped_loop import SteppedLoop
-from .collectives import share
 from .evaluation import evaluate, log
 from .script_optimizers import ScriptOptimizers
-from .script_run import ScriptRun
 from .script_state import HasState, ScriptState
-from .train import script_path
+from .script_training import ScriptTraining, check_positive
 from .train_loader import TrainLoader, check_count
 
 _WAIT = span("wait")
 _log = logging.getLogger(__name__)
-_ELSEWHERE = {  # options of a run that a Trainer gets in another way
+_UNSUPPORTED_OPTIONS = {  # what to do instead
     "batch_size": "pass it to trainer.loader",
     "train_steps": "pass the number of epochs to trainer.epochs",
     "precision": "use torch.autocast in the loop",
@@ -54,7 +44,7 @@ _ELSEWHERE = {  # options of a run that a Trainer gets in another way
 }
 
 
-class Trainer(ScriptRun):
+class Trainer(ScriptTraining):
     """Trains a PyTorch module in a loop of the user's own, on all ranks that run the script.
 
     ::
@@ -121,7 +111,6 @@ class Trainer(ScriptRun):
         **options: Any,
     ) -> None:
         self.model, self._overlap = model, overlap
-        self._loader: TrainLoader | None = None
         caller = sys._getframe(1)
         self._source = caller.f_code.co_filename, caller.f_lineno  # for errors
         self._rank = rank = ScriptRank.of_process()
@@ -129,7 +118,7 @@ class Trainer(ScriptRun):
             with rank.cluster.agree("reading the options"):
                 self._config = run_config({"mode": mode, **options, **rank.options})
                 super().__init__(rank, self._config.run.hang_timeout or math.inf)
-                for name, instead in _ELSEWHERE.items():
+                for name, instead in _UNSUPPORTED_OPTIONS.items():
                     if name in options or name in rank.options:
                         raise ConfigError(f"{name} is no option of a Trainer: {instead}")
                 if self._config.training.goal is not None and not self._config.mode.averages_gradients:
@@ -275,7 +264,7 @@ class Trainer(ScriptRun):
                 raise JobError(
                     "trainer.steps was called twice, or after trainer.loader, whose place it takes: use one of them"
                 )
-            _check_positive("steps", count)
+            check_positive("steps", count)
             positions = Steps(count, self._config.gradients_per_step(self.size))
             self._loader = TrainLoader(self, positions, 1, positions)
         loop, self._epoch = self._open("steps", steps=count), 0
@@ -303,10 +292,6 @@ class Trainer(ScriptRun):
                 self._loader.check_used(loop)
         self._close()
 
-    def _take(self, loop: SteppedLoop) -> bool:
-        with self._rank.errors_end_the_run():
-            return loop.take() is not None
-
     def backward(self, loss: Tensor, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Compute the gradient of the loss, in place of ``loss.backward()``.
 
@@ -328,31 +313,6 @@ class Trainer(ScriptRun):
             optimizer: The one of several that updates; None for all that have a gradient.
         """
         self._optimizers.update(self._require_loop(), self._optimizers.chosen(optimizer, "step"))
-
-    def _decided_overlap(self) -> bool | None:
-        """Return what the first step has decided, so that a run that resumes does not decide again."""
-        return self._overlap if self._loop is None else self._loop.overlaps
-
-    def _load_overlap(self, overlap: bool | None) -> None:
-        if self._overlap is None:
-            self._overlap = overlap
-
-    def _order(self) -> str:
-        """Return the name of the order of the examples."""
-        assert self._loader is not None
-        return self._loader.split.order_name
-
-    def _check_order(self, order: str) -> None:
-        """Check that a run resumes with the order of the examples that it had.
-
-        Raises:
-            CheckpointError: It has another one.
-        """
-        if order != self._order():
-            raise CheckpointError(
-                f"the run was trained with examples in the order {order}, and trainer.loader has {self._order()}: pass "
-                "the same shuffle= and order= to continue it, or --resume never to start a new run"
-            )
 
     def change_parameters(self, change: Callable[[], object]) -> None:
         """Change parameters in another way than by an optimizer: by a function that changes them in place.
@@ -417,98 +377,6 @@ class Trainer(ScriptRun):
         """Print on the chief, as the built-in function does; nothing on other workers. Local."""
         if self.chief:
             print(*values, **{"flush": True, **how})
-
-    def _open(self, method: str, epochs: int = 0, steps: int = 0) -> SteppedLoop | None:
-        """Begin training; return None if there is nothing to train. Collective over all ranks.
-
-        Args:
-            method: That the script has called.
-            epochs, steps: How long to train; one of them.
-        """
-        rank, loader = self._rank, self._loader
-        with rank.errors_end_the_run():
-            if loader is None or self._epoch is not None:
-                raise JobError(f"trainer.{method} needs a loader, and a Trainer trains once: call trainer.loader first")
-            _check_positive(method, epochs or steps)
-            accumulate, workers = self._config.training.accumulate_steps, self.size
-            batch = loader.batch_size * accumulate
-            self._examples, self._last = len(loader.split), epochs - 1
-            step_examples = batch * self._config.gradients_per_step(workers)
-            split, training_data = loader.split, None
-            if self.chief:
-                step, cursor = resumes_at(self._config)  # an earlier start may have had another number of workers
-                steps = steps or step + math.ceil(max(0, epochs * self._examples - cursor) / step_examples)
-                training_data = (len(split), split.shape, split.sample_digest(), batch, steps)
-            *_, steps = share(rank, training_data)
-            rank.claim_run_dir(self._config)
-            self._optimizers.check_states()
-            request = self._request(split, batch, steps)
-            stack = contextlib.ExitStack()
-            session = stack.enter_context(training_session(rank.cluster, request, rank.status))
-            self._session, rank.session = session, stack
-            if session.loop is None:  # the run has finished early
-                training = self.model.training
-                load(session.run_dir, model=self.model)
-                self.model.train(training)
-                return None
-            assert isinstance(session.loop, SteppedLoop)
-            self._loop = session.loop
-            self._loop.open(self._overlap, self._optimizers.parameter_names)
-            self._began_at = self._loop.step
-            self._optimizers.begin(self._loop)
-            self._script.extra_state()  # finds values that cannot be saved
-            self._optimizers.advance_schedulers(self._loop)  # if they have no state in the checkpoint
-            return self._loop
-
-    def _close(self) -> None:
-        """End training. Collective over all ranks."""
-        rank = self._rank
-        with rank.errors_end_the_run():
-            if self._loop is not None:
-                if not self._loop.n_updates and not self._began_at and not self._session.stopped:
-                    raise JobError("trainer.step() was never called: call it after trainer.backward(loss)")
-                self._loop.close()
-                if self._config.training.goal is not None and self._loop.validation_step < 0:
-                    _log.warning("--stop-metric had no effect, because the script has not called trainer.evaluate")
-            self._loop = None
-            stack, rank.session = rank.session, None
-            assert stack is not None
-            stack.close()
-            rank.servers_have_ended = bool(rank.cluster.servers)
-            rank.finish(self._session.stopped)
-        if self._session.stopped:
-            sys.exit(STOPPED_EARLY)
-
-    def _serve(self) -> None:
-        """Serve parameters until the workers have ended, then exit."""
-        rank = self._rank
-        count, shape, digest, batch, steps = share(rank, None)
-        request = self._request(DescribedSplit(count, shape, digest), batch, steps)
-        with training_session(rank.cluster, request, rank.status) as session:
-            pass
-        rank.finish(session.stopped)
-        sys.exit(STOPPED_EARLY if session.stopped else 0)
-
-    def _request(self, split: Split, batch: int, steps: int) -> TrainRequest:
-        config = self._config.merged({"batch_size": batch, "train_steps": steps})
-
-        def make() -> Job:
-            job = Job(self.model, LossInLoop(), self._optimizers.rule, split, batch_size=batch, train_steps=steps)
-            job.source = self._source
-            return job
-
-        return TrainRequest(script_path(), {}, config, make, SteppedLoop, self._script)
-
-
-def _check_positive(method: str, count: Any) -> None:
-    """Check the argument of ``epochs``, ``batches`` or ``steps``.
-
-    Raises:
-        JobError: It is not an integer, or less than 1.
-    """
-    if not isinstance(count, int) or count < 1:
-        unit = "epochs" if method == "epochs" else "steps"
-        raise JobError(f"trainer.{method} got {count!r}: must be a number of {unit}, at least 1")
 
 
 def _use_values_of_chief(model: nn.Module, rank: ScriptRank) -> None:

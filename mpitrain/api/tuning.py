@@ -17,7 +17,7 @@ from ..plan.request import JobRequest, LaunchRequest
 from ..predict.candidates import Candidate, candidates
 from ..predict.measurements import Probe, read_probe
 from ..probe.request import ProbeWorkload, options_of_modes
-from .run import launch
+from .launch import launch
 
 _LIMIT_S = 150.0  # after which no other configuration is measured
 _MOST_RUNS = 5

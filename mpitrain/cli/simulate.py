@@ -17,9 +17,10 @@ from click.core import ParameterSource
 from ..errors import ConfigError, RecordError
 from ..monitor.format import amount, duration, format_table
 from ..plan import options as flags
-from ..plan.config import FIELDS, RunConfig, ServerConfig
+from ..plan.config import FIELDS, RunConfig
 from ..plan.modes import MODES
 from ..plan.option import info_of
+from ..plan.option_groups import ServerConfig
 from ..plan.options import flag_words
 from ..plan.parallel import ParallelConfig
 from ..predict.failures import Failures, time_with_failures

@@ -18,7 +18,7 @@ import tomli_w
 
 from ..core.toml import read_toml
 from ..errors import RecordError
-from ..plan.config import flag
+from ..plan.option import flag
 
 PROGRAM = "program"  # in place of a mode, if the ranks execute a program
 HISTORY, CONFIG = "history", "config.toml"

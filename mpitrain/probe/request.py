@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import ConfigError
-from ..plan.config import ServerConfig
 from ..plan.option import flag
+from ..plan.option_groups import ServerConfig
 from ..plan.parallel import ParallelConfig
 from ..plan.request import JobRequest
 
