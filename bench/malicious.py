@@ -1,6 +1,6 @@
 """Write malicious checkpoints with valid digests, and find out what reading them does; see ``docs/checkpoints.md``.
 
-python bench/malicious.py 10000
+python bench/malicious.py 10000 [SEED]
 """
 
 import sys
@@ -10,4 +10,4 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from tests.support import malicious
 
-sys.exit(malicious.main(int(sys.argv[1])))
+sys.exit(malicious.main(*map(int, sys.argv[1:])))

@@ -7,9 +7,7 @@ values are transferred between memory and disk at full speed.
 
 from __future__ import annotations
 
-import math
 import os
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from io import FileIO
@@ -19,13 +17,13 @@ from typing import Any, Literal
 import numpy as np
 
 from ..core.h5 import h5py
-from ..core.layout import Array, Shape
+from ..core.layout import Array
 from .digest import Digest, bytes_of
 from .disk import replacing
 from .manifest import Manifest, Range, block_size_for, gaps
+from .structure import Attributes, Dataset, Structure
 
 Compression = Literal["none", "gzip"]
-Attributes = Mapping[str, Mapping[str, Any]]
 Places = Mapping[str, tuple[int, int]]
 
 _PIECE = 1 << 19  # bytes per chunk; digested, then copied from the L2 cache
@@ -36,7 +34,7 @@ def write_container(
     arrays: Mapping[str, Array],
     attributes: Attributes,
     compression: Compression = "none",
-    virtual: Mapping[str, h5py.VirtualLayout] | None = None,
+    virtual: dict[str, Dataset] | None = None,
 ) -> None:
     """Write ``arrays`` as datasets; ``path`` is replaced atomically, or does not change.
 
@@ -58,7 +56,7 @@ def write_container(
             digest.add(data)  # brings it into the cache, from which it is written
             writer.append(data)
         ranges = {name: [Range(*place, str(digests[name]))] for name, place in frame.places.items()}
-        writer.write_front(np.frombuffer(Manifest(frame.block, frame.size, str(rest), ranges).pack(), np.uint8))
+        writer.write_front(np.frombuffer(frame.manifest(str(rest), ranges).pack(), np.uint8))
 
 
 @dataclass(frozen=True)
@@ -70,12 +68,14 @@ class Frame:
         block: Size of the first block in bytes; it is reserved for the manifest.
         size: Size of the file in bytes.
         places: First and last (exclusive) byte of the values, by the dataset's name.
+        structure: What the manifest contains of the structure, as values for JSON; None in a compressed file.
     """
 
     memory: FileIO
     block: int
     size: int
     places: Places
+    structure: Mapping[str, Any] | None
 
     def rest(self) -> Iterator[tuple[int, Array]]:
         """Yield offset and bytes, (n,) uint8, of all chunks after the first block that are not values, in order."""
@@ -85,6 +85,10 @@ class Frame:
                 yield at, chunk
                 at += len(chunk)
 
+    def manifest(self, rest: str, ranges: Mapping[str, list[Range]]) -> Manifest:
+        """Return the manifest, given the digests of everything else and of the values."""
+        return Manifest(self.block, self.size, rest, ranges, self.structure)
+
 
 def make_frame(
     memory: FileIO,
@@ -92,7 +96,7 @@ def make_frame(
     attributes: Attributes,
     ranges: Iterable[str],
     compression: Compression = "none",
-    virtual: Mapping[str, h5py.VirtualLayout] | None = None,
+    virtual: dict[str, Dataset] | None = None,
 ) -> Frame:
     """Create a file like ``write_container``, but without the arrays' values.
 
@@ -101,10 +105,12 @@ def make_frame(
         arrays, attributes, compression, virtual: As for ``write_container``.
         ranges: The array's name for each byte range that gets its own digest.
     """
-    block = block_size_for(ranges)
-    places = _make(memory, block, arrays, attributes, compression, virtual or {})
+    virtual = virtual or {}
+    structure = Structure.of(arrays, attributes, virtual).to_json() if compression == "none" else None
+    block = block_size_for(ranges, structure)
+    places = _make(memory, block, arrays, attributes, compression, virtual)
     size = max([_size(memory), *(stop for _, stop in places.values())])
-    return Frame(memory, block, size, places)
+    return Frame(memory, block, size, places, structure)
 
 
 def memory_file() -> FileIO:
@@ -118,7 +124,7 @@ def _make(
     arrays: Mapping[str, Array],
     attributes: Attributes,
     compression: Compression,
-    virtual: Mapping[str, h5py.VirtualLayout],
+    virtual: dict[str, Dataset],
 ) -> Places:
     """Create the file without uncompressed values; return the places of these."""
     plain: dict[str, h5py.h5d.DatasetID] = {}
@@ -128,7 +134,8 @@ def _make(
                 plain[name] = _declare(file, name, array)
             else:
                 _store(file, name, array)
-        for name, layout in virtual.items():
+        for name, dataset in virtual.items():
+            layout = _virtual_layout(name, dataset)
             file.create_virtual_dataset(name, layout, fillvalue=np.nan)  # readers see NaN if a file is missing
         for name, values in attributes.items():
             item = file[name] if name in file else file.create_group(name)
@@ -153,6 +160,14 @@ def _declare(file: h5py.File, name: str, array: Array) -> h5py.h5d.DatasetID:
     return dataset
 
 
+def _virtual_layout(name: str, dataset: Dataset) -> h5py.VirtualLayout:
+    layout = h5py.VirtualLayout(dataset.shape, dataset.dtype)
+    for rows in dataset.virtual:
+        shape = (rows.hi - rows.lo, *dataset.shape[1:])
+        layout[rows.lo : rows.hi] = h5py.VirtualSource(rows.file, name, shape, dataset.dtype)
+    return layout
+
+
 def _allocate(dataset: h5py.h5d.DatasetID, array: Array) -> int:
     """Allocate a dataset's storage by writing its first value; return its offset in the file."""
     space, one = dataset.get_space(), h5py.h5s.create(h5py.h5s.SCALAR)
@@ -168,24 +183,6 @@ def _store(file: h5py.File, name: str, array: Array) -> None:
         file.create_dataset(name, data=array, compression="gzip", compression_opts=1, shuffle=True)
     else:
         file[name] = array  # HDF5 cannot split it into chunks
-
-
-def decompress(data: bytes, shape: Shape, dtype: np.dtype[Any]) -> Array:
-    """Return the values of a chunk compressed with gzip after shuffling: all first bytes, all second bytes and so on.
-
-    Raises:
-        ValueError: They are not compressed like this, or do not have the given shape.
-    """
-    count = math.prod(shape)
-    stream = zlib.decompressobj()
-    try:
-        content = stream.decompress(data, count * dtype.itemsize + 1)
-    except zlib.error as error:
-        raise ValueError(str(error)) from error
-    if len(content) != count * dtype.itemsize or not stream.eof or stream.unused_data:
-        raise ValueError("of another size")
-    shuffled = np.frombuffer(content, np.uint8).reshape(dtype.itemsize, count)
-    return np.ascontiguousarray(shuffled.T).view(dtype).reshape(shape)
 
 
 def _size(memory: FileIO) -> int:

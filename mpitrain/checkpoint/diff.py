@@ -50,7 +50,7 @@ def _compare(a: Checkpoint, b: Checkpoint, name: str) -> str:
 
 def _bits(array: Array) -> Array:
     """Return the bytes of each value, shape (size, itemsize)."""
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).reshape(array.size, -1)
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).reshape(array.size, array.itemsize)
 
 
 def _largest(x: Array, y: Array) -> float:

@@ -18,7 +18,7 @@ from ..errors import CheckpointError, DamagedCheckpoint
 from .disk import flush_folder
 from .reader import Checkpoint
 from .snapshot import BestCheckpoint
-from .structure import SHARD_NAME
+from .validation import SHARD_NAME
 
 T = TypeVar("T")
 

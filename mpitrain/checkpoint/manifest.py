@@ -4,11 +4,16 @@ HDF5 reserves the first bytes of a file, the *user block*, for applications. Her
 
     mpitrain checkpoint 2
     xxh3-128:<of the rest of the block> <bytes of the block>
-    {"bytes": <of the file>, "rest": "xxh3-128:...", "arrays": {NAME: [start, stop, "xxh3-128:..."], ...}}
+    {"bytes": <of the file>, "rest": "xxh3-128:...", "arrays": {NAME: [start, stop, "xxh3-128:..."], ...},
+     "structure": {"groups": {PATH: {ATTRIBUTE: value, ...}, ...},
+                   "datasets": {NAME: {"dtype": "float32", "shape": [784, 256]}, ...}}}
 
 ``arrays`` contains the byte ranges of the datasets' values with their digests. ``rest`` is the digest of all other
 bytes after the block: names, shapes, attributes and compressed values. Together they cover every byte of the file. If
 several nodes wrote an array's values, it has a list of consecutive ranges.
+
+``structure`` is everything else that a reader needs. Datasets of a sharded checkpoint also have the rows in each file,
+``"rows": [[FILE, first, last (exclusive)], ...]``. Files of earlier versions and compressed ones have no ``structure``.
 """
 
 from __future__ import annotations
@@ -48,18 +53,21 @@ class Manifest:
         size: Size of the file in bytes.
         rest: Digest of all bytes after the block that are in none of ``arrays``.
         arrays: The ranges of the datasets' values, by name; consecutive.
+        structure: The value of ``structure``, which is not checked here; None if there is none.
     """
 
     block: int
     size: int
     rest: str
     arrays: Mapping[str, list[Range]]
+    structure: Any = None
 
     def pack(self) -> bytes:
         """Return the block, ``block`` bytes."""
         arrays = {name: ranges if len(ranges) > 1 else ranges[0] for name, ranges in self.arrays.items()}
-        text = json.dumps({"bytes": self.size, "rest": self.rest, "arrays": arrays}) + "\n"
-        body = text.encode().ljust(self.block - HEAD, b"\0")
+        content = {"bytes": self.size, "rest": self.rest, "arrays": arrays}
+        content |= {} if self.structure is None else {"structure": self.structure}
+        body = f"{json.dumps(content)}\n".encode().ljust(self.block - HEAD, b"\0")
         assert len(body) == self.block - HEAD
         return _MAGIC + f"{_digest(self.block, body)} {self.block:0{_DIGITS}d}\n".encode() + body
 
@@ -75,7 +83,7 @@ class Manifest:
             raise DamagedManifest("its first bytes are damaged")
         try:
             text = block.rstrip(b"\0")[HEAD:]
-            if text.count(b"[") + text.count(b"{") > 16 + len(text) // 32:
+            if text.count(b"[") + text.count(b"{") > 16 + len(text) // 8:
                 raise ValueError("not ranges: as objects they would need many times the memory of the text")
             content = json.loads(text)
             size, rest = content["bytes"], content["rest"]
@@ -84,7 +92,7 @@ class Manifest:
             raise DamagedManifest("its manifest is malformed") from error
         if type(size) is not int or not is_digest(rest) or not _disjoint(arrays, len(block), size):
             raise DamagedManifest("its manifest is malformed")
-        return cls(len(block), size, rest, arrays)
+        return cls(len(block), size, rest, arrays, content.get("structure"))
 
     def other_ranges(self) -> Iterator[tuple[int, int]]:
         """Yield the ranges covered by ``rest``, in order."""
@@ -109,13 +117,11 @@ def block_bytes(head: bytes) -> int:
     return int(digits)
 
 
-def block_size_for(names: Iterable[str]) -> int:
+def block_size_for(names: Iterable[str], structure: Any = None) -> int:
     """Return the block size for these arrays, with one range per name: a power of two, as HDF5 requires."""
     needed = 512 + sum(len(json.dumps(name)) + LENGTH + 60 for name in names)  # 60: two numbers, punctuation
-    block = 4096
-    while block < needed:
-        block *= 2
-    return block
+    needed += len(json.dumps(structure))
+    return 1 << max(12, (needed - 1).bit_length())
 
 
 def gaps(ranges: Iterable[tuple[int, int]], start: int, stop: int) -> Iterator[tuple[int, int]]:

@@ -19,12 +19,12 @@ import numpy as np
 
 from ..core.layout import Array
 from ..errors import DamagedCheckpoint
-from .container import decompress, memory_file, read_chunks
+from . import hdf5
+from .container import memory_file, read_chunks
 from .digest import Digest, bytes_of, digest_of
-from .hdf5 import Chunk, Dataset, Value, parse
-from .hdf5_blocks import UnsupportedStructure
 from .manifest import HEAD, DamagedManifest, Manifest, Range, block_bytes
-from .structure import check, check_shards
+from .structure import Dataset, Structure, UnsupportedStructure, Value
+from .validation import check, check_shards
 
 _CHUNK = 1 << 23  # with smaller reads the kernel reads ahead less
 _VERIFY_CHUNK = 1 << 21  # values that are looked at twice stay in the cache
@@ -111,10 +111,8 @@ class Checkpoint:
                 out[...] = self.read(name)
             elif name in self._ranges:
                 reads += self._start_reading(name, bytes_of(out))
-            elif dataset.chunks:
-                reads.append(self._pool.submit(self._decompress, name, out))
-            elif dataset.place:  # a scalar
-                out[...] = self._stored(name)
+            else:
+                reads.append(self._pool.submit(self._read_stored, name, out))
             for rows in dataset.virtual:
                 of_shards[rows.file][name] = out[rows.lo : rows.hi]
         for shard, values in of_shards.items():
@@ -126,8 +124,9 @@ class Checkpoint:
         """Read and verify all values; return the names of datasets with values that are not finite.
 
         Raises:
-            DamagedCheckpoint: Some values are damaged.
+            DamagedCheckpoint: Some values are damaged, or the manifest differs from the HDF5 structure.
         """
+        self._verify_structure()
         checks = [
             (name, self._pool.submit(self._verify_range, name, each))
             for name, ranges in self._ranges.items()
@@ -155,7 +154,7 @@ class Checkpoint:
             raise DamagedCheckpoint(f"{self.path} cannot be read: {error.strerror}") from error
         try:
             self._copy_rest(manifest)
-            self._parse(manifest)
+            self._describe(manifest)
             self._check_name()
         except UnsupportedStructure as error:
             self._memory.close()
@@ -198,12 +197,29 @@ class Checkpoint:
         if str(digest) != manifest.rest:
             raise self._damaged("its structure (names, shapes, step, options) is damaged")
 
-    def _parse(self, manifest: Manifest) -> None:
-        tree = parse(lambda at, count: os.pread(self._memory.fileno(), count, at), manifest.block, self._stored_bytes)
-        self._listed = check(tree, manifest, self._stored_bytes)
-        self._ranges: Mapping[str, list[Range]] = manifest.arrays
-        self.attributes: dict[str, dict[str, Value]] = tree.groups
-        self.datasets: dict[str, Dataset] = tree.datasets
+    def _describe(self, manifest: Manifest) -> None:
+        """Validate the structure that the manifest contains, or without one that of HDF5."""
+        self._manifest, self._ranges = manifest, manifest.arrays
+        if manifest.structure is None:
+            structure = self._parse()
+        else:
+            places = {name: (ranges[0].start, ranges[-1].stop) for name, ranges in manifest.arrays.items()}
+            structure = Structure.from_json(manifest.structure, places)
+        self._listed = check(structure, manifest, self._stored_bytes)
+        self.attributes: dict[str, dict[str, Value]] = structure.groups
+        self.datasets: dict[str, Dataset] = structure.datasets
+
+    def _parse(self) -> Structure:
+        return hdf5.parse(self._read_structure, self._manifest.block, self._stored_bytes)
+
+    def _verify_structure(self) -> None:
+        """Verify that other programs, which do not know the manifest, see the same arrays and attributes."""
+        try:
+            same = self._manifest.structure is None or self._parse() == Structure(self.attributes, self.datasets)
+        except UnsupportedStructure as error:
+            raise self._damaged(str(error)) from error
+        if not same:
+            raise self._damaged("its manifest has other names, shapes, attributes or offsets than its HDF5 structure")
 
     def _open_shards(self, is_shard: bool) -> None:
         """Open the shards that contain the values of virtual datasets; see ``sharded``."""
@@ -265,39 +281,23 @@ class Checkpoint:
             raise self._damaged(f"the values of {name} are damaged")
 
     def _verify_stored(self, name: str) -> bool:
-        """Decompress a dataset that is a part of the structure; return whether its values are finite. Thread-safe."""
-        dataset = self.datasets[name]
-        if dataset.place:
-            return _is_finite(self._stored(name))
-        finite = True
-        for _, values in self._chunks(name):
-            finite &= _is_finite(values)
-        return finite
+        """Return whether all values of a dataset that is a part of the structure are finite. Thread-safe."""
+        finite = [_is_finite(values) for _, values in self._stored_values(name)]
+        return all(finite)
 
-    def _stored(self, name: str) -> Array:
-        """Return the value of a scalar that is a part of the structure."""
-        dataset = self.datasets[name]
-        assert dataset.place is not None
-        return np.frombuffer(os.pread(self._memory.fileno(), dataset.dtype.itemsize, dataset.place[0]), dataset.dtype)[
-            0
-        ]
+    def _read_stored(self, name: str, out: Array) -> None:
+        """Read a dataset that is a part of the structure into ``out``, of its shape and dtype; thread-safe."""
+        for where, values in self._stored_values(name):
+            out[where] = values
 
-    def _decompress(self, name: str, out: Array) -> None:
-        """Decompress a dataset into ``out``, of its shape and dtype; thread-safe."""
-        for chunk, values in self._chunks(name):
-            out[tuple(slice(at, at + n) for at, n in zip(chunk.first, values.shape, strict=True))] = values
+    def _stored_values(self, name: str) -> Iterator[tuple[tuple[slice, ...], Array]]:
+        try:
+            yield from hdf5.stored_values(self._read_structure, self.datasets[name])
+        except ValueError as error:
+            raise self._damaged(f"the values of {name} are not compressed as declared") from error
 
-    def _chunks(self, name: str) -> Iterator[tuple[Chunk, Array]]:
-        """Yield the compressed chunks of a dataset with their values, without those beyond its shape."""
-        dataset = self.datasets[name]
-        for chunk in dataset.chunks:
-            data = os.pread(self._memory.fileno(), chunk.stop - chunk.start, chunk.start)
-            try:
-                values = decompress(data, dataset.chunk_shape, dataset.dtype)
-            except ValueError as error:
-                raise self._damaged(f"the values of {name} are not compressed as declared") from error
-            rest = (n - at for n, at in zip(dataset.shape, chunk.first, strict=True))
-            yield chunk, values[tuple(slice(n) for n in rest)]
+    def _read_structure(self, start: int, count: int) -> bytes:
+        return os.pread(self._memory.fileno(), count, start)
 
     def _read_chunk(self, start: int, out: Array) -> None:
         done = 0

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from ..core.h5 import h5py
 from ..core.layout import Array, Layout, Shape
 from ..errors import DamagedCheckpoint
 from .container import Compression, write_container
@@ -28,6 +27,7 @@ from .directory import path_for, shard_paths
 from .reader import Checkpoint
 from .snapshot import Snapshot
 from .state import contents, is_extra_state
+from .structure import Dataset, Rows
 
 
 @dataclass(frozen=True)
@@ -104,12 +104,11 @@ class ShardedWriter:
                 raise OSError(errno.EIO, str(error)) from error
         self._attributes["/"]["parts"] = json.dumps(digests)
         bytes_of_rows = {name: (shape[0], _row_bytes(shape, dtype)) for name, (shape, dtype) in self._shapes.items()}
-        virtual = {name: h5py.VirtualLayout(shape, dtype) for name, (shape, dtype) in self._shapes.items()}
+        rows: dict[str, list[Rows]] = {name: [] for name in self._shapes}
         for index in range(count):
             for name, (lo, hi) in rows_of_shard(bytes_of_rows, replace(self._shard, index=index)).items():
-                shape, dtype = self._shapes[name]
-                part_shape = (hi - lo, *shape[1:])
-                virtual[name][lo:hi] = h5py.VirtualSource(self._name(index).name, name, part_shape, dtype)
+                rows[name].append(Rows(self._name(index).name, lo, hi))
+        virtual = {name: Dataset(*self._shapes[name], virtual=tuple(parts)) for name, parts in rows.items()}
         write_container(self._path, self._small, self._attributes, virtual=virtual)
         for path in shard_paths(self._path):
             if path.name not in digests:

@@ -32,7 +32,7 @@ from .container import Frame, make_frame, memory_file
 from .digest import Digest, bytes_of
 from .directory import path_for, shard_paths
 from .disk import flush_folder, make_folder
-from .manifest import Manifest, Range
+from .manifest import Range
 from .sharded import ShardSpec, rows_of_shard
 from .snapshot import Snapshot
 from .state import contents, is_extra_state
@@ -131,7 +131,7 @@ class SharedFileWriter:
         assert frame is not None
         try:
             rest = self._write_frame(frame)  # again, because HDF5 may have changed the structure
-            self._write_at(0, Manifest(frame.block, frame.size, rest, self._ranges).pack())
+            self._write_at(0, frame.manifest(rest, self._ranges).pack())
             os.fsync(self._descriptor)
             os.replace(self._partial, self._path)
             flush_folder(self._folder)

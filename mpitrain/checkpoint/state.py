@@ -18,7 +18,7 @@ from ..plan.progress import Progress
 from .container import Compression, write_container
 from .reader import Checkpoint
 from .snapshot import Snapshot
-from .structure import FORMAT
+from .validation import FORMAT
 
 _STATE = "run/state"  # group of the extra state, with a group for each namespace; those of ARRAY_GROUPS are at the top
 _VERSION = "version"  # attribute of the group of a namespace

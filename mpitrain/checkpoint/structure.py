@@ -1,150 +1,166 @@
-"""Validates the structure of a checkpoint before any of it is used.
+"""The structure of a checkpoint: its groups with their attributes, and the shapes, dtypes and storage of its datasets.
 
-Digests detect damage, not forgery: whoever writes a file can write matching digests. After ``check`` the names, shapes,
-dtypes, byte ranges and attributes of a checkpoint are what this package writes, whoever wrote the file.
+The manifest contains it as JSON. Older and compressed files have it in HDF5 only, which ``hdf5`` parses. A stranger may
+have written the file: types and ranges of numbers are checked here, everything else in ``validation``.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping
-from datetime import datetime
+from dataclasses import dataclass
+from typing import Any
 
-from .digest import is_digest
-from .hdf5 import Dataset, Tree, Value
-from .hdf5_blocks import UnsupportedStructure
-from .manifest import Manifest
+import numpy as np
 
-FORMAT = 2
-SHARD_NAME = re.compile(r"(step-[0-9]+)-[0-9a-f]+-[0-9]+-of-[0-9]+\.h5")
+from ..core.layout import Array, Shape
 
-_MAX_COUNT = 2**53  # of steps and of examples; exact in JSON
-_MAX_TEXT, _MAX_SHARDS_TEXT = 1 << 20, 1 << 22  # characters of an attribute, and of the list of shards
-# Values of up to 64 MiB may come from any file; more than that need 1 byte in the file for 256 bytes of values.
-_ALWAYS_BYTES, _MAX_EXPANSION = 1 << 26, 256
+Value = bool | int | float | str
+Attributes = Mapping[str, Mapping[str, Any]]
+
+MALFORMED = "its structure is malformed"
+_MAX_RANK = 32
+_DTYPES = {
+    name: np.dtype(name)
+    for name in (
+        "bool",
+        "float16",
+        "float32",
+        "float64",
+        *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    )
+}
 
 
-def check(tree: Tree, manifest: Manifest, stored_bytes: int) -> Mapping[str, str]:
-    """Validate a checkpoint or a shard; return the digests of its shards' manifests by file name.
+class UnsupportedStructure(ValueError):
+    """The structure is malformed, or is not one that this package writes; the message states why."""
 
-    Args:
-        tree: The parsed structure.
-        manifest: The file's manifest.
-        stored_bytes: Bytes of the structure, including compressed values, that are not in holes of the file.
+
+@dataclass(frozen=True)
+class Chunk:
+    """Compressed values: first element along each dimension, and bytes [start, stop) of the file."""
+
+    first: Shape
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows [lo, hi) of a virtual dataset, which are all rows of the dataset of the same name in another file."""
+
+    file: str
+    lo: int
+    hi: int
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Shape, dtype and storage of a dataset. At most one of the storages is set; without, it has no elements.
+
+    Attributes:
+        place: First and last (exclusive) byte of contiguous values.
+        chunk_shape: Shape of compressed chunks; the last ones extend beyond the dataset.
+        chunks: All chunks.
+        virtual: Rows in other files.
+    """
+
+    shape: Shape
+    dtype: np.dtype[Any]
+    place: tuple[int, int] | None = None
+    chunk_shape: Shape = ()
+    chunks: tuple[Chunk, ...] = ()
+    virtual: tuple[Rows, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, eq=False)
+class Structure:
+    """All groups and datasets of a file by path, sorted by the names on the path.
+
+    Structures are equal also if an attribute is NaN in both, but not if one is 1 and the other True or 1.0.
+
+    Attributes:
+        groups: Attributes of each group; the root's path is "/", others have no leading slash.
+        datasets: The datasets, without their attributes.
+    """
+
+    groups: dict[str, dict[str, Value]]
+    datasets: dict[str, Dataset]
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, Array], attributes: Attributes, virtual: dict[str, Dataset]) -> Structure:
+        """Return the structure of a file to be written; places are not known yet. See ``container``."""
+        datasets = {name: Dataset(array.shape, array.dtype) for name, array in arrays.items()} | virtual
+        parents = {path[:at] for path in (*datasets, *attributes) for at, c in enumerate(path) if c == "/" and at}
+        groups = {path: dict(attributes.get(path, {})) for path in {"/", *attributes, *parents} - datasets.keys()}
+        return cls(_sorted(groups), _sorted(datasets))
+
+    @classmethod
+    def from_json(cls, content: Any, places: Mapping[str, tuple[int, int]]) -> Structure:
+        """Read what ``to_json`` returned.
+
+        Args:
+            content: The value of the JSON text.
+            places: The places of contiguous values, by the dataset's name.
+
+        Raises:
+            UnsupportedStructure: It is malformed.
+        """
+        try:
+            groups = {path: {k: _value(v) for k, v in values.items()} for path, values in content["groups"].items()}
+            datasets = {name: _dataset(entry, places.get(name)) for name, entry in content["datasets"].items()}
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise UnsupportedStructure(MALFORMED) from error
+        return cls(groups, datasets)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything but the places, as values for JSON."""
+        datasets = {
+            name: {"dtype": dataset.dtype.name, "shape": dataset.shape}
+            | ({"rows": [(rows.file, rows.lo, rows.hi) for rows in dataset.virtual]} if dataset.virtual else {})
+            for name, dataset in self.datasets.items()
+        }
+        return {"groups": self.groups, "datasets": datasets}
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Structure):
+            return NotImplemented
+        texts = [json.dumps(structure.groups, sort_keys=True) for structure in (self, other)]
+        return texts[0] == texts[1] and self.datasets == other.datasets
+
+
+def _value(value: Any) -> Value:
+    """Return the value of an attribute.
 
     Raises:
-        UnsupportedStructure: The structure is not one that this package writes; the message states why.
+        ValueError: It is not a text, or a number that HDF5 can store.
     """
-    _check_names(tree)
-    root = tree.groups["/"]
-    _check_root(root)
-    for group, values in tree.groups.items():
-        _check_values(group, values)
-    shards = _shards(root)
-    _check_places(tree.datasets, manifest)
-    for name, dataset in tree.datasets.items():
-        if any(rows.file not in shards or rows.name.strip("/") != name for rows in dataset.virtual):
-            raise UnsupportedStructure(f"the values of {name} are in a file that is not one of its shards")
-    if sum(chunk.stop - chunk.start for each in tree.datasets.values() for chunk in each.chunks) > manifest.size:
-        raise UnsupportedStructure("its compressed values overlap")
-    _check_expansion(sum(_expanded_bytes(dataset) for dataset in tree.datasets.values()), stored_bytes)
-    return shards
+    if type(value) is str:
+        value.encode()  # raises for half a surrogate pair, which cannot be printed
+    elif type(value) not in (bool, int, float) or (type(value) is int and not -(2**63) <= value < 2**64):
+        raise ValueError("not a number or text")
+    return value
 
 
-def check_shards(datasets: Mapping[str, Dataset], shards: Mapping[str, Mapping[str, Dataset]], on_disk: int) -> None:
-    """Check that shards have the rows of virtual datasets, in the same dtype.
-
-    Args:
-        datasets: The datasets of the checkpoint.
-        shards: The datasets of each shard, by file name.
-        on_disk: Bytes of all shards on disk.
+def _dataset(entry: Any, place: tuple[int, int] | None) -> Dataset:
+    """Return the dataset that an entry describes.
 
     Raises:
-        UnsupportedStructure: A shard has other rows, or the shards are too small for the values.
+        ValueError: The entry is malformed; or TypeError, KeyError, AttributeError.
     """
-    _check_expansion(sum(dataset.nbytes for dataset in datasets.values() if dataset.virtual), on_disk)
-    for name, dataset in datasets.items():
-        for rows in dataset.virtual:
-            part = shards[rows.file].get(name)
-            if part is None or (part.shape, part.dtype) != ((rows.hi - rows.lo, *dataset.shape[1:]), dataset.dtype):
-                raise UnsupportedStructure(f"its shard {rows.file} has other rows of {name}")
+    shape, virtual = tuple(entry["shape"]), tuple(Rows(*rows) for rows in entry.get("rows", ()))
+    numbers = [*shape, *(n for rows in virtual for n in (rows.lo, rows.hi))]
+    if any(type(n) is not int or not 0 <= n < 2**62 for n in numbers) or len(shape) > _MAX_RANK:
+        raise ValueError("not a shape or a range of rows")
+    if any(type(rows.file) is not str for rows in virtual) or (virtual and place):
+        raise ValueError("not rows of a file")
+    return Dataset(shape, _DTYPES[entry["dtype"]], place, virtual=virtual)
 
 
-def _check_names(tree: Tree) -> None:
-    for path in [*tree.groups, *tree.datasets]:
-        for name in path.split("/") if path != "/" else ():
-            if name in ("", ".", "..") or not name.isprintable():
-                raise UnsupportedStructure(f"it contains the name {path[:200]!a}, which is not valid")
-    for group, values in tree.groups.items():
-        for name in values:
-            if not name.isprintable():
-                raise UnsupportedStructure(f"{group} has the attribute {name[:200]!a}, whose name is not valid")
-
-
-def _check_root(root: Mapping[str, Value]) -> None:
-    """Check the attributes that every checkpoint has."""
-    for name in ("format", "step", "position", "seed"):
-        if type(root.get(name)) is not int:
-            raise UnsupportedStructure(f"its {name} is not an integer" if name in root else f"it has no {name}")
-    if root["format"] != FORMAT:
-        raise UnsupportedStructure(f"it has format {root['format']}, but this version of mpitrain reads {FORMAT}")
-    for name in ("step", "position"):
-        if not 0 <= int(root[name]) <= _MAX_COUNT:
-            raise UnsupportedStructure(f"its {name} is {root[name]}, which is not between 0 and {_MAX_COUNT}")
-    saved = str(root.get("saved_at"))
-    try:
-        aware = datetime.fromisoformat(saved).tzinfo is not None
-    except ValueError:
-        aware = False
-    if not aware or not saved.isprintable():  # any character may separate date and time
-        raise UnsupportedStructure("its attribute saved_at is not a time")
-
-
-def _check_values(group: str, values: Mapping[str, Value]) -> None:
-    for name, value in values.items():
-        limit = _MAX_SHARDS_TEXT if (group, name) == ("/", "parts") else _MAX_TEXT
-        if isinstance(value, str) and len(value) > limit:
-            raise UnsupportedStructure(f"the attribute {name} of {group} has more than {limit:,} characters")
-
-
-def _shards(root: Mapping[str, Value]) -> dict[str, str]:
-    try:
-        shards = json.loads(str(root.get("parts", "{}")))
-    except (ValueError, RecursionError):
-        shards = None
-    if not isinstance(shards, dict) or not all(SHARD_NAME.fullmatch(name) for name in shards):
-        raise UnsupportedStructure("its list of shards is malformed")
-    if not all(is_digest(digest) for digest in shards.values()):
-        raise UnsupportedStructure("its list of shards is malformed")
-    return shards
-
-
-def _check_places(datasets: Mapping[str, Dataset], manifest: Manifest) -> None:
-    """Check that values are where the manifest has digests of them, or are a part of the structure."""
-    for name in manifest.arrays:
-        if name not in datasets:
-            raise UnsupportedStructure("its manifest has values of a dataset that does not exist")
-    for name, dataset in datasets.items():
-        ranges = manifest.arrays.get(name)
-        if ranges is not None:
-            if dataset.place != (ranges[0].start, ranges[-1].stop):
-                raise UnsupportedStructure(f"the values of {name} are not where its manifest has them")
-            if any((each.stop - each.start) % dataset.dtype.itemsize for each in ranges):
-                raise UnsupportedStructure(f"the ranges of {name} are not whole values")
-        elif dataset.place is not None and (dataset.shape or dataset.place[1] > manifest.size):
-            raise UnsupportedStructure(f"its manifest has no digest of {name}")
-        if any(chunk.stop > manifest.size for chunk in dataset.chunks):
-            raise UnsupportedStructure(f"the values of {name} are beyond its end")
-
-
-def _check_expansion(expanded: int, stored: int) -> None:
-    if expanded > max(_ALWAYS_BYTES, _MAX_EXPANSION * stored):
-        raise UnsupportedStructure(
-            f"its {stored:,} bytes expand to {expanded:,} bytes, more than {_MAX_EXPANSION} times as many"
-        )
-
-
-def _expanded_bytes(dataset: Dataset) -> int:
-    return len(dataset.chunks) * math.prod(dataset.chunk_shape) * dataset.dtype.itemsize
+def _sorted(items: dict[str, Any]) -> dict[str, Any]:
+    return {path: items[path] for path in sorted(items, key=lambda path: path.split("/"))}

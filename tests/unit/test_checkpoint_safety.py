@@ -23,13 +23,14 @@ from mpitrain.errors import DamagedCheckpoint
 from ..support.damage import LAYOUT, save, state
 from ..support.launch import ROOT, missing
 from ..support.malicious import RECIPES, SECRET, seal
+from ..support.malicious.sealing import manifest_of
 
 FOREIGN = ("external storage", "external link", "soft link", "virtual secret", "virtual relative", "shard is a link")
 
 
 def test_malicious_files_are_refused_or_harmless() -> None:
     """In processes with limited memory and time."""
-    words = [sys.executable, str(ROOT / "bench" / "malicious.py"), "250"]
+    words = [sys.executable, str(ROOT / "bench" / "malicious.py"), "450"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -108,7 +109,8 @@ def test_the_parser_and_the_library_agree(tmp_path: Path, count: int, compressio
     tree = parse(lambda at, n: content[at : at + n], block_bytes(content[:HEAD]), len(content))
     with checkpoint.Checkpoint(path) as opened, h5py.File(path) as file:
         assert tree.groups == opened.attributes == {"params": {}, "run": {}, **attributes}
-        assert list(opened.datasets) == [f"params/{name}" for name in file["params"]]
+        assert tree.datasets == opened.datasets
+        assert list(opened.datasets) == list(tree.datasets) == [f"params/{name}" for name in file["params"]]
         for name in opened.datasets:
             read = opened.read(name)
             assert read.dtype == file[name].dtype and np.array_equal(read, file[name][()])
@@ -120,3 +122,27 @@ def test_a_rest_of_values_without_digest_is_refused(tmp_path: Path) -> None:
     seal(path, {"arrays": {}})
     with pytest.raises(DamagedCheckpoint):
         checkpoint.verify(path)
+
+
+def test_verify_compares_the_manifest_with_hdf5(tmp_path: Path) -> None:
+    """Readers take the manifest's offsets, other programs those of HDF5."""
+    path = save(tmp_path, 30)
+    manifest = manifest_of(path)
+    arrays = {name: list(ranges[0]) for name, ranges in manifest.arrays.items()}
+    names = ("params/dense.bias", "averages/dense.bias")
+    arrays |= zip(names, [arrays[name] for name in reversed(names)], strict=True)
+    seal(path, {"arrays": arrays, "structure": manifest.structure})
+    with checkpoint.Checkpoint(path) as opened:
+        assert np.array_equal(opened.read(names[0]), LAYOUT.views(state(30)["average"])["dense.bias"])
+        with pytest.raises(DamagedCheckpoint, match="offsets"):
+            opened.verify()
+
+
+def test_files_without_a_description_are_read(tmp_path: Path) -> None:
+    """As earlier versions wrote them."""
+    path = save(tmp_path, 30)
+    with checkpoint.Checkpoint(path) as described:
+        seal(path)
+        with checkpoint.Checkpoint(path) as opened:
+            assert (opened.attributes, opened.datasets) == (described.attributes, described.datasets)
+            assert opened.verify() == described.verify() == []

@@ -20,13 +20,14 @@ from mpitrain.checkpoint.state import root_attributes
 
 from ..damage import save
 from ..launch import VERSION_0_1
-from . import content, manifests, shards, structures
+from . import content, descriptions, manifests, shards, structures
 from .content import mutate
+from .descriptions import mutate_description
 from .reading import SECRET, Outcome, check, in_child
-from .sealing import seal as seal
+from .sealing import manifest_of, seal as seal
 from .shards import STEP
 
-RECIPES = {**structures.RECIPES, **manifests.RECIPES, **content.RECIPES, **shards.RECIPES}
+RECIPES = {**structures.RECIPES, **manifests.RECIPES, **descriptions.RECIPES, **content.RECIPES, **shards.RECIPES}
 
 
 def campaign(folder: Path, count: int, seed: int) -> Iterator[tuple[str, Outcome]]:
@@ -44,7 +45,8 @@ def campaign(folder: Path, count: int, seed: int) -> Iterator[tuple[str, Outcome
         original = valid[index % len(valid)] if name == "mutated" else plain
         path = shutil.copytree(original.parent, inner) / original.name
         if name == "mutated":
-            mutate(path, rng)
+            with_description = index % 2 and manifest_of(path).structure is not None
+            (mutate_description if with_description else mutate)(path, rng)
         else:
             RECIPES[name](path, secret)
         outcome = in_child(lambda path=path: check(path, secret))  # type: ignore[misc]

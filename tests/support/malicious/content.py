@@ -143,4 +143,4 @@ def mutate(path: Path, rng: np.random.Generator) -> None:
             length, source = int(rng.integers(1, 64)), int(rng.integers(start, stop))
             content[at : at + length] = content[source : source + length]
     path.write_bytes(content[: manifest.size])
-    seal(path)
+    seal(path, described=bool(rng.integers(2)))

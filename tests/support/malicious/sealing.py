@@ -16,12 +16,14 @@ from mpitrain.checkpoint.manifest import HEAD, Manifest, block_bytes
 Recipe = Callable[[Path, Path], None]
 
 
-def seal(path: Path, content: Mapping[str, Any] | None = None) -> None:
+def seal(path: Path, content: Mapping[str, Any] | None = None, described: bool = False) -> None:
     """Write a manifest with valid digests.
 
     Args:
         path: A file with a user block.
         content: Replaces what the manifest has.
+        described: Whether to keep the manifest's description of the structure. Without, HDF5 is parsed, as in files of
+            earlier versions.
     """
     with path.open("r+b") as file:
         old = manifest_of(path)
@@ -31,7 +33,8 @@ def seal(path: Path, content: Mapping[str, Any] | None = None) -> None:
         for start, stop in Manifest(old.block, size, "", arrays).other_ranges():
             for chunk in read_chunks(file.fileno(), start, stop):
                 digest.add(chunk)
-        sealed = Manifest(old.block, size, str(digest), arrays)
+        structure = old.structure if described else None
+        sealed = Manifest(old.block, size, str(digest), arrays, structure)
         file.seek(0)
         file.write(sealed.pack())
     if content is not None:

@@ -1,4 +1,4 @@
-"""The blocks of an HDF5 file: object headers, trees and heaps. ``hdf5`` interprets their content.
+"""The blocks of an HDF5 file: object headers, trees and heaps. ``parser`` interprets their content.
 
 Every address, length and count comes from the file, which may be crafted. A budget limits the number of bytes that are
 read and the number of times, and thereby also time and memory.
@@ -11,10 +11,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 
+from ..structure import MALFORMED, UnsupportedStructure
+
 Read = Callable[[int, int], bytes]  # offset in the file and number of bytes; fewer are returned at the end
 Message = tuple[int, bytes]  # type and content
 
-MALFORMED = "its structure is malformed"
 MAX_NAME_BYTES = 1024
 NOWHERE = 2**64 - 1
 CONTINUATION = 16  # type of the message that names a further block of messages
@@ -22,10 +23,6 @@ CONTINUATION = 16  # type of the message that names a further block of messages
 _MAX_MESSAGES_BYTES = 1 << 24  # of one object
 _MAX_TEXT_BYTES = 1 << 26  # the list of shards is the longest text
 _REPEATS = "its structure repeats itself, or declares more than it contains"
-
-
-class UnsupportedStructure(ValueError):
-    """The structure is malformed, or uses a part of HDF5 that checkpoints do not use; the message states which."""
 
 
 class Blocks:

@@ -2,7 +2,7 @@
 
 The HDF5 library trusts the files that it reads: damaged metadata make it crash or loop, and links, external storage and
 virtual datasets make it open other files. Checkpoints may come from strangers, so they are read without it. The parser
-knows only what ``container`` and ``sharded`` write, with any version of HDF5, and refuses everything else.
+knows only what ``container`` writes, with any version of HDF5, and refuses everything else.
 
 It reads no values and opens no file. The work is limited by the size of the structure, whatever the structure declares.
 
@@ -14,16 +14,14 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from ..core.layout import Shape
-from .hdf5_blocks import CONTINUATION, MALFORMED, MAX_NAME_BYTES, NOWHERE, Blocks, Message, Read, UnsupportedStructure
-
-Value = bool | int | float | str
+from ...core.layout import Shape
+from ..structure import MALFORMED, Chunk, Dataset, Rows, Structure, UnsupportedStructure, Value
+from .blocks import CONTINUATION, MAX_NAME_BYTES, NOWHERE, Blocks, Message, Read
 
 _MAX_DEPTH = 8  # of groups
 _MAX_RANK = 32
@@ -44,62 +42,7 @@ _BOOL = b"FALSE\0\0\0TRUE\0\0\0\0\0\1"  # names and values of the enumeration
 _DEFLATE, _SHUFFLE = 1, 2
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """Compressed values: first element along each dimension, and bytes [start, stop) of the file."""
-
-    first: Shape
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Rows [lo, hi) of a virtual dataset, which are all rows of a dataset in another file."""
-
-    file: str
-    name: str
-    lo: int
-    hi: int
-
-
-@dataclass(frozen=True)
-class Dataset:
-    """Shape, dtype and storage of a dataset. At most one of the storages is set; without, it has no elements.
-
-    Attributes:
-        place: First and last (exclusive) byte of contiguous values.
-        chunk_shape: Shape of compressed chunks; the last ones extend beyond the dataset.
-        chunks: All chunks.
-        virtual: Rows in other files.
-    """
-
-    shape: Shape
-    dtype: np.dtype[Any]
-    place: tuple[int, int] | None = None
-    chunk_shape: Shape = ()
-    chunks: tuple[Chunk, ...] = ()
-    virtual: tuple[Rows, ...] = ()
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
-
-@dataclass(frozen=True)
-class Tree:
-    """All groups and datasets of a file by path, in order of names.
-
-    Attributes:
-        groups: Attributes of each group; the root's path is "/", others have no leading slash.
-        datasets: The datasets. Their attributes are not read.
-    """
-
-    groups: dict[str, dict[str, Value]]
-    datasets: dict[str, Dataset]
-
-
-def parse(read: Read, base: int, size: int) -> Tree:
+def parse(read: Read, base: int, size: int) -> Structure:
     """Parse the structure of a file.
 
     Args:
@@ -111,7 +54,7 @@ def parse(read: Read, base: int, size: int) -> Tree:
         UnsupportedStructure: It is malformed, or uses parts of HDF5 that checkpoints do not use.
     """
     try:
-        return _Parser(Blocks(read, base, size)).tree()
+        return _Parser(Blocks(read, base, size)).structure()
     except UnsupportedStructure:
         raise
     except (struct.error, ValueError, IndexError, OverflowError) as error:  # a number or text that does not fit
@@ -122,9 +65,9 @@ class _Parser:
     """Parses one file. Addresses are relative to ``base``, except in the result."""
 
     def __init__(self, blocks: Blocks) -> None:
-        self._blocks, self._tree = blocks, Tree({}, {})
+        self._blocks, self._structure = blocks, Structure({}, {})
 
-    def tree(self) -> Tree:
+    def structure(self) -> Structure:
         """Parse the superblock (II.A) and everything below it."""
         version, offset_bytes, length_bytes, base, root = struct.unpack_from(
             "<B4xBB9xQ32xQ", self._blocks.at(0, 96, _SIGNATURE), 8
@@ -132,9 +75,7 @@ class _Parser:
         if (version, offset_bytes, length_bytes, base) != (0, 8, 8, self._blocks.base):
             raise UnsupportedStructure("its superblock is malformed or of another version")
         self._visit("/", root, 0)
-        if "/" not in self._tree.groups:
-            raise UnsupportedStructure("its root is not a group")
-        return self._tree
+        return self._structure
 
     def _visit(self, path: str, address: int, depth: int) -> None:
         if depth > _MAX_DEPTH:
@@ -150,9 +91,9 @@ class _Parser:
                 f"{path!r} has a part of HDF5 that checkpoints do not use (message {min(unknown)})"
             )
         if _LAYOUT in kinds:
-            self._tree.datasets[path] = self._dataset(path, dict(messages))
+            self._structure.datasets[path] = self._dataset(path, dict(messages))
             return
-        self._tree.groups[path] = dict(self._attributes(path, messages))
+        self._structure.groups[path] = dict(self._attributes(path, messages))
         links = sorted(self._links(messages))
         if len(dict(links)) != len(links):
             raise UnsupportedStructure(f"{path!r} has a name twice")
@@ -258,15 +199,10 @@ class _Parser:
         dtype, layout = _dtype(repr(path), messages[_TYPE]), messages[_LAYOUT]
         if (_FILTERS in messages) != (tuple(layout[:2]) == (3, 2)):
             raise UnsupportedStructure(f"the compression of {path!r} is malformed")
-        nbytes = math.prod(shape) * dtype.itemsize
-        if math.prod(n or 1 for n in shape) * dtype.itemsize >= 1 << 62:  # NumPy's limit, also for empty arrays
-            raise UnsupportedStructure(f"{path!r} is larger than any memory")
         if tuple(layout[:2]) == (3, 1):
             address, size = struct.unpack_from("<QQ", layout, 2)
-            if size != nbytes or (address == NOWHERE and nbytes):
-                raise UnsupportedStructure(f"the size of {path!r} does not match its shape")
             start = self._blocks.base + address
-            return Dataset(shape, dtype, place=(start, start + size) if nbytes else None)
+            return Dataset(shape, dtype, place=(start, start + size) if size and address != NOWHERE else None)
         if tuple(layout[:2]) == (3, 2):
             return self._compressed(path, shape, dtype, layout, messages[_FILTERS])
         if tuple(layout[:2]) == (4, 3):
@@ -298,20 +234,18 @@ class _Parser:
         collection, index = struct.unpack_from("<QI", layout, 2)
         data = self._blocks.global_object(collection, index)
         version, count = struct.unpack_from("<BQ", data)
-        at, reached = 9, 0
-        for _ in range(count if not version else 0):
+        if version or not count:
+            raise UnsupportedStructure(f"the shards of {path!r} are malformed")
+        at = 9
+        for _ in range(count):
             self._blocks.charge(_ITEM_BYTES)
             file, name = _two_texts(data, at)
             at += len(file) + len(name) + 2
             whole = struct.unpack_from("<II8x", data, at)
-            at += 16
-            lo, hi, at = _rows(path, shape, data, at)
-            if whole != (3, 1) or lo != reached:  # 3: all of the source
+            lo, hi, at = _rows(path, shape, data, at + 16)
+            if whole != (3, 1) or name.strip(b"/") != path.encode():  # 3: all of the source
                 raise UnsupportedStructure(f"the shards of {path!r} are malformed")
-            reached = hi
-            yield Rows(file.decode(), name.decode(), lo, hi)
-        if not shape or reached != shape[0]:
-            raise UnsupportedStructure(f"the shards of {path!r} do not have all of its rows")
+            yield Rows(file.decode(), lo, hi)
 
 
 def _shape(space: bytes) -> Shape | None:
