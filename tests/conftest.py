@@ -12,9 +12,9 @@ import pytest
 
 from mpitrain.process.host_watcher import remove_sessions
 
+from .simulators.simulated_gpus import driver, library, simulated
 from .support.launch import ROOT, Mpi, missing
 from .support.results import alone
-from .support.simulated_gpus import driver, library, simulated
 
 __all__ = ["alone", "driver", "library", "simulated"]
 
@@ -46,14 +46,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the tests of "make test-all", and remove those that are not in the sample."""
     for item in items:
-        folder, inner = item.path.relative_to(ROOT / "tests").parts[:2]
+        folder = item.path.relative_to(ROOT / "tests").parts[0]
         fixtures = set(getattr(item, "fixturenames", ()))
         parameters = getattr(getattr(item, "callspec", None), "params", {})
         with_mpi = folder in _MPI_FOLDERS and item.get_closest_marker("quick") is None
         needs_more = fixtures & _FULL_FIXTURES or any(
             isinstance(value, str) and value == "mpich" for value in parameters.values()
         )
-        if with_mpi or needs_more or folder in _FULL_FOLDERS or "gpu" in (folder, inner):
+        if with_mpi or needs_more or folder in _FULL_FOLDERS | {"gpu"}:
             item.add_marker(pytest.mark.full)
     if sample := config.getoption("--sample"):
         first, distance = map(int, sample.split("/"))

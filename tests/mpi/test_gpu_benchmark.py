@@ -13,7 +13,7 @@ import pytest
 
 from ..support.launch import ROOT, Mpi, run
 
-SIMULATED = ROOT / "tests" / "support" / "simulated"
+SIMULATED = ROOT / "tests" / "simulators" / "gpu"
 
 
 def measure(env: dict[str, str], cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:

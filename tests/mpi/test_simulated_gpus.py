@@ -1,4 +1,4 @@
-"""Runs on simulated GPUs (see tests/support/simulated), compared with CPU runs. Tests on real GPUs are in tests/gpu."""
+"""Runs on simulated GPUs (see tests/simulators/gpu), compared with CPU runs. Tests on real GPUs are in tests/gpu."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 
 from mpitrain.gpu.ops import grid
 
-from ...support.emulation.kernels import EmulatedKernels, put
+from ...simulators.emulation.kernels import EmulatedKernels, put
 from ...support.kernel_device import Device
 
 
