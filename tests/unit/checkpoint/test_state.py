@@ -16,9 +16,6 @@ import pytest
 
 from mpitrain import checkpoint
 from mpitrain.checkpoint.container import Compression, write_container
-from mpitrain.checkpoint.digest import digest_of
-from mpitrain.checkpoint.manifest import Manifest, Range, block_size_for
-from mpitrain.checkpoint.shared_file import mpi_libraries
 from mpitrain.checkpoint.state import contents
 from mpitrain.core.extra_state import ExtraState, Versioned, values_of
 from mpitrain.core.layout import Layout
@@ -285,22 +282,6 @@ def test_a_folder_that_cannot_be_written_is_an_error_of_the_system(tmp_path: Pat
     (tmp_path / "file").write_text("")  # in the place of the folder: root may write everywhere
     with pytest.raises(FileExistsError):
         checkpoint.write(tmp_path / "file" / "step-1.h5", LAYOUT, checkpoint.Snapshot(vectors(), 1, 0), 0, {})
-
-
-def test_a_seal_of_what_several_nodes_wrote() -> None:
-    x, y, z, rest = (digest_of(data) for data in (b"x", b"y", b"z", b"rest"))
-    ranges = {"a": [Range(4096, 4100, x), Range(4100, 4200, y)], "b": [Range(4300, 4304, z)]}
-    manifest = Manifest(block_size_for(["a", "a", "b"]), 5000, rest, ranges)
-    assert Manifest.unpack(manifest.pack()) == manifest
-    assert [*manifest.other_ranges()] == [(4200, 4300), (4304, 5000)]
-
-
-def test_a_process_with_two_mpi_libraries() -> None:
-    """HDF5 would be given communicators of the one by the other."""
-    line = "7fa8f2a00000-7fa8f2c20000 r-xp 00000000 08:01 12 {}"
-    names = ["/usr/lib/libmpi.so.40.30.4", "/home/me/my env/lib/libmpi.so.40", "/usr/lib/libmpi_mpifh.so.40", "[heap]"]
-    maps = "\n".join([*(line.format("      " + name) for name in [*names, names[0]]), line.format("")])
-    assert mpi_libraries(maps) == set(names[:2])
 
 
 def test_state_of_version_0_1_without_namespaces_is_read(tmp_path: Path) -> None:

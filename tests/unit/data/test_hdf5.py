@@ -1,0 +1,101 @@
+"""Data in HDF5 files."""
+
+import errno
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from mpitrain import data
+from mpitrain.errors import DataError
+
+from ...support.splits import message, read
+
+
+@pytest.fixture
+def h5(tmp_path):
+    path = tmp_path / "set.h5"
+    rng = np.random.default_rng(0)
+    with h5py.File(path, "w") as file:
+        file["images"] = rng.integers(0, 256, (23, 3, 2), np.uint8)
+        file.create_dataset("floats", data=rng.random((23, 6), np.float32).astype(">f4"), chunks=(5, 2))
+        file["labels"] = rng.integers(0, 4, 23)
+        file["group/short"] = np.zeros(22)
+        file["none"] = np.zeros((0, 2))
+        file["scalar"] = 1.0
+        file["words"] = ["a"] * 23
+    return path
+
+
+@pytest.mark.parametrize("name", ["images", "floats"])
+def test_hdf5_reads_slices_of_what_was_written(h5, name):
+    split = data.hdf5(h5, name, classes=4)
+    with h5py.File(h5) as file:
+        examples, labels = file[name][...], file["labels"][...]
+    assert (len(split), split.shape, split.dtype.isnative) == (23, examples.shape[1:], True)
+    assert split.scale == (1 / 255 if name == "images" else 1)
+    for start, stop in ((0, 23), (4, 9), (22, 23)):
+        found = read(split, start, stop)
+        assert np.array_equal(found[0], examples[start:stop])
+        assert np.array_equal(found[1], labels[start:stop])
+
+
+def test_a_block_of_hdf5_is_whole_chunks_of_a_few_megabytes(tmp_path):
+    path = tmp_path / "large.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("images", (100_000, 1000), np.uint8, chunks=(48, 1000))
+        file["labels"] = np.zeros(100_000)
+    block = data.hdf5(path).block
+    assert block % 48 == 0 and 2e6 < block * 1000 < 8e6
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (("image", "labels"), "did you mean 'images'?"),
+        (("images", "nothing"), "group/short"),
+        (("group", "labels"), "'group'"),
+        (("scalar", "labels"), "'scalar'"),
+        (("images", "group/short"), "22"),
+        (("none", "none"), ": none "),
+        (("words", "labels"), "object"),
+    ],
+)
+def test_datasets_that_do_not_fit_are_named_with_the_file(h5, names, expected):
+    text = message(lambda: data.hdf5(h5, *names))
+    assert str(h5) in text and expected in text
+
+
+def test_a_file_that_is_no_hdf5_is_named(tmp_path, h5):
+    path = tmp_path / "other.h5"
+    assert f"{path}: no such file" in message(lambda: data.hdf5(path))
+    for raw in (b"", b"no data", h5.read_bytes()[:3000]):
+        path.write_bytes(raw)
+        assert str(path) in message(lambda: data.hdf5(path))
+    assert str(tmp_path) in message(lambda: data.hdf5(tmp_path))
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EAGAIN])
+def test_file_systems_without_locks(tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulate a network file system without locks. EAGAIN differs: another process is writing to the file."""
+    with h5py.File(tmp_path / "d.h5", "w") as file:
+        file["images"], file["labels"] = np.zeros((5, 2, 2)), np.arange(5)
+    real = h5py.File
+
+    def without_locks(path: Path, mode: str, locking: bool | None = None) -> h5py.File:
+        if locking is not False:
+            raise OSError(number, f"unable to lock file, errno = {number}")
+        return real(path, mode, locking=locking)
+
+    assert data.hdf5(tmp_path / "d.h5").note is None
+    monkeypatch.setattr(h5py, "File", without_locks)
+    if number == errno.EAGAIN:
+        with pytest.raises(DataError, match="unable to lock"):
+            data.hdf5(tmp_path / "d.h5")
+        return
+    split = data.hdf5(tmp_path / "d.h5")
+    assert str(tmp_path / "d.h5") in str(split.note) and "lock" in str(split.note)
+    examples, labels = np.empty((5, 2, 2)), np.empty(5, np.int64)
+    split.read(0, 5, examples, labels)
+    assert labels.tolist() == [0, 1, 2, 3, 4]
