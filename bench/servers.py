@@ -28,7 +28,7 @@ def run_rank(mib: float, servers: int, steps: int, share: bool) -> None:
     from mpitrain.core.training_state import TrainingState
     from mpitrain.optim import sgd
     from mpitrain.plan.config import RunConfig
-    from mpitrain.plan.placement import place
+    from mpitrain.plan.placement import assign_servers
     from mpitrain.plan.plan import Plan
     from mpitrain.plan.progress import ConsistentPoint, Progress
     from mpitrain.strategy.ps.asynchronous import Async, AsyncStore
@@ -45,7 +45,7 @@ def run_rank(mib: float, servers: int, steps: int, share: bool) -> None:
         optimizer=sgd(0.1),
         moving_average=None,
         layer_starts=[0],
-        placements=place(layout, servers, "partitioned", dtype.itemsize),
+        placements=assign_servers(layout, servers, "partitioned", dtype.itemsize),
         workers=len(cluster.worker_ranks),
         validate_steps=len(cluster.worker_ranks),  # a pause after one step per worker, which touches all memory
     )

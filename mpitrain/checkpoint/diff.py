@@ -21,8 +21,8 @@ def differences(a: Checkpoint, b: Checkpoint) -> Iterator[str]:
         first, second = a.attributes.get(group, {}), b.attributes.get(group, {})
         for name in sorted({*first, *second} - {"saved_at", "run_dir"}):
             if first.get(name) != second.get(name):
-                values = (printable(each.get(name, "missing")) for each in (first, second))
-                yield f"{group.rstrip('/')}/{name}: {' | '.join(values)}"
+                texts = (printable(values.get(name, "missing")) for values in (first, second))
+                yield f"{group.rstrip('/')}/{name}: {' | '.join(texts)}"
     for name in [*a.datasets, *(name for name in b.datasets if name not in a.datasets)]:
         line = _compare(a, b, name)
         if line:

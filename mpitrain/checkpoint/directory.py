@@ -35,8 +35,8 @@ def path_for(folder: Path, step: int) -> Path:
 def steps(folder: Path) -> dict[int, Path]:
     """Return the checkpoints in a directory by step, the highest first, without verifying them."""
     named = ((_NAME.fullmatch(path.name), path) for path in folder.glob("step-*.h5"))
-    found = {int(name[1]): path for name, path in named if name}
-    return {step: found[step] for step in sorted(found, reverse=True)}
+    by_step = {int(name[1]): path for name, path in named if name}
+    return {step: by_step[step] for step in sorted(by_step, reverse=True)}
 
 
 def shard_paths(path: Path) -> list[Path]:
@@ -63,10 +63,10 @@ def find(path: Path) -> list[Path]:
         raise CheckpointError(f"{path} does not exist; give a checkpoint or a run directory")
     if not path.is_dir():
         return [path]
-    found = [*steps(path).values()] or [*steps(path / "checkpoints").values()]
-    if not found:
+    checkpoints = [*steps(path).values()] or [*steps(path / "checkpoints").values()]
+    if not checkpoints:
         raise CheckpointError(f"{path} contains no checkpoint; give a checkpoint or a run directory that has one")
-    return found
+    return checkpoints
 
 
 def best(folder: Path) -> BestCheckpoint | None:
@@ -207,7 +207,7 @@ def _index_of(path: Path) -> Path | None:
 
 def _identity(path: Path) -> tuple[int, ...]:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return ()
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

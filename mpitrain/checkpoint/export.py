@@ -51,8 +51,11 @@ def export(checkpoint: Checkpoint, path: Path, to: str, dtype: str | None = None
     arrays |= {name.removeprefix("buffers/"): checkpoint.read(name) for name in buffers}
     if to == "safetensors" and "__metadata__" in arrays:
         raise CheckpointError("safetensors does not support an array of the name __metadata__; use --to npz")
-    about = {"format": "mpitrain", "step": str(checkpoint.step), "source": checkpoint.path.name}
-    data = _library("safetensors.numpy", "pass --to npz").save(arrays, about) if to == "safetensors" else _npz(arrays)
+    metadata = {"format": "mpitrain", "step": str(checkpoint.step), "source": checkpoint.path.name}
+    if to == "safetensors":
+        data = _library("safetensors.numpy", "pass --to npz").save(arrays, metadata)
+    else:
+        data = _npz(arrays)
     with replacing(path) as writer:
         writer.append(np.frombuffer(data, np.uint8))
     return len(arrays)

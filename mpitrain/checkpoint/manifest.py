@@ -140,9 +140,9 @@ def _ranges(values: list[Any]) -> list[Range]:
     Raises:
         ValueError: They are not consecutive, or not ranges; or TypeError, IndexError.
     """
-    ranges = [Range(*each) for each in (values if isinstance(values[0], list) else [values])]
-    for each in ranges:
-        if type(each.start) is not int or type(each.stop) is not int or not is_digest(each.digest):
+    ranges = [Range(*part) for part in (values if isinstance(values[0], list) else [values])]
+    for part in ranges:
+        if type(part.start) is not int or type(part.stop) is not int or not is_digest(part.digest):
             raise ValueError("not a range")
     if any(one.stop != other.start for one, other in pairwise(ranges)):
         raise ValueError("not consecutive")
@@ -151,7 +151,7 @@ def _ranges(values: list[Any]) -> list[Range]:
 
 def _disjoint(arrays: Mapping[str, list[Range]], start: int, stop: int) -> bool:
     """Return whether no two ranges overlap, none is empty, and all are within [start, stop)."""
-    for lo, hi in sorted((each.start, each.stop) for ranges in arrays.values() for each in ranges):
+    for lo, hi in sorted((part.start, part.stop) for ranges in arrays.values() for part in ranges):
         if not start <= lo < hi:
             return False
         start = hi

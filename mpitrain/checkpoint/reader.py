@@ -128,17 +128,17 @@ class Checkpoint:
         """
         self._verify_structure()
         checks = [
-            (name, self._pool.submit(self._verify_range, name, each))
+            (name, self._pool.submit(self._verify_range, name, part))
             for name, ranges in self._ranges.items()
-            for each in ranges
+            for part in ranges
         ]
         checks += [
             (name, self._pool.submit(self._verify_stored, name)) for name in self.datasets if name not in self._ranges
         ]
-        found = {name for name, finite in checks if not finite.result()}
+        not_finite = {name for name, finite in checks if not finite.result()}
         for shard in self._shards.values():
-            found.update(shard.verify())
-        return [name for name in self.datasets if name in found]
+            not_finite.update(shard.verify())
+        return [name for name in self.datasets if name in not_finite]
 
     def _open(self) -> None:
         try:
@@ -250,7 +250,7 @@ class Checkpoint:
         """Read a dataset's bytes in threads into ``out``, shape (n,) uint8."""
         first = self._ranges[name][0].start
         return [
-            self._pool.submit(self._read_range, name, each, out[each.start - first :]) for each in self._ranges[name]
+            self._pool.submit(self._read_range, name, part, out[part.start - first :]) for part in self._ranges[name]
         ]
 
     def _read_range(self, name: str, which: Range, out: Array) -> None:

@@ -84,11 +84,11 @@ def _find(option: str, path: Path, alternatives: str = "") -> Path:
     Its values are verified when they are read.
     """
     try:
-        found = checkpoint.find(path)[0]
+        checkpoint_path = checkpoint.find(path)[0]
     except CheckpointError as error:
         raise CheckpointError(f"{option} {error}{alternatives}") from error
     try:
-        with checkpoint.Checkpoint(found):
-            return found
+        with checkpoint.Checkpoint(checkpoint_path):
+            return checkpoint_path
     except DamagedCheckpoint as error:
         raise CheckpointError(f"{option} {error}; give another checkpoint{alternatives}") from error

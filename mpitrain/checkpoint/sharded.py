@@ -130,16 +130,16 @@ def rows_of_shard(arrays: Mapping[str, tuple[int, int]], shard: ShardSpec) -> di
         First and last (exclusive) row, for each array that has rows in the shard.
     """
     total = sum(rows * row_bytes for rows, row_bytes in arrays.values())
-    found, start = {}, 0
+    held, start = {}, 0
     for name, (rows, row_bytes) in arrays.items():
         lo, hi = (
             min(rows, max(0, -((start * shard.count - index * total) // (row_bytes * shard.count))))
             for index in (shard.index, shard.index + 1)
         )
         if lo < hi:
-            found[name] = lo, hi
+            held[name] = lo, hi
         start += rows * row_bytes
-    return found
+    return held
 
 
 def _row_bytes(shape: Shape, dtype: np.dtype[Any]) -> int:

@@ -48,7 +48,8 @@ def check(structure: Structure, manifest: Manifest, stored_bytes: int) -> Mappin
         _check_storage(name, dataset)
         if any(rows.file not in shards for rows in dataset.virtual):
             raise UnsupportedStructure(f"the values of {name} are in a file that is not one of its shards")
-    if sum(chunk.stop - chunk.start for each in structure.datasets.values() for chunk in each.chunks) > manifest.size:
+    chunks = [chunk for dataset in structure.datasets.values() for chunk in dataset.chunks]
+    if sum(chunk.stop - chunk.start for chunk in chunks) > manifest.size:
         raise UnsupportedStructure("its compressed values overlap")
     _check_expansion(sum(_expanded_bytes(dataset) for dataset in structure.datasets.values()), stored_bytes)
     return shards
@@ -148,7 +149,7 @@ def _check_places(datasets: Mapping[str, Dataset], manifest: Manifest) -> None:
         if ranges is not None:
             if dataset.place != (ranges[0].start, ranges[-1].stop):
                 raise UnsupportedStructure(f"the values of {name} are not where its manifest has them")
-            if any((each.stop - each.start) % dataset.dtype.itemsize for each in ranges):
+            if any((part.stop - part.start) % dataset.dtype.itemsize for part in ranges):
                 raise UnsupportedStructure(f"the ranges of {name} are not whole values")
         elif dataset.place is not None and (dataset.shape or dataset.place[1] > manifest.size):
             raise UnsupportedStructure(f"its manifest has no digest of {name}")

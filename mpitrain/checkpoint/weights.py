@@ -64,13 +64,13 @@ def opened(path: Path, layout: Layout) -> Iterator[Weights]:
     """Open a file of parameters; names of shared parameters become those of the layout."""
     if path.suffix in SUFFIXES:
         plain = _plain_name(layout)
-        tensors = {plain(name): each for name, each in _load(path).items()}
+        tensors = {plain(name): tensor for name, tensor in _load(path).items()}
 
         def copy_into(views: Mapping[str, Array]) -> None:
             for name, view in views.items():
                 view[...] = tensors[name].detach().double().numpy()
 
-        yield Weights(path, {name: tuple(each.shape) for name, each in tensors.items()}, copy_into)
+        yield Weights(path, {name: tuple(tensor.shape) for name, tensor in tensors.items()}, copy_into)
         return
     with Checkpoint(path) as checkpoint:
         names = [name for name in checkpoint.datasets if name.startswith(_PARAMS)]
@@ -98,9 +98,9 @@ def _load(path: Path) -> dict[str, Any]:
     torch = _library("torch", path)
     try:
         if path.suffix == ".safetensors":
-            found = _library("safetensors.torch", path).load_file(path)
+            content = _library("safetensors.torch", path).load_file(path)
         else:
-            found = torch.load(path, map_location="cpu", weights_only=True)
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
         raise CheckpointError(
             f"--init-from {path} contains more than tensors, or was not written by torch.save: write it with "
@@ -110,9 +110,9 @@ def _load(path: Path) -> dict[str, Any]:
         reason = " ".join(str(error).split())[:200]
         raise CheckpointError(f"--init-from {path} cannot be read: {type(error).__name__}: {reason}") from error
     for key in ("state_dict", "model_state_dict", "model"):
-        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
-            found = found[key]
-    named = found.items() if isinstance(found, Mapping) else ()
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    named = content.items() if isinstance(content, Mapping) else ()
     tensors = {str(n): value for n, value in named if torch.is_tensor(value) and value.is_floating_point()}
     if not tensors:
         raise CheckpointError(f"--init-from {path} contains no tensors by name: must be a state_dict of a module")

@@ -93,9 +93,9 @@ def _one_line(error: Exception) -> str:
 
 
 def _dataset(path: Path, file: h5py.File, name: str) -> h5py.Dataset:
-    found = file.get(name)
-    if isinstance(found, h5py.Dataset) and found.shape:
-        return found
+    item = file.get(name)
+    if isinstance(item, h5py.Dataset) and item.shape:
+        return item
     names: list[str] = []
     file.visititems(lambda key, item: names.append(key) if isinstance(item, h5py.Dataset) else None)
     near = difflib.get_close_matches(name, names, n=1)

@@ -33,9 +33,9 @@ def _find(folder: Path, name: str, names: Sequence[str]) -> Path:
     for path in (folder / name, folder / f"{name}.gz"):
         if path.is_file():
             return path
-    found = ", ".join(sorted(p.name for p in folder.iterdir())[:8]) or "nothing"
+    existing = ", ".join(sorted(p.name for p in folder.iterdir())[:8]) or "nothing"
     raise DataError(
-        f"no file {name} in {folder}, found {found}; required: {', '.join(names)}, each optionally with .gz"
+        f"no file {name} in {folder}, found {existing}; required: {', '.join(names)}, each optionally with .gz"
     )
 
 
@@ -80,12 +80,12 @@ def _header(path: Path, file: IO[bytes], dimensions: int) -> Shape:
     got = _read(path, file, memoryview(head))
     if got < 4:
         raise DataError(f"{path} is truncated: its {got} bytes are too short for a header")
-    zeros, kind, found = struct.unpack(">HBB", head[:4])
+    zeros, kind, stored = struct.unpack(">HBB", head[:4])
     if zeros != 0 or kind != _UNSIGNED_BYTE:
         raise DataError(f"{path} is not an IDX file of bytes: it starts with {head[:4].hex()}, not 0000080{dimensions}")
-    if found != dimensions:
+    if stored != dimensions:
         names = {1: "labels", 3: "images"}
-        content = names.get(found, f"{found}-dimensional data")
+        content = names.get(stored, f"{stored}-dimensional data")
         raise DataError(f"{path} contains {content}, must contain {names[dimensions]}")
     if got < len(head):
         raise DataError(f"{path} is truncated: its {got} bytes are too short for a header")

@@ -418,7 +418,7 @@ class DatasetSplit(Split):
             yield example
 
     def _transform(self, example: Any, seed: int, position: int) -> Any:
-        generator = generator_at(seed, position) if any(each.is_random for each in self._transforms) else None
+        generator = generator_at(seed, position) if any(transform.is_random for transform in self._transforms) else None
         for function, is_random in self._transforms:
             example = function(example, generator) if is_random else function(example)
         return example

@@ -73,10 +73,10 @@ class GpuBackend:
         updates.update_segments(rule, constants, *arguments, go=self._go, factor=self._factor_of(gradient))
 
     def measure_segments(
-        self, rule: CompiledRule | None, constants: Constants, group: Group, gradient: Gradient, own: Array
+        self, rule: CompiledRule | None, constants: Constants, group: Group, gradient: Gradient, out: Array
     ) -> None:
         segments = group.trust is not None, group.bounds, group.decay
-        arguments = *segments, *gradient[:2], own, *self._of_compiled_rules[:3], group.sums
+        arguments = *segments, *gradient[:2], out, *self._of_compiled_rules[:3], group.sums
         updates.measure_segments(rule, constants, *arguments, go=self._go, factor=self._factor_of(gradient))
 
     def sum_rows(self, gradient: Gradient, start: int, stop: int, scale: Any, trained: bool) -> Array:

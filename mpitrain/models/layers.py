@@ -11,7 +11,7 @@ from ..core.ranges import OnReady
 from ..core.training_state import TrainingState
 from ..data.batch import Batch
 from ..nn.container import Sequential
-from ..nn.layer import Context, Layer, SumOverWorkers, bind, place
+from ..nn.layer import Context, Layer, SumOverWorkers, bind, to_device
 from ..nn.loss import Loss
 from ..plan.plan import Plan
 from .base import Model, OnOutputs
@@ -38,7 +38,7 @@ class LayerModel(Model):
             True, seed=plan.config.training.seed, weight=plan.weight, sum_over_workers=sum_over_workers
         )
         self._starts = plan.layer_starts
-        place(model, device)
+        to_device(model, device)
         loss.device, loss.scale = device, state.loss_scale
         self._gradient: Any = None
         self._on_ready: OnReady = lambda start: None

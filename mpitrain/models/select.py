@@ -12,7 +12,7 @@ from ..errors import JobError
 from ..nn.layer import SumOverWorkers
 from ..plan.job import Job
 from ..plan.layer_network import LayerNetwork
-from ..plan.network import Network, network_of
+from ..plan.network import Network, make_network
 from ..plan.plan import Plan
 from .base import Model
 from .layers import LayerModel
@@ -112,7 +112,7 @@ def _exchange(
 
 def _copied(job: Job) -> Network:
     try:
-        return network_of(*copy.deepcopy((job.network.model, job.network.loss)))
+        return make_network(*copy.deepcopy((job.network.model, job.network.loss)))
     except Exception as error:
         raise JobError(
             f"--devices-per-rank: the model cannot be copied for each device ({error}); "

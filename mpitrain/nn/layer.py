@@ -185,10 +185,10 @@ class Layer:
 
         New arrays would be mapped and page-faulted at every step.
         """
-        found = self._buffers.get((tag, shape))
-        if found is None:
-            found = self._buffers[tag, shape] = self.device.empty(shape, self.dtype if dtype is None else dtype)
-        return found
+        buffer = self._buffers.get((tag, shape))
+        if buffer is None:
+            buffer = self._buffers[tag, shape] = self.device.empty(shape, self.dtype if dtype is None else dtype)
+        return buffer
 
 
 def walk(layer: Layer, prefix: str = "") -> Iterator[tuple[str, Layer]]:
@@ -215,7 +215,7 @@ def layout_of(model: Layer, shape: Shape, dtype: Any) -> Layout:
     )
 
 
-def place(model: Layer, device: Device) -> None:
+def to_device(model: Layer, device: Device) -> None:
     """Move a model to ``device``; call it before the first forward pass.
 
     If activations are 16-bit, layers without ``supports_amp``, and all layers inside them, get activations of the

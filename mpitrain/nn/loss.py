@@ -78,10 +78,10 @@ class Loss:
 
     def _gradient(self, outputs: Array) -> Array:
         key = outputs.shape, outputs.dtype.char
-        found = self._gradients.get(key)
-        if found is None:
-            found = self._gradients[key] = self.device.empty(outputs.shape, outputs.dtype)
-        return found
+        gradient = self._gradients.get(key)
+        if gradient is None:
+            gradient = self._gradients[key] = self.device.empty(outputs.shape, outputs.dtype)
+        return gradient
 
 
 class SoftmaxCrossEntropy(Loss):

@@ -81,9 +81,9 @@ class Backend(Protocol):
         """
 
     def measure_segments(
-        self, rule: CompiledRule | None, constants: Constants, group: Group, gradient: Gradient, own: Array
+        self, rule: CompiledRule | None, constants: Constants, group: Group, gradient: Gradient, out: Array
     ) -> None:
-        """Write the gradient, or the direction of ``rule``, to ``own``; set the group's ``sums``."""
+        """Write the gradient, or the direction of ``rule``, to ``out``; set the group's ``sums``."""
 
     def sum_rows(self, gradient: Gradient, start: int, stop: int, scale: Any, trained: bool) -> Array:
         """Return ``scale`` times elements [start, stop) of the gradient, in memory that the next call overwrites."""
@@ -122,11 +122,11 @@ class CpuBackend:
         rule.update_segments(*arguments, *self._of_compiled_rules, ema_weight, self._scratch)
 
     def measure_segments(
-        self, rule: CompiledRule | None, constants: Constants, group: Group, gradient: Gradient, own: Array
+        self, rule: CompiledRule | None, constants: Constants, group: Group, gradient: Gradient, out: Array
     ) -> None:
         measure = compiled.measure_gradients if rule is None else rule.measure_segments
         segments = group.trust is not None, group.bounds, group.decay
-        measure(constants, *segments, *gradient[:2], own, *self._of_compiled_rules[:3], group.sums, self._scratch)
+        measure(constants, *segments, *gradient[:2], out, *self._of_compiled_rules[:3], group.sums, self._scratch)
 
     def sum_rows(self, gradient: Gradient, start: int, stop: int, scale: Any, trained: bool) -> Array:
         rows, order, origin, _ = gradient

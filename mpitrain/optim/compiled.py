@@ -119,26 +119,26 @@ def _measure_with(direct: Any) -> Callable[..., None]:
     @kernel
     def measure_segments(
         constants: Constants,
-        normed: bool,
+        param_norms: bool,
         segments: Array,
         decay: Array,
         rows: Array,
         order: Array,
-        own: Array,
+        out: Array,
         params: Array,
         slot0: Array,
         slot1: Array,
         sums: Array,
         scratch: Array,
     ) -> None:
-        """Write each segment's gradient, or a rule's direction, to ``own``; sum its squares.
+        """Write each segment's gradient, or a rule's direction, to ``out``; sum its squares.
 
         Args:
-            sums: Shape (k, 2), float64: output, the sums of squares of params (if ``normed``) and of the values written
-                to ``own``.
+            sums: Shape (k, 2), float64: output, the sums of squares of params (if ``param_norms``) and of the values
+                written to ``out``.
             decay: Shape (k,), float64: this times params is added to a direction.
 
-        The other arguments are as in ``update_segments``; ``own`` may be one of the rows.
+        The other arguments are as in ``update_segments``; ``out`` may be one of the rows.
         """
         scratch[BLOCK:SCRATCH] = 0
         for s in range(segments.shape[0]):
@@ -150,10 +150,10 @@ def _measure_with(direct: Any) -> Callable[..., None]:
                 if segments[s, 2] == 1:
                     step = scratch[BLOCK : BLOCK + stop - start]
                     direct(p, g, slot0[start:stop], slot1[start:stop], constants, decay[s], step)
-                    if normed:
+                    if param_norms:
                         sums[s, 0] += _sum_squares(p)
                     sums[s, 1] += _sum_squares(g)
-                own[start:stop] = g
+                out[start:stop] = g
 
     return measure_segments
 

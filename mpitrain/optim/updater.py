@@ -30,8 +30,8 @@ class Updater:
     Otherwise it would ignore clipping and layers, and an update is two calls, with a sum over the ranks that share
     the vector in between::
 
-        sums = updater.prepare(lo, hi, rows, own, step)
-        updater.finish(lo, hi, own, sums_of_all_ranks, step)
+        sums = updater.prepare(lo, hi, rows, out, step)
+        updater.finish(lo, hi, out, sums_of_all_ranks, step)
 
     A rank that updates the whole vector calls ``update_all``, with any optimizer.
 
@@ -132,23 +132,23 @@ class Updater:
         """
         return sums.reshape(-1, 2)[:, 1].sum() if self.optimizer.layerwise else sums[0]
 
-    def prepare(self, lo: int, hi: int, rows: Array, own: Array, step: int, *, order: Array | None = None) -> Array:
-        """Run the first half of an update: write the gradient (LAMB: the direction) to own[lo:hi]; return its sums.
+    def prepare(self, lo: int, hi: int, rows: Array, out: Array, step: int, *, order: Array | None = None) -> Array:
+        """Run the first half of an update: write the gradient (LAMB: the direction) to out[lo:hi]; return its sums.
 
         Args:
-            own: Shape (size or more,): memory of which only this caller uses [lo, hi). It may be a row of
+            out: Shape (size or more,): memory of which only this caller uses [lo, hi). It may be a row of
                 ``rows``.
             order: As for ``update``.
 
         Returns:
             Squared norms over [lo, hi), float64, to be added over ranges that cover the whole vector. The shape is (1,)
             for the gradient; for a layerwise optimizer it is (2 * number of the layout's entries,), for each entry of
-            the parameters and of ``own``.
+            the parameters and of ``out``.
         """
         of_range = self._range_of(lo, hi)
         gradient = self._gradient(rows, order)
         for group in of_range.groups:
-            self._measure(group, gradient, own, step)
+            self._measure(group, gradient, out, step)
         if not self.optimizer.layerwise:
             return of_range.sums[:, 1].sum(keepdims=True)
         sums = self._backend.zeros((len(self.layout.entries), 2), np.float64)
@@ -156,11 +156,11 @@ class Updater:
             sums[group.entries] = group.sums
         return sums.reshape(-1)
 
-    def finish(self, lo: int, hi: int, own: Array, sums: Array, step: int, *, rate_scale: float = 1.0) -> None:
-        """Run the second half of an update: apply what ``prepare`` has written to own[lo:hi].
+    def finish(self, lo: int, hi: int, out: Array, sums: Array, step: int, *, rate_scale: float = 1.0) -> None:
+        """Run the second half of an update: apply what ``prepare`` has written to out[lo:hi].
 
         Args:
-            own: As passed to ``prepare``.
+            out: As passed to ``prepare``.
             sums: Results of ``prepare``, added over all ranges.
             rate_scale: As for ``update``.
         """
@@ -176,7 +176,7 @@ class Updater:
         else:
             of_range.clip = math.nan
             self._set_clip(of_range, self.optimizer.clip_factor(sums[0]))
-        self._apply(of_range, self._measured(own), rate_scale, step)
+        self._apply(of_range, self._measured(out), rate_scale, step)
 
     def _use_clip(self, of_range: Range, clip: float) -> None:
         """Set the scales of a range to this factor, unless they are."""
@@ -188,8 +188,8 @@ class Updater:
         for group in of_range.groups:
             self._backend.xp.copyto(group.scales, clip, where=group.trained)
 
-    def _measure(self, group: Group, gradient: Gradient, own: Array, step: int) -> None:
-        """Write the gradient, or the direction of the group's rule, to ``own``; set the group's ``sums``."""
+    def _measure(self, group: Group, gradient: Gradient, out: Array, step: int) -> None:
+        """Write the gradient, or the direction of the group's rule, to ``out``; set the group's ``sums``."""
         rule: CompiledRule | None = None
         constants: Constants = (0.0,)
         if group.measured is not None:
@@ -197,9 +197,9 @@ class Updater:
             if fused is not None:
                 rule, constants = fused
             else:
-                self._write_directions(group, gradient, own, step)
-                gradient = self._measured(own)
-        self._backend.measure_segments(rule, constants, group, gradient, own)
+                self._write_directions(group, gradient, out, step)
+                gradient = self._measured(out)
+        self._backend.measure_segments(rule, constants, group, gradient, out)
 
     def _scale_layers(self, group: Group, sums: Array, clip: Any, rate: float) -> None:
         """Set the factors of a layerwise optimizer's segments; ``sums`` has shape (n_entries, 2)."""
@@ -250,8 +250,8 @@ class Updater:
                     average += ema_weight * (params[: average.size] - average)
                 backend.store(part, start, stop)
 
-    def _write_directions(self, group: Group, gradient: Gradient, own: Array, step: int) -> None:
-        """Write the directions of a rule that is not compiled to ``own``: its negative steps, plus decay."""
+    def _write_directions(self, group: Group, gradient: Gradient, out: Array, step: int) -> None:
+        """Write the directions of a rule that is not compiled to ``out``: its negative steps, plus decay."""
         backend = self._backend
         for index, segment in enumerate(group.segments):
             decay = backend.number(group.decay, index)
@@ -263,7 +263,7 @@ class Updater:
                     group.options.update(steps, grads, part.slots, 1.0, step)
                     grads = decay * part.params - steps
                     backend.store(part, start, stop)
-                own[start:stop] = grads
+                out[start:stop] = grads
 
     def _parts(self, segment: Segment) -> Iterator[tuple[int, int]]:
         """Yield the segment in parts of the size that the backend works on at a time."""
@@ -279,9 +279,9 @@ class Updater:
             order = self._in_order
         return Gradient(rows, order, origin)
 
-    def _measured(self, own: Array) -> Gradient:
+    def _measured(self, out: Array) -> Gradient:
         """Return the gradient, or the direction, that ``prepare`` has written."""
-        return Gradient(own.reshape(1, -1), self._first, measured=True)
+        return Gradient(out.reshape(1, -1), self._first, measured=True)
 
     def _range_of(self, lo: int, hi: int) -> Range:
         """Return the groups of [lo, hi), cached by range and by what is frozen."""

@@ -25,7 +25,7 @@ from ..nn.loss import Loss
 from ..optim import Optimizer, moving_average
 from .hook import Hook
 from .metric import MEASURED, Metric, check_metrics
-from .network import Network, TorchLoss, TorchModule, TorchOptimizer, must_be, network_of, without_address
+from .network import Network, TorchLoss, TorchModule, TorchOptimizer, make_network, must_be, without_address
 from .placement import Pins
 from .script import functions_in, may_define_job
 
@@ -76,7 +76,7 @@ class Job:
     def __post_init__(self) -> None:
         caller = sys._getframe(2)  # of ``__init__``
         self.source = caller.f_code.co_filename, caller.f_lineno
-        self._network = network_of(self.model, self.loss)
+        self._network = make_network(self.model, self.loss)
         self._splits: dict[str, tuple[object, Split]] = {}  # by name: the given object, and its split
         self._split("train")
         self._split("validation")
@@ -102,7 +102,7 @@ class Job:
     def network(self) -> Network:
         """The model and its loss as the rest of the package uses them; made again after the job file replaced one."""
         if self._network.model is not self.model or self._network.loss is not self.loss:
-            self._network = network_of(self.model, self.loss)
+            self._network = make_network(self.model, self.loss)
         return self._network
 
     @property
@@ -125,16 +125,16 @@ class Job:
         return self._split("validation")
 
     def _split(self, name: str) -> Split | None:
-        given = getattr(self, name)
-        if given is None and name == "validation":
+        value = getattr(self, name)
+        if value is None and name == "validation":
             return None
-        if name not in self._splits or self._splits[name][0] is not given:
-            split = self.network.as_split(given)
+        if name not in self._splits or self._splits[name][0] is not value:
+            split = self.network.as_split(value)
             if not isinstance(split, Split):
-                raise JobError(must_be(name, given, Split))
+                raise JobError(must_be(name, value, Split))
             if split.is_stream and name == "validation":
                 raise JobError(f"Job(validation=...) got {split.source}: must be examples that can be read again")
-            self._splits[name] = given, split
+            self._splits[name] = value, split
         return self._splits[name][1]
 
     def facts(self) -> dict[str, object]:
@@ -165,11 +165,14 @@ class Job:
 def _check_methods(option: str, base: type, kind: type, names: Sequence[str]) -> None:
     """Check that methods of ``kind``, which may be the user's, take the arguments of the class ``base``."""
     for name in names:
-        wanted, given = list(inspect.signature(getattr(base, name)).parameters), inspect.signature(getattr(kind, name))
+        wanted, signature = (
+            list(inspect.signature(getattr(base, name)).parameters),
+            inspect.signature(getattr(kind, name)),
+        )
         try:
-            given.bind(*wanted)
+            signature.bind(*wanted)
         except TypeError:
-            takes = f"{kind.__name__}.{name} takes {given}"
+            takes = f"{kind.__name__}.{name} takes {signature}"
             raise JobError(f"Job({option}=...): {takes}: must take ({', '.join(wanted)})") from None
 
 
@@ -207,8 +210,8 @@ def load_job_file(path: Path) -> JobFunction:
 def _job_function(path: Path, module: ModuleType) -> JobFunction:
     function = getattr(module, "job", None)
     if not inspect.isfunction(function):
-        found = sorted(n for n, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == module.__name__)
-        raise JobError(_without_job(path, found))
+        functions = {n: f for n, f in vars(module).items() if inspect.isfunction(f)}
+        raise JobError(_without_job(path, sorted(n for n, f in functions.items() if f.__module__ == module.__name__)))
     return function
 
 
@@ -299,12 +302,12 @@ def _suggestion(error: BaseException) -> str:
         frame = traceback.walk_tb(error.__traceback__)
         scope = [*frame][-1][0]
         known = [*scope.f_locals, *scope.f_globals]
-    elif isinstance(error, ImportError) and (found := re.match(r"cannot import name '(\w+)'", str(error))):
-        unknown, known = found[1], [*getattr(sys.modules.get(str(error.name)), "__all__", ())]
-    elif found := re.match(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error)):
+    elif isinstance(error, ImportError) and (match := re.match(r"cannot import name '(\w+)'", str(error))):
+        unknown, known = match[1], [*getattr(sys.modules.get(str(error.name)), "__all__", ())]
+    elif match := re.match(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error)):
         places = (sys.modules[__name__], nn, optim)
-        kind = next((getattr(place, found[1]) for place in places if hasattr(place, found[1])), None)
-        unknown, known = found[2], [] if kind is None else [*inspect.signature(kind).parameters]
+        kind = next((getattr(place, match[1]) for place in places if hasattr(place, match[1])), None)
+        unknown, known = match[2], [] if kind is None else [*inspect.signature(kind).parameters]
     by_lower = {name.lower(): name for name in known}
     similar = difflib.get_close_matches((unknown or "").lower(), by_lower, 1)
     return f"; did you mean {by_lower[similar[0]]!r}?" if similar else ""

@@ -24,14 +24,14 @@ class LayerNetwork:
     def __init__(self, model: Layer, loss: Loss) -> None:
         self.model, self.loss = model, loss
 
-    def as_split(self, given: object) -> object:
-        is_dataset = hasattr(given, "__len__") and hasattr(given, "__getitem__")
-        if is_dataset and not isinstance(given, (Split, np.ndarray, tuple, list, dict, str)):
-            given = DatasetSplit(given)
-        return given.as_arrays() if isinstance(given, DatasetSplit) else given
+    def as_split(self, dataset: object) -> object:
+        is_dataset = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+        if is_dataset and not isinstance(dataset, (Split, np.ndarray, tuple, list, dict, str)):
+            dataset = DatasetSplit(dataset)
+        return dataset.as_arrays() if isinstance(dataset, DatasetSplit) else dataset
 
-    def rule_of(self, given: Any) -> Any:
-        return given
+    def rule_of(self, optimizer: Any) -> Any:
+        return optimizer
 
     def lay_out(self, train: Split, dtype: Any) -> Layout:
         layout = layout_of(self.model, train.shape, dtype)

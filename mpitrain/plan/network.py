@@ -44,10 +44,10 @@ class Network(Protocol):
     model: Any
     loss: Any
 
-    def as_split(self, given: object) -> object:
+    def as_split(self, dataset: object) -> object:
         """Return a dataset that the model can use as a split; return anything else as it is."""
 
-    def rule_of(self, given: Any) -> Any:
+    def rule_of(self, optimizer: Any) -> Any:
         """Translate an optimizer of torch for this model, or a function that makes one; return anything else as it is.
 
         Raises:
@@ -103,7 +103,7 @@ class Network(Protocol):
         """Return what must be the same on every rank, except the layout."""
 
 
-def network_of(model: object, loss: object) -> Network:
+def make_network(model: object, loss: object) -> Network:
     """Return the network of a job's model and loss.
 
     Raises:
@@ -121,9 +121,9 @@ def network_of(model: object, loss: object) -> Network:
     return LayerNetwork(model, loss)
 
 
-def must_be(name: str, given: object, kind: type) -> str:
+def must_be(name: str, value: object, kind: type) -> str:
     """Return the message for an argument of ``Job`` that is of the wrong type."""
-    text = textwrap.shorten(without_address(repr(given)), 80)  # the text of an array has many lines
+    text = textwrap.shorten(without_address(repr(value)), 80)  # the text of an array has many lines
     return f"Job({name}=...) got {text}: must be {kind.__name__}{_VALID.get(kind, '')}"
 
 

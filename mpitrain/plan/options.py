@@ -78,9 +78,9 @@ class CommaSeparated(click.ParamType):  # type: ignore[type-arg, unused-ignore]
         return [self.item.convert(item, param, ctx) for item in values]
 
 
-def nearest(given: str, valid: list[str]) -> str:
+def nearest(word: str, valid: list[str]) -> str:
     """Return the valid word most similar to the given one; empty if none is similar."""
-    return next(iter(difflib.get_close_matches(given, valid, n=1)), "")
+    return next(iter(difflib.get_close_matches(word, valid, n=1)), "")
 
 
 def examples(*commands: str) -> str:

@@ -29,7 +29,9 @@ class Placement:
     server: int
 
 
-def place(layout: Layout, servers: int, policy: Policy, itemsize: int, pins: Pins | None = None) -> list[Placement]:
+def assign_servers(
+    layout: Layout, servers: int, policy: Policy, itemsize: int, pins: Pins | None = None
+) -> list[Placement]:
     """Distribute the variables over the servers; every element is on exactly one.
 
     ``round_robin`` assigns variables in the order of the vector; ``greedy`` assigns the largest remaining variable to

@@ -17,7 +17,7 @@ from ..optim.whole_tensors import WholeTensorOptimizer
 from .config import RunConfig
 from .job import Job
 from .metric import MEASURED
-from .placement import Placement, place
+from .placement import Placement, assign_servers
 
 
 class Momentum(NamedTuple):
@@ -154,7 +154,9 @@ def make_plan(job: Job, config: RunConfig, workers: int) -> Plan:
         optimizer=rule.for_epochs(len(job.train_split) / (config.training.batch_size * gradients_per_step)),
         moving_average=job.moving_average,
         layer_starts=tuple(job.network.starts(layout)),
-        placements=tuple(place(layout, max(1, config.servers.ps), config.servers.placement, dtype.itemsize, job.pins)),
+        placements=tuple(
+            assign_servers(layout, max(1, config.servers.ps), config.servers.placement, dtype.itemsize, job.pins)
+        ),
         workers=workers,
         validate_steps=0 if job.validation_split is None else config.training.validate_steps,
         worker_momentum=worker_momentum,
@@ -190,8 +192,8 @@ def _divide_momentum(rule: Optimizer, config: RunConfig) -> tuple[Optimizer, Mom
 
 def _check_batch(step_examples: int, gradients_per_step: int, job: Job) -> None:
     if step_examples > len(job.train_split):
-        each = len(job.train_split) // gradients_per_step
-        fix = f"set --batch-size {each} or less, or use fewer workers" if each else "use fewer workers"
+        batch = len(job.train_split) // gradients_per_step
+        fix = f"set --batch-size {batch} or less, or use fewer workers" if batch else "use fewer workers"
         raise DataError(
             f"a batch of {step_examples:,} examples ({gradients_per_step} workers, "
             f"{step_examples // gradients_per_step:,} each) is larger than the {len(job.train_split):,} training "

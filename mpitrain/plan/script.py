@@ -48,7 +48,7 @@ def is_script(path: Path) -> bool:
         return False
     if not any("job" in _names_defined(node) for node in tree.body):
         files = {path: tree, **_modules_beside(path, tree)}
-        return any(_refers_to(each, each.body, _STARTS) for each in files.values())
+        return any(_refers_to(file, file.body, _STARTS) for file in files.values())
     at_import = [node for node in tree.body if not isinstance(node, _DEFINITIONS) and not _is_guard(node)]
     return _refers_to(tree, at_import, _STARTS)
 
@@ -168,7 +168,7 @@ def _is_constant(node: ast.stmt) -> bool:
 def _is_guard(node: ast.stmt) -> bool:
     """Return whether a statement is ``if __name__ == "__main__"``."""
     return isinstance(node, ast.If) and any(
-        isinstance(each, ast.Name) and each.id == "__name__" for each in ast.walk(node.test)
+        isinstance(part, ast.Name) and part.id == "__name__" for part in ast.walk(node.test)
     )
 
 

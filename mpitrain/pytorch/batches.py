@@ -153,7 +153,7 @@ def _collate(examples: Any) -> Any:
     return default_collate(examples)
 
 
-def as_split(given: Any, collate_fn: Callable[[list[Any]], Any] | None = None) -> Any:
+def as_split(dataset: Any, collate_fn: Callable[[list[Any]], Any] | None = None) -> Any:
     """Return a dataset as a split; return any other value unchanged.
 
     A ``TensorDataset`` of two tensors, inputs and labels, is shared by the ranks of a node, as arrays are.
@@ -164,32 +164,32 @@ def as_split(given: Any, collate_fn: Callable[[list[Any]], Any] | None = None) -
     Raises:
         JobError: It is a ``DataLoader`` or an ``IterableDataset``, or a ``Split`` that has no examples to collate.
     """
-    if collate_fn is not None and isinstance(given, Split) and not isinstance(given, DatasetSplit):
+    if collate_fn is not None and isinstance(dataset, Split) and not isinstance(dataset, DatasetSplit):
         raise JobError("collate_fn is for datasets: the batches of a split of mpitrain.data are arrays")
-    if isinstance(given, DataLoader):
+    if isinstance(dataset, DataLoader):
         raise JobError(
             "the data is a DataLoader: pass its dataset; Job and trainer.loader have the size of the batches as an "
             "argument"
         )
-    if isinstance(given, IterableDataset):
-        name = type(given).__name__
-        if not hasattr(given, "__len__"):
+    if isinstance(dataset, IterableDataset):
+        name = type(dataset).__name__
+        if not hasattr(dataset, "__len__"):
             raise JobError(f"{name} is a stream without a length: pass data.stream(dataset, length=...), per epoch")
-        given = StreamSplit(given, len(given))
-    if isinstance(given, DatasetSplit):
-        own = None if given.collate is stack else given.collate
-        return given.collated(collate_fn or own or _collate, TensorBatch)
-    if isinstance(given, (Split, np.ndarray, Tensor, tuple, Mapping)):
-        return given
-    if not (hasattr(given, "__len__") and hasattr(given, "__getitem__")):
-        return given
-    if collate_fn is None and type(given) is TensorDataset and len(given.tensors) == 2:
-        examples, labels = given.tensors
-        on_cpu = all(each.device.type == "cpu" and not each.requires_grad for each in given.tensors)
-        if on_cpu and all(each.dtype in _SHARED for each in given.tensors):
+        dataset = StreamSplit(dataset, len(dataset))
+    if isinstance(dataset, DatasetSplit):
+        own = None if dataset.collate is stack else dataset.collate
+        return dataset.collated(collate_fn or own or _collate, TensorBatch)
+    if isinstance(dataset, (Split, np.ndarray, Tensor, tuple, Mapping)):
+        return dataset
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        return dataset
+    if collate_fn is None and type(dataset) is TensorDataset and len(dataset.tensors) == 2:
+        examples, labels = dataset.tensors
+        on_cpu = all(tensor.device.type == "cpu" and not tensor.requires_grad for tensor in dataset.tensors)
+        if on_cpu and all(tensor.dtype in _SHARED for tensor in dataset.tensors):
             return from_arrays(examples.numpy(), labels.numpy())
-    source = f"the dataset {type(given).__name__}"
-    return DatasetSplit(_OneByOne(given) if type(given) is Subset else given, source).collated(
+    source = f"the dataset {type(dataset).__name__}"
+    return DatasetSplit(_OneByOne(dataset) if type(dataset) is Subset else dataset, source).collated(
         collate_fn or _collate, TensorBatch
     )
 

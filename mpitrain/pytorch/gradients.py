@@ -101,18 +101,18 @@ class Gradients:
         """
         has_changed = False
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-            for i, (each, view, shown) in enumerate(zip(self._params, self._views, self._shown, strict=True)):
-                if each.grad is shown:
+            for i, (parameter, view, shown) in enumerate(zip(self._params, self._views, self._shown, strict=True)):
+                if parameter.grad is shown:
                     if i in self._versions and shown._version != self._versions[i]:  # the script has changed the copy
                         view.copy_(shown)
                         self._versions[i] = shown._version
                     continue
-                has_changed |= each.grad is not None or self._is_shown[i]
-                if each.grad is None:
+                has_changed |= parameter.grad is not None or self._is_shown[i]
+                if parameter.grad is None:
                     view.zero_()
                 else:
-                    view.copy_(each.grad)
-                each.grad, self._is_shown[i] = shown, True
+                    view.copy_(parameter.grad)
+                parameter.grad, self._is_shown[i] = shown, True
                 if i in self._versions:
                     self._set_copies([i])
         return has_changed
@@ -146,8 +146,8 @@ class Gradients:
     def begin(self, keep: bool = False) -> None:
         """Prepare for a backward pass, before the forward pass; ``keep`` the gradients, for ``attach``."""
         if not keep:
-            for each in self._params:
-                each.grad = None
+            for parameter in self._params:
+                parameter.grad = None
             self._is_shown = [False] * len(self._params)
         self._uses = [0] * len(self._params)
 
@@ -183,9 +183,9 @@ class Gradients:
         self._count_part(index)
 
     def _add_hooks(self) -> None:
-        for index, each in enumerate(self._params):
-            if each.requires_grad and self._hooked[index] is None:
-                self._hooked[index] = each.register_post_accumulate_grad_hook(partial(self._count_part, index))
+        for index, parameter in enumerate(self._params):
+            if parameter.requires_grad and self._hooked[index] is None:
+                self._hooked[index] = parameter.register_post_accumulate_grad_hook(partial(self._count_part, index))
 
     def _count_part(self, index: int, *_: Tensor) -> None:
         """Note that a part of a parameter's gradient is computed."""

@@ -40,7 +40,7 @@ def write_gradients(model: nn.Module, params: Sequence[nn.Parameter], sink: Sink
     Args:
         params: The parameters; the sink knows them by their index.
     """
-    index_of = {id(each): index for index, each in enumerate(params)}
+    index_of = {id(parameter): index for index, parameter in enumerate(params)}
     copyreg.pickle(nn.Linear, _reduced)  # type: ignore[arg-type]
     for module in model.modules():
         if type(module) is nn.Linear and "forward" not in vars(module):

@@ -239,7 +239,7 @@ class LiveOptimizer:
         return {
             "given": self._given,
             "groups": self.options,
-            "schedulers": [[type(each).__name__, each.state_dict()] for each in self._schedulers()],
+            "schedulers": [[type(schedule).__name__, schedule.state_dict()] for schedule in self._schedulers()],
             "scheduler_steps": self._scheduler_steps,
         }
 
@@ -258,7 +258,7 @@ class LiveOptimizer:
         if len(groups) == len(state["groups"]):
             for group, saved in zip(groups, state["groups"], strict=True):
                 group.update(saved)
-        if [type(each).__name__ for each in schedulers] != [name for name, _ in state["schedulers"]]:
+        if [type(schedule).__name__ for schedule in schedulers] != [name for name, _ in state["schedulers"]]:
             raise CheckpointError(
                 "the checkpoint has the state of other schedulers of the optimizer than the script; pass --resume "
                 "never to start a new run"
@@ -268,13 +268,14 @@ class LiveOptimizer:
 
     def _schedulers(self) -> list[Any]:
         """Return the schedulers of the optimizer that are not parts of others: torch keeps no list of them."""
-        found = [
-            each
-            for each in gc.get_objects()
-            if issubclass(type(each), LRScheduler) and each.__dict__.get("optimizer") is self._optimizer
+        schedules = [
+            schedule
+            for schedule in gc.get_objects()
+            if issubclass(type(schedule), LRScheduler) and schedule.__dict__.get("optimizer") is self._optimizer
         ]
-        parts = {id(part) for each in found for part in getattr(each, "_schedulers", ())}
-        return sorted((each for each in found if id(each) not in parts), key=lambda each: type(each).__name__)
+        parts = {id(part) for schedule in schedules for part in getattr(schedule, "_schedulers", ())}
+        whole = [schedule for schedule in schedules if id(schedule) not in parts]
+        return sorted(whole, key=lambda schedule: type(schedule).__name__)
 
 
 def check_same_options(of_workers: Sequence[Options]) -> None:

@@ -12,13 +12,13 @@ from torch import nn
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Put a module in evaluation mode; afterwards, each part is in the mode in which it was."""
-    training = [each for each in model.modules() if each.training]
+    training = [module for module in model.modules() if module.training]
     model.eval()
     try:
         yield
     finally:
-        for each in training:
-            each.training = True
+        for module in training:
+            module.training = True
 
 
 @contextmanager

@@ -11,8 +11,8 @@ _COMPILED = "_orig_mod."  # torch.compile adds it to the names of the module tha
 
 def parameters_of(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield each parameter once, with its first name in ``state_dict``."""
-    for name, each in model.named_parameters():
-        yield plain_name(name), each
+    for name, parameter in model.named_parameters():
+        yield plain_name(name), parameter
 
 
 def aliases_of(model: nn.Module) -> dict[str, str]:
@@ -20,10 +20,10 @@ def aliases_of(model: nn.Module) -> dict[str, str]:
     first: dict[int, str] = {}
     aliases = {}
     for named in (model.named_parameters, model.named_buffers):
-        for name, each in named(remove_duplicate=False):
-            found = first.setdefault(id(each), plain_name(name))
-            if found != plain_name(name):
-                aliases[plain_name(name)] = found
+        for name, parameter in named(remove_duplicate=False):
+            first_name = first.setdefault(id(parameter), plain_name(name))
+            if first_name != plain_name(name):
+                aliases[plain_name(name)] = first_name
     return aliases
 
 

@@ -123,13 +123,15 @@ class TorchNetwork:
         """Whether all parameters are bfloat16."""
         return all(is_copied(param) for _, param in parameters_of(self.model))
 
-    def as_split(self, given: object) -> object:
-        return as_split(given)
+    def as_split(self, dataset: object) -> object:
+        return as_split(dataset)
 
-    def rule_of(self, given: Any) -> Any:
-        if isinstance(given, Optimizer) or not (isinstance(given, torch.optim.Optimizer) or callable(given)):
-            return given
-        made = given if isinstance(given, torch.optim.Optimizer) else given(self.model.parameters())
+    def rule_of(self, optimizer: Any) -> Any:
+        if isinstance(optimizer, Optimizer) or not (
+            isinstance(optimizer, torch.optim.Optimizer) or callable(optimizer)
+        ):
+            return optimizer
+        made = optimizer if isinstance(optimizer, torch.optim.Optimizer) else optimizer(self.model.parameters())
         if not isinstance(made, torch.optim.Optimizer):
             raise JobError(f"Job(optimizer=...): the function returned {made!r}, must return an optimizer of torch")
         if has_taken_steps(made):
@@ -178,7 +180,7 @@ class TorchNetwork:
 
     @property
     def frozen(self) -> list[str]:
-        return [name for name, each in parameters_of(self.model) if not each.requires_grad]
+        return [name for name, parameter in parameters_of(self.model) if not parameter.requires_grad]
 
     def components(self) -> list[tuple[str, str, str]]:
         return [
@@ -228,8 +230,8 @@ def layout_of(model: nn.Module) -> Layout:
     """Return the layout of a module's parameters and averaged buffers."""
     return Layout.pack(
         [
-            *((name, tuple(each.shape), "param") for name, each in parameters_of(model)),
-            *((name, tuple(each.shape), "state") for name, each in buffers_of(model).averaged.items()),
+            *((name, tuple(tensor.shape), "param") for name, tensor in parameters_of(model)),
+            *((name, tuple(tensor.shape), "state") for name, tensor in buffers_of(model).averaged.items()),
         ],
         aliases_of(model),
     )
@@ -239,12 +241,12 @@ def buffers_of(model: nn.Module) -> Buffers:
     """Return the module's buffers, each once. Call it before training: their values decide how they are treated."""
     averaged, kept, transient = {}, {}, set()
     persistent = model.state_dict(keep_vars=True)
-    for name, each in model.named_buffers():
+    for name, tensor in model.named_buffers():
         # Changes of infinite values, as in attention masks, cannot be averaged.
-        if each.is_floating_point() and name in persistent and bool(each.isfinite().all()):
-            averaged[plain_name(name)] = each
+        if tensor.is_floating_point() and name in persistent and bool(tensor.isfinite().all()):
+            averaged[plain_name(name)] = tensor
         else:
-            kept[plain_name(name)] = each
+            kept[plain_name(name)] = tensor
         if name not in persistent:
             transient.add(plain_name(name))
     return Buffers(averaged, kept, frozenset(transient))
@@ -254,8 +256,8 @@ def load_values(model: nn.Module, layout: Layout, params: Array, extra_state: Ex
     """Set a module's parameters and buffers to those of a checkpoint: ``params`` has shape (layout.size,)."""
     values, buffers = layout.views(params), buffers_of(model)
     with torch.no_grad():
-        for name, each in [*parameters_of(model), *buffers.averaged.items()]:
-            each.copy_(torch.from_numpy(values[name]))
+        for name, tensor in [*parameters_of(model), *buffers.averaged.items()]:
+            tensor.copy_(torch.from_numpy(values[name]))
     load_buffers(model, buffers, extra_state)
 
 
@@ -277,11 +279,11 @@ def owners_of(model: nn.Module, names: Iterable[str]) -> list[tuple[dict[str, An
     """Return for each buffer the dict that holds it, and its key: a forward pass may put another tensor there."""
     # A compiled module is followed by the one that it wraps, which has the same name and owns the buffers.
     modules = {plain_name(path): module for path, module in model.named_modules()}
-    found = []
+    buffers = []
     for name in names:
         path, _, key = name.rpartition(".")
-        found.append((modules[path]._buffers, key))
-    return found
+        buffers.append((modules[path]._buffers, key))
+    return buffers
 
 
 def _first(train: Split, dtype: Any, network: TorchNetwork) -> Batch:
@@ -313,16 +315,16 @@ def _check_loss(loss: Any) -> None:
 
 def _check_parameters(model: nn.Module, dtype: np.dtype[Any]) -> None:
     by_dtype: dict[torch.dtype, str] = {}
-    for name, each in [*parameters_of(model), *buffers_of(model).averaged.items()]:
-        if each.device.type != "cpu":
-            raise JobError(f"the parameter {name} is on {each.device}: leave the model on the CPU; ranks move it")
-        if each.layout != torch.strided:
+    for name, tensor in [*parameters_of(model), *buffers_of(model).averaged.items()]:
+        if tensor.device.type != "cpu":
+            raise JobError(f"the parameter {name} is on {tensor.device}: leave the model on the CPU; ranks move it")
+        if tensor.layout != torch.strided:
             raise JobError(f"the parameter {name} is sparse: must be dense")
-        if each.dtype != torch.bfloat16 or dtype != np.float32:  # else it is a copy of float32 values
-            by_dtype.setdefault(each.dtype, name)
+        if tensor.dtype != torch.bfloat16 or dtype != np.float32:  # else it is a copy of float32 values
+            by_dtype.setdefault(tensor.dtype, name)
     if len(by_dtype) > 1:
-        found = ", ".join(f"{name} is {dtype}" for dtype, name in by_dtype.items())
-        raise JobError(f"the parameters have several dtypes ({found}): convert the model with model.float()")
+        dtypes = ", ".join(f"{name} is {dtype}" for dtype, name in by_dtype.items())
+        raise JobError(f"the parameters have several dtypes ({dtypes}): convert the model with model.float()")
     for found_dtype, name in by_dtype.items():
         if found_dtype not in _DTYPES:
             raise JobError(
@@ -335,5 +337,5 @@ def _check_parameters(model: nn.Module, dtype: np.dtype[Any]) -> None:
 
 def _shapes(module: nn.Module) -> str:
     return ", ".join(
-        f"{name} {'x'.join(map(str, each.shape))}" for name, each in module.named_parameters(recurse=False)
+        f"{name} {'x'.join(map(str, parameter.shape))}" for name, parameter in module.named_parameters(recurse=False)
     )

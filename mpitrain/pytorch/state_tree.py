@@ -52,7 +52,7 @@ def flatten(name: str, tree: Any) -> dict[str, Value]:
         if isinstance(item, (np.bool_, np.integer, np.floating)):
             return item.item()
         if isinstance(item, (list, tuple)):
-            return {"tuple" if isinstance(item, tuple) else "list": [encoded(each) for each in item]}
+            return {"tuple" if isinstance(item, tuple) else "list": [encoded(part) for part in item]}
         if isinstance(item, dict):
             kind = "counter" if isinstance(item, Counter) else "dict"
             return {kind: [[encoded(key), encoded(value)] for key, value in item.items()]}
@@ -79,8 +79,8 @@ def unflatten(values: Mapping[str, Value]) -> Any:
                 return array
             return torch.from_numpy(array).to(torch.bfloat16 if kind == "bfloat16" else None)
         if kind in ("list", "tuple"):
-            each = [decoded(part) for part in content]
-            return tuple(each) if kind == "tuple" else each
+            parts = [decoded(part) for part in content]
+            return tuple(parts) if kind == "tuple" else parts
         made = {decoded(key): decoded(value) for key, value in content}
         return Counter(made) if kind == "counter" else made
 

@@ -63,7 +63,7 @@ class _Normalize(torch.autograd.Function):
         axes = [axis for axis in range(x.dim()) if axis != 1]
         rows = x.numel() // x.shape[1]
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        own_variance, own_mean = (each.double() for each in torch.var_mean(wide, axes, correction=0))
+        own_variance, own_mean = (value.double() for value in torch.var_mean(wide, axes, correction=0))
         sums = np.append((own_mean * rows).cpu().numpy(), rows)
         add_up(sums)
         count = float(sums[-1])

@@ -46,7 +46,7 @@ class WatchedGradient(Tensor):
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if func not in _NOT_A_USE:
-            used = next((each for each in tree_leaves((args, kwargs)) if isinstance(each, WatchedGradient)), None)
+            used = next((leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, WatchedGradient)), None)
             if used is not None:
                 used.on_use(func in _CLEARS)
         with torch._C.DisableTorchFunctionSubclass():

@@ -66,33 +66,33 @@ class Blocks:
         version, expected, length = struct.unpack("<BxH4xI4x", self.at(address, 16))
         if version != 1:
             raise UnsupportedStructure(MALFORMED)
-        found: list[Message] = []
+        messages: list[Message] = []
         blocks, total = [(address + 16, length)], 0
         for start, length in blocks:  # grows with each continuation
             total += length
             if total > _MAX_MESSAGES_BYTES:
                 raise UnsupportedStructure("an object has too many attributes")
             data, at = self.at(start, length), 0
-            while at + 8 <= length and len(found) < expected:
+            while at + 8 <= length and len(messages) < expected:
                 kind, size, flags = struct.unpack_from("<HHB", data, at)
                 content, at = data[at + 8 : at + 8 + size], at + 8 + size
                 if len(content) != size or flags & 2:  # 2: shared, the content is elsewhere
                     raise UnsupportedStructure(MALFORMED)
-                found.append((kind, content))
+                messages.append((kind, content))
                 if kind == CONTINUATION:
                     blocks.append(struct.unpack_from("<QQ", content))
-        if len(found) != expected:
+        if len(messages) != expected:
             raise UnsupportedStructure(MALFORMED)
-        return found
+        return messages
 
     def leaves(self, tree: int, kind: int, key_bytes: int) -> Iterator[tuple[bytes, int]]:
         """Yield key and address of all children of the leaves of a version 1 B-tree (III.A.1)."""
         nodes = [tree]
         while nodes:
             node = self.once(nodes.pop())
-            found, level, count = struct.unpack_from("<BBH", self.at(node, 24, b"TREE"), 4)
+            kind_of_node, level, count = struct.unpack_from("<BBH", self.at(node, 24, b"TREE"), 4)
             entries = self.at(node + 24, count * (key_bytes + 8))
-            if found != kind:
+            if kind_of_node != kind:
                 raise UnsupportedStructure(MALFORMED)
             for key, child in struct.iter_unpack(f"<{key_bytes}sQ", entries):
                 if level:
@@ -103,8 +103,8 @@ class Blocks:
     def records(self, tree: int, kind: int, size: int) -> Iterator[bytes]:
         """Yield the records of a version 2 B-tree (III.A.2)."""
         header = self.at(self.once(tree), 38, b"BTHD\0")
-        found, node_bytes, record_bytes, depth, root, count = struct.unpack_from("<BIHH2xQH", header, 5)
-        if (found, record_bytes) != (kind, size) or depth > 16 or node_bytes > 1 << 16:
+        kind_of_tree, node_bytes, record_bytes, depth, root, count = struct.unpack_from("<BIHH2xQH", header, 5)
+        if (kind_of_tree, record_bytes) != (kind, size) or depth > 16 or node_bytes > 1 << 16:
             raise UnsupportedStructure(MALFORMED)
         # Bytes of the numbers of records in a child, and, by the child's depth, in all nodes below it
         below = (node_bytes - 10) // size
@@ -130,10 +130,10 @@ class Blocks:
 
     def text(self, address: int) -> bytes:
         """Return the bytes at an address up to a zero byte, or more than the longest name."""
-        found = b""
-        while b"\0" not in found and len(found) <= MAX_NAME_BYTES:
-            found += self.at(address + len(found), 8)  # names are padded to 8 bytes
-        return found
+        text = b""
+        while b"\0" not in text and len(text) <= MAX_NAME_BYTES:
+            text += self.at(address + len(text), 8)  # names are padded to 8 bytes
+        return text
 
     def heap_object(self, heap: int, identity: bytes) -> bytes:
         """Return a managed object of a fractal heap (III.G)."""
@@ -166,9 +166,9 @@ class Blocks:
             self._collections[collection] = dict(self._global_objects(collection))
         if index not in self._collections[collection]:
             raise UnsupportedStructure(MALFORMED)
-        found = self._collections[collection][index]
-        self.charge(len(found))
-        return found
+        content = self._collections[collection][index]
+        self.charge(len(content))
+        return content
 
     def _global_objects(self, collection: int) -> Iterator[tuple[int, bytes]]:
         (size,) = struct.unpack_from("<Q", self.at(collection, 16, b"GCOL\x01"), 8)

@@ -218,14 +218,14 @@ class _Parser:
             raise UnsupportedStructure(f"the chunks of {path!r} are larger than {_MAX_CHUNK_BYTES >> 20} MiB")
         if [*_filters(filters)] != [_SHUFFLE, _DEFLATE]:
             raise UnsupportedStructure(f"the compression of {path!r} is not gzip")
-        expected, chunks = math.prod(-(-n // each) for n, each in zip(shape, chunk, strict=True)), []
+        expected, chunks = math.prod(-(-n // size) for n, size in zip(shape, chunk, strict=True)), []
         self._blocks.charge(expected * _ITEM_BYTES)
         for key, address in islice(self._blocks.leaves(tree, 1, 8 * rank + 16), expected + 1):
             size, mask, *first = struct.unpack(f"<II{rank + 1}Q", key)
-            if mask or any(at % each or at >= n for at, each, n in zip(first, chunk, shape, strict=False)):
+            if mask or any(at % size or at >= n for at, size, n in zip(first, chunk, shape, strict=False)):
                 raise UnsupportedStructure(f"the chunks of {path!r} are malformed")
             chunks.append(Chunk(tuple(first[:rank]), self._blocks.base + address, self._blocks.base + address + size))
-        if len(chunks) != expected or len({each.first for each in chunks}) != expected:
+        if len(chunks) != expected or len({chunk.first for chunk in chunks}) != expected:
             raise UnsupportedStructure(f"{path!r} does not have {expected:,} different chunks")
         return Dataset(shape, dtype, chunk_shape=tuple(chunk), chunks=tuple(chunks))
 
@@ -294,14 +294,14 @@ def _rows(path: str, shape: Shape, data: bytes, at: int) -> tuple[int, int, int]
     rank = len(shape)
     kind, version = struct.unpack_from("<II", data, at)
     if (kind, version) == (2, 1):
-        found, blocks, *bounds = struct.unpack_from(f"<II{2 * rank}I", data, at + 16)
-        first, last, at = bounds[:rank], [each + 1 for each in bounds[rank:]], at + 24 + 8 * rank
+        rank_of_selection, blocks, *bounds = struct.unpack_from(f"<II{2 * rank}I", data, at + 16)
+        first, last, at = bounds[:rank], [n + 1 for n in bounds[rank:]], at + 24 + 8 * rank
     else:
-        found, *numbers = struct.unpack_from(f"<I{4 * rank}Q", data, at + 13)
+        rank_of_selection, *numbers = struct.unpack_from(f"<I{4 * rank}Q", data, at + 13)
         first, count, block = numbers[::4], numbers[2::4], numbers[3::4]
         blocks = 1 if version == 2 and set(count) == {1} else 0
         last, at = [lo + n for lo, n in zip(first, block, strict=True)], at + 17 + 32 * rank
     whole = (*first[1:], *last[1:]) == (*(0 for _ in shape[1:]), *shape[1:])
-    if kind != 2 or found != rank or blocks != 1 or not whole or first[0] >= last[0]:
+    if kind != 2 or rank_of_selection != rank or blocks != 1 or not whole or first[0] >= last[0]:
         raise UnsupportedStructure(f"the shards of {path!r} are malformed")
     return first[0], last[0], at

@@ -206,8 +206,8 @@ __device__ __forceinline__ void measure_segments(Constants constants, const Segm
     });
 }
 
-// sums[s]: the sums of the segment's parts, by one block; zeros for state, and for parameters unless ``normed``.
-KERNEL(sum_segments)(const long long* bounds, int normed, const double* parts, double* sums) {
+// sums[s]: the sums of the segment's parts, by one block; zeros for state, and for parameters unless ``param_norms``.
+KERNEL(sum_segments)(const long long* bounds, int param_norms, const double* parts, double* sums) {
     const int s = blockIdx.x;
     const Segments segments{bounds, (int)gridDim.x};
     Squares total{0, 0};
@@ -221,7 +221,7 @@ KERNEL(sum_segments)(const long long* bounds, int normed, const double* parts, d
     total.params = reduce_block<Sum>(total.params);
     total.gradient = reduce_block<Sum>(total.gradient);
     if (threadIdx.x > 0) return;
-    sums[2 * s] = normed ? total.params : 0;
+    sums[2 * s] = param_norms ? total.params : 0;
     sums[2 * s + 1] = total.gradient;
 }
 

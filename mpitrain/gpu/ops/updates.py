@@ -55,12 +55,12 @@ def update_segments(
 def measure_segments(
     rule: CompiledRule | None,
     constants: Constants,
-    normed: bool,
+    param_norms: bool,
     segments: Array,
     decay: Array,
     rows: Array,
     order: Array,
-    own: Array,
+    out: Array,
     params: Array,
     slot0: Array,
     slot1: Array,
@@ -69,7 +69,7 @@ def measure_segments(
     go: Array | None = None,
     factor: Array | None = None,
 ) -> None:
-    """Write each segment's gradient, or the direction of ``rule``, to ``own``; sum its squares.
+    """Write each segment's gradient, or the direction of ``rule``, to ``out``; sum its squares.
 
     The arguments are those of ``CompiledRule.measure_segments``, and of ``update_segments``.
     """
@@ -79,11 +79,11 @@ def measure_segments(
     arguments = (
         *_padded(constants),
         *(segments, int32(len(segments)), decay, rows, int64(rows.shape[1]), order, int32(order.size)),
-        *(own, int64(params.size), params, or_null(slot0), or_null(slot1), parts, _given(go), _given(factor)),
+        *(out, int64(params.size), params, or_null(slot0), or_null(slot1), parts, _given(go), _given(factor)),
     )
     measure = kernel("optim", f"measure_segments_{'gradient' if rule is None else rule.name}", params)
     line(measure, params.size, _CHUNK, arguments)  # parts belong to chunks, so their sum does not depend on the grid
-    arguments = (segments, int32(normed), parts, sums)
+    arguments = (segments, int32(param_norms), parts, sums)
     begin(kernel("optim", "sum_segments", params), (len(segments), 1), (THREADS, 1), arguments)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from mpitrain import nn
 from mpitrain.gpu.device import Gpu
-from mpitrain.nn.layer import bind, initialize, layout_of, place
+from mpitrain.nn.layer import bind, initialize, layout_of, to_device
 
 TOLERANCE = {"float32": 1e-5, "tf32": 2e-3, "bfloat16": 3e-2, "float16": 4e-3}
 
@@ -25,7 +25,7 @@ def step(layer, x, dy, gpu=None):
     if gpu is None:
         bind(layer, layout, params, grads)
         return [layer.forward(x, nn.Context()).copy(), layer.backward(dy.copy()).copy(), grads]
-    place(layer, gpu)
+    to_device(layer, gpu)
     with gpu.activate():
         device_grads = gpu.zeros(grads.shape, np.float32)
         bind(layer, layout, gpu.copy_of(params), device_grads)

@@ -18,7 +18,7 @@ from mpitrain.core.layout import Layout
 from mpitrain.core.training_state import TrainingState
 from mpitrain.optim import sgd
 from mpitrain.plan.config import RunConfig
-from mpitrain.plan.placement import place, ranges_of
+from mpitrain.plan.placement import assign_servers, ranges_of
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.progress import ConsistentPoint, Progress
 from mpitrain.strategy.ps.asynchronous import Async, AsyncStore
@@ -43,7 +43,7 @@ config = RunConfig.of(
 cluster = Cluster()
 cluster.assign(config)
 workers = len(cluster.worker_ranks)
-pieces = place(LAYOUT, max(1, servers), "partitioned", 8)
+pieces = assign_servers(LAYOUT, max(1, servers), "partitioned", 8)
 plan = Plan(
     config=config,
     layout=LAYOUT,

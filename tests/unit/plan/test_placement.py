@@ -9,7 +9,7 @@ import pytest
 
 from mpitrain.core.layout import Layout
 from mpitrain.errors import JobError
-from mpitrain.plan.placement import place, ranges_of
+from mpitrain.plan.placement import assign_servers, ranges_of
 
 LAYOUT = Layout.pack(
     [
@@ -26,7 +26,7 @@ POLICIES = ["round_robin", "greedy", "partitioned"]
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("servers", [1, 2, 3, 7])
 def test_every_element_lies_on_exactly_one_server(policy, servers):
-    pieces = place(LAYOUT, servers, policy, 4)
+    pieces = assign_servers(LAYOUT, servers, policy, 4)
     owners = np.zeros(LAYOUT.size, int)
     for piece in pieces:
         assert piece.entry.start <= piece.start < piece.stop <= piece.entry.stop
@@ -39,7 +39,7 @@ def test_every_element_lies_on_exactly_one_server(policy, servers):
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("servers", [1, 2, 3, 7])
 def test_ranges_cover_the_vector_once(policy, servers):
-    pieces = place(LAYOUT, servers, policy, 4)
+    pieces = assign_servers(LAYOUT, servers, policy, 4)
     covered = np.zeros(LAYOUT.size, int)
     for server in range(servers):
         ranges = ranges_of(pieces, server, LAYOUT)
@@ -54,11 +54,11 @@ def servers_of(pieces):
 
 
 def test_round_robin_deals_in_the_order_of_the_vector():
-    assert list(servers_of(place(LAYOUT, 2, "round_robin", 4)).values()) == [0, 1, 0, 1, 0]
+    assert list(servers_of(assign_servers(LAYOUT, 2, "round_robin", 4)).values()) == [0, 1, 0, 1, 0]
 
 
 def test_greedy_gives_the_largest_to_the_least_loaded():
-    assert servers_of(place(LAYOUT, 2, "greedy", 4)) == {
+    assert servers_of(assign_servers(LAYOUT, 2, "greedy", 4)) == {
         "dense1.weight": 0,
         "dense2.weight": 1,
         "dense1.bias": 1,
@@ -69,7 +69,7 @@ def test_greedy_gives_the_largest_to_the_least_loaded():
 
 def test_partitioned_cuts_every_large_variable_evenly():
     sizes = {}
-    for piece in place(LAYOUT, 3, "partitioned", 4):
+    for piece in assign_servers(LAYOUT, 3, "partitioned", 4):
         sizes.setdefault(piece.entry.name, []).append(piece.stop - piece.start)
     assert len(sizes["dense1.weight"]) == len(sizes["dense2.weight"]) == 3
     assert max(sizes["dense1.weight"]) - min(sizes["dense1.weight"]) <= 16
@@ -83,7 +83,7 @@ def test_partitioned_cuts_every_large_variable_evenly():
     ids=["name", "function"],
 )
 def test_a_pinned_variable_lies_whole_where_it_is_pinned(policy, pins):
-    pieces = [p for p in place(LAYOUT, 3, policy, 4, pins) if p.entry.name == "dense1.weight"]
+    pieces = [p for p in assign_servers(LAYOUT, 3, policy, 4, pins) if p.entry.name == "dense1.weight"]
     assert [(p.server, p.stop - p.start) for p in pieces] == [(2, 6400)]
 
 
@@ -99,4 +99,4 @@ def test_a_pinned_variable_lies_whole_where_it_is_pinned(policy, pins):
 )
 def test_wrong_pins_are_named(pins, pattern):
     with pytest.raises(JobError, match=pattern):
-        place(LAYOUT, 3, "greedy", 4, pins)
+        assign_servers(LAYOUT, 3, "greedy", 4, pins)

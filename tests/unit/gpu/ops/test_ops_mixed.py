@@ -17,7 +17,7 @@ from mpitrain.data.batch import Batch
 from mpitrain.gpu import ops as launch
 from mpitrain.models.layers import LayerModel
 from mpitrain.nn.container import input_dtype
-from mpitrain.nn.layer import place, walk
+from mpitrain.nn.layer import to_device, walk
 from mpitrain.plan.config import RunConfig
 
 from ....support.gradients import bound
@@ -139,7 +139,7 @@ def step(model: nn.Sequential, place_it: Callable[[nn.Layer], None], x: np.ndarr
 def test_examples_get_the_type_of_the_first_layer(make: Callable[[], nn.Sequential], expected: str) -> None:
     """Indices are not rounded to 16 bits, which cannot represent all of them."""
     model = make()
-    place(model, Mixed("bfloat16"))
+    to_device(model, Mixed("bfloat16"))
     assert input_dtype(model) == expected
 
 
@@ -156,7 +156,7 @@ def test_a_step_comes_close_to_that_in_float32(
     launch.use(device.places[0])
     mixed = Mixed(name)
     monkeypatch.setattr(nn.Loss, "device", mixed)
-    outputs, found = step(make(), lambda model: place(model, mixed), x)
+    outputs, found = step(make(), lambda model: to_device(model, mixed), x)
     outputs = outputs.astype(np.float32)
     assert found.dtype == np.float32
     for one, two in ((outputs, expected), (found, gradients)):
@@ -168,7 +168,7 @@ def test_activations_have_16_bits_but_where_a_user_made_the_layer(device: Device
     launch.use(device.places[0])
     mixed, model = Mixed("bfloat16"), own()
     bound(model, (9, 8, 2), dtype=np.float32)
-    place(model, mixed)
+    to_device(model, mixed)
     x = np.random.default_rng(0).standard_normal((4, 9, 8, 2)).astype(np.float32)
     gradient = np.ones_like(model.forward(x, nn.Context()))
     model.backward(gradient)
