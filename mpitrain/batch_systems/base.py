@@ -70,6 +70,10 @@ class BatchSystem(ABC):
         sets_end_time: Whether a rank can find out by itself when its job reaches the time limit.
         requeue_status: The exit status with which the batch system requeues a job; 0 if it does not.
         node_check: A shell command that fails if a node of the job does not answer; empty if there is none.
+        remote_agent: The program that runs a command on a host of the allocation, with host and command as its last
+            arguments; empty if it is ``ssh``.
+        restart_arguments: Name and value of the parameter with which Open MPI's ``mpirun`` can start its daemons again
+            in an allocation while those on a failed node count as running.
         restart_count_variable: The variable with the number of requeues; needed for ``node_check``.
         can_follow: Whether ``states`` and ``log_path`` suffice for ``--follow``.
         advice: Pairs of a word in the reason of a rejected job, and advice on how to fix it.
@@ -92,6 +96,8 @@ class BatchSystem(ABC):
     sets_end_time: ClassVar[bool] = False
     requeue_status: ClassVar[int] = 0
     node_check: ClassVar[str] = ""
+    remote_agent: ClassVar[str] = ""
+    restart_arguments: ClassVar[tuple[str, ...]] = ()
     restart_count_variable: ClassVar[str] = ""
     can_follow: ClassVar[bool] = False
     advice: ClassVar[tuple[tuple[str, str], ...]] = ()
@@ -190,6 +196,10 @@ class BatchSystem(ABC):
     def current_ids(self, environ: Mapping[str, str]) -> set[str]:
         """Return the ids of the job that a process with this environment is part of."""
         return {environ[name] for name in self.id_variables if environ.get(name)}
+
+    def allocated_hosts(self, environ: Mapping[str, str]) -> list[tuple[str, int]]:
+        """Return the hosts of the allocation and their numbers of ranks; empty outside one, or if it is not known."""
+        return []
 
     def allocated_ranks(self, environ: Mapping[str, str]) -> int | None:
         """Return the number of ranks (tasks) of the allocation; None outside one, or if it is not known."""

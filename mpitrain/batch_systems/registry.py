@@ -27,6 +27,23 @@ def allocated_ranks(environ: Mapping[str, str]) -> int | None:
     return next((count for count in counts if count is not None), None)
 
 
+def allocated_hosts(environ: Mapping[str, str]) -> list[tuple[str, int]]:
+    """Return the hosts of this environment's allocation and their numbers of ranks; empty if they are not known."""
+    return next((hosts for system in SYSTEMS.values() if (hosts := system.allocated_hosts(environ))), [])
+
+
+def remote_agent(environ: Mapping[str, str]) -> str | None:
+    """Return the program that runs commands on the hosts of this environment's allocation; None if it is ``ssh``."""
+    systems = (system for system in SYSTEMS.values() if system.allocation_variable in environ)
+    return next((system.remote_agent for system in systems if system.remote_agent), None)
+
+
+def restart_arguments(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return Open MPI's parameter for restarts in this environment's allocation: name and value, or nothing."""
+    systems = (system for system in SYSTEMS.values() if system.allocation_variable in environ)
+    return next((system.restart_arguments for system in systems if system.restart_arguments), ())
+
+
 def is_allocation(environ: Mapping[str, str]) -> bool:
     """Return whether ``mpirun`` recognizes an allocation in this environment, and takes its hosts from it."""
     return any(system.allocation_variable in environ for system in SYSTEMS.values() if system.allocation_variable)

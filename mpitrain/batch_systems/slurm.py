@@ -41,6 +41,9 @@ class Slurm(BatchSystem):
     node_check = (
         'srun --overlap --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --ntasks="$SLURM_JOB_NUM_NODES" true'
     )
+    remote_agent = """sh -c 'exec srun --overlap --mem=0 --quiet --nodes=1 --ntasks=1 --nodelist="$1" sh -c "$2"' sh"""
+    # The step of the ranks that were ended keeps its CPUs and memory until Slurm has noticed that its node failed.
+    restart_arguments = ("plm_slurm_args", "--overlap --mem=0")
     restart_count_variable = "SLURM_RESTART_COUNT"
     can_follow = True
     advice = (
@@ -152,13 +155,17 @@ class Slurm(BatchSystem):
         task = [environ.get(name, "") for name in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")]
         return super().current_ids(environ) | ({"_".join(task)} if all(task) else set())
 
+    def allocated_hosts(self, environ: Mapping[str, str]) -> list[tuple[str, int]]:
+        names = _query("scontrol", "show", "hostnames", environ.get("SLURM_JOB_NODELIST", "")) or ""
+        return list(zip(names.split(), _tasks(environ.get("SLURM_TASKS_PER_NODE", "")), strict=False))
+
     def allocated_ranks(self, environ: Mapping[str, str]) -> int | None:
         if "SLURM_JOB_ID" not in environ:
             return None
         for variable in ("SLURM_NTASKS", "SLURM_NPROCS"):
             if environ.get(variable, "").isdigit():
                 return int(environ[variable])
-        return _tasks(environ.get("SLURM_TASKS_PER_NODE", ""))
+        return sum(_tasks(environ.get("SLURM_TASKS_PER_NODE", ""))) or None
 
 
 def end_in(output: str, job: str) -> float | None:
@@ -252,15 +259,15 @@ def _quoted(option: str) -> str:
     return f'{plain(name, _PREFIX)}="{text}"'
 
 
-def _tasks(per_node: str) -> int | None:
-    """Return the sum of ``SLURM_TASKS_PER_NODE``, such as ``4(x2),3``; None if it cannot be parsed."""
-    total = 0
+def _tasks(per_node: str) -> list[int]:
+    """Return the number of tasks of each node from ``SLURM_TASKS_PER_NODE``, such as ``4(x2),3``; empty if invalid."""
+    counts = []
     for part in per_node.split(","):
         tasks, _, times = part.removesuffix(")").partition("(x")
         if not tasks.isdigit() or (times and not times.isdigit()):
-            return None
-        total += int(tasks) * int(times or 1)
-    return total
+            return []
+        counts += [int(tasks)] * int(times or 1)
+    return counts
 
 
 def _state(name: str) -> JobState:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..batch_systems.registry import is_allocation
+from ..batch_systems.registry import is_allocation, restart_arguments
 from ..core import openblas as blas
 from ..process import fork_server
 from .hosts import Host
@@ -128,6 +128,8 @@ def compose(
     """
     parts = _open_mpi(launcher, spec, machine) if launcher.flavor == "openmpi" else _hydra(launcher, spec, machine)
     words, environment = parts
+    if is_restart and launcher.flavor == "openmpi" and (parameter := restart_arguments(machine.environ)):
+        words += ["--prtemca" if launcher.major >= 5 else "--mca", *parameter]
     # Include variables that this package set in this process: the shell that the command is pasted into lacks them.
     ours = {n: value for n, value in environment.items() if n == "PATH" or machine.environ.get(n, value) == value}
     start = [launcher.program, *(["-n", str(spec.ranks)] if spec.ranks is not None else [])]

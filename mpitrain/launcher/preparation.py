@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from ..batch_systems.registry import allocated_ranks
+from ..batch_systems.registry import allocated_hosts, allocated_ranks
 from ..errors import ConfigError, LaunchError
 from ..plan.launch_options import LaunchOptions
 from ..plan.request import LaunchRequest, Workload
@@ -43,6 +43,8 @@ def make_launch_spec(options: LaunchOptions, launcher: Launcher, machine: LocalM
         named = parse_hosts(options.hosts)
     elif options.hostfile is not None:
         named = read_hostfile(options.hostfile)
+    elif options.min_ranks is not None:  # a restart without lost hosts must name the others
+        named = [Host(*host) for host in allocated_hosts(machine.environ)] or None
     hosts = None if named is None else assign_ranks(named, options.ranks)
     ranks = options.ranks if hosts is None else sum(host.slots for host in hosts)
     if ranks is None:
@@ -90,7 +92,7 @@ def check_restarts(options: LaunchOptions, spec: LaunchSpec, workload: Workload)
     if not options.max_restarts:
         raise ConfigError("--min-ranks has no effect without --max-restarts N; add it or remove --min-ranks")
     if spec.hosts is None:
-        raise ConfigError("--min-ranks requires --hosts or --hostfile")
+        raise ConfigError("--min-ranks requires --hosts or --hostfile, or an allocation of Slurm")
     workload.check_ranks(options.min_ranks)
     if spec.ranks is not None and options.min_ranks > spec.ranks:
         raise ConfigError(f"--min-ranks {options.min_ranks} must be at most the number of ranks, {spec.ranks}")

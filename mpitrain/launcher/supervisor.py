@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .. import checkpoint
+from ..batch_systems.registry import remote_agent
 from ..errors import LaunchError, UserError
 from ..monitor import heartbeat as status
 from ..monitor.console import COLUMNS_VARIABLE, terminal_columns
@@ -357,9 +358,10 @@ class _Supervisor:
 
 
 def _agent_in(machine: LocalMachine) -> str | None:
-    """Return the remote agent that the user's environment sets for the launcher."""
+    """Return the remote agent that the user's environment sets for the launcher, else that of the allocation."""
     names = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "HYDRA_LAUNCHER_EXEC", "I_MPI_HYDRA_BOOTSTRAP_EXEC")
-    return next((machine.environ[name] for name in names if machine.environ.get(name)), None)
+    named = next((machine.environ[name] for name in names if machine.environ.get(name)), None)
+    return named or remote_agent(machine.environ)
 
 
 def _say(line: str) -> None:

@@ -253,3 +253,15 @@ def test_singletons_of_another_launcher_are_refused(variable: str) -> None:
     check_launcher({}, 1)
     with pytest.raises(LaunchError, match="4 ranks"):
         check_launcher({variable: "4"}, 1)
+
+
+def test_a_restart_in_a_slurm_allocation_does_not_wait_for_the_step_of_a_failed_node() -> None:
+    in_slurm = LocalMachine(4, False, {"SLURM_JOB_ID": "1"})
+    spec = LaunchSpec(4, [Host("n1", 2), Host("n2", 2)])
+    expected = ["plm_slurm_args", "--overlap --mem=0"]
+    for launcher, flag in (OPEN, "--prtemca"), (OPEN_4, "--mca"):
+        words = compose(launcher, spec, in_slurm, [], is_restart=True).words
+        at = words.index("plm_slurm_args")
+        assert words[at - 1 : at + 2] == [flag, *expected]
+        assert "plm_slurm_args" not in compose(launcher, spec, in_slurm, []).words
+        assert "plm_slurm_args" not in compose(launcher, spec, machine(), [], is_restart=True).words
