@@ -8,10 +8,17 @@ from __future__ import annotations
 
 
 class UserError(Exception):
-    """Invalid user input; the message states what was given, what is valid and how to fix it."""
+    """Invalid user input; the message states what was given, what is valid and how to fix it.
+
+    Args:
+        on_all_ranks: Whether every rank raises it, so that one rank may report it and all may exit in order.
+    """
 
     exit_status = 2
-    on_all_ranks = False  # True if every rank raises it, so that one rank may report it and all may exit in order
+
+    def __init__(self, *args: object, on_all_ranks: bool = False) -> None:
+        super().__init__(*args)
+        self.on_all_ranks = on_all_ranks
 
 
 class ConfigError(UserError):

@@ -71,10 +71,9 @@ def values_of(state: ExtraState, namespace: str, version: int) -> Mapping[str, V
     if part is None:
         return MappingProxyType({})
     if part.version > version:
-        error = CheckpointError(
+        raise CheckpointError(
             f"the checkpoint has version {part.version} of the state {namespace}, but this mpitrain reads version "
-            f"{version} or less; resume with a newer mpitrain, or use --init-from"
+            f"{version} or less; resume with a newer mpitrain, or use --init-from",
+            on_all_ranks=True,
         )
-        error.on_all_ranks = True
-        raise error
     return part.values

@@ -80,9 +80,8 @@ class GradScaler:
 def _number(saved: Mapping[str, Any], name: str) -> float:
     value = saved.get(name)
     if not isinstance(value, (int, float)) or not math.isfinite(value):
-        error = CheckpointError(
-            f"the checkpoint's state loss_scale has {name} {value!r}, not a number; use another one, or --init-from"
+        raise CheckpointError(
+            f"the checkpoint's state loss_scale has {name} {value!r}, not a number; use another one, or --init-from",
+            on_all_ranks=True,
         )
-        error.on_all_ranks = True
-        raise error
     return value

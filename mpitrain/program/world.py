@@ -106,9 +106,7 @@ def meet(
     except OSError as error:
         raise LaunchError(f"the run directory {folder.parents[1]} cannot be written: {error.strerror}") from error
     if "error" in found:
-        failure = LaunchError(found["error"])
-        failure.on_all_ranks = True
-        raise failure
+        raise LaunchError(found["error"], on_all_ranks=True)
     return _world_of(found)
 
 

@@ -242,12 +242,11 @@ class DividedSync(BulkSynchronous, UpdatesOnRequest):
         self._kind = 0
         kinds = flags & _KINDS
         if kinds & (kinds - 1):
-            error = JobError(
+            raise JobError(
                 "the workers do different things in a step: all must call step, or leave it out, and use gradients or "
-                "change parameters, in the same steps"
+                "change parameters, in the same steps",
+                on_all_ranks=True,
             )
-            error.on_all_ranks = True
-            raise error
         return losses, flags & ~_KINDS
 
     def change_params(self, change: Callable[[], object]) -> None:
@@ -360,9 +359,8 @@ def _check_same(parts: Sequence[float]) -> None:
         JobError: They do not; on all workers.
     """
     if any(part != parts[0] for part in parts):
-        error = JobError(
+        raise JobError(
             "the workers change the parameters in different ways in a step: all must call step, for the same "
-            "optimizers in the same order, or change_parameters"
+            "optimizers in the same order, or change_parameters",
+            on_all_ranks=True,
         )
-        error.on_all_ranks = True
-        raise error

@@ -191,10 +191,9 @@ class Local(BulkSynchronous, UpdatesOnRequest):
         all_workers = np.empty((comm.size, 5))
         comm.Allgather(np.array([loss, counted, skipped, self.flags, kind]), all_workers)
         if (all_workers[:, _KIND] != kind).any():
-            error = JobError(
+            raise JobError(
                 "the workers do different things in a step before --local-after: all must call step, or leave it out, "
-                "and use gradients, in the same steps"
+                "and use gradients, in the same steps",
+                on_all_ranks=True,
             )
-            error.on_all_ranks = True
-            raise error
         return all_workers

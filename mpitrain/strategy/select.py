@@ -81,11 +81,10 @@ def sync_strategy(cluster: Cluster, plan: Plan, devices: Sequence[Device], state
     if not trains_on_gpus(cluster, plan, devices):
         return Sync(cluster, plan, devices, state)
     if plan.config.compression is not None:
-        error = ConfigError(
-            f"--compress {plan.config.compression} needs workers on CPUs; pass --device cpu, or remove it"
+        raise ConfigError(
+            f"--compress {plan.config.compression} needs workers on CPUs; pass --device cpu, or remove it",
+            on_all_ranks=True,
         )
-        error.on_all_ranks = True
-        raise error
     return SyncGpu(cluster, plan, devices, state)
 
 

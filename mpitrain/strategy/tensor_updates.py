@@ -84,12 +84,11 @@ class TensorUpdates:
         views = self._optimizer.arrays_to_average()
         sizes = workers.allgather([view.size for view in views])
         if any(size != sizes[0] for size in sizes):
-            error = JobError(
+            raise JobError(
                 f"the workers have different state of the optimizer {self._optimizer.name}, which cannot be averaged: "
-                "use --mode sync"
+                "use --mode sync",
+                on_all_ranks=True,
             )
-            error.on_all_ranks = True
-            raise error
         numbers = np.concatenate(views or [np.zeros(0)]).astype(dtype)
         for start in range(0, len(numbers), self._layout.size):
             part = numbers[start : start + self._layout.size]

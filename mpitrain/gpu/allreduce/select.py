@@ -56,9 +56,9 @@ def select_transport(
         except TransportUnavailable as error:
             problems[name] = str(error)
     if not transports:
-        refusal = ConfigError(f"--gpu-transport {requested}: {problems[requested]}; use another transport or auto")
-        refusal.on_all_ranks = True
-        raise refusal
+        raise ConfigError(
+            f"--gpu-transport {requested}: {problems[requested]}; use another transport or auto", on_all_ranks=True
+        )
     if len(transports) == 1:
         name = next(iter(transports))
         reasons = "; ".join(f"{other}: {problem}" for other, problem in problems.items())

@@ -15,6 +15,7 @@ from ...comm.cluster import Cluster
 from ...comm.shared_memory import SharedArrays
 from ...core.device import Device
 from ...core.layout import Array
+from ...core.ranges import Range
 from ...core.training_state import TrainingState
 from ...monitor.trace import span
 from ...optim import Updater
@@ -23,7 +24,7 @@ from ..base import StepResult
 from .client import PsStrategy
 from .counted_steps import CountedSteps, LocalStepCounter
 from .remote import RemoteShard, RemoteStepCounter
-from .shard import Push, Ranges, ShardClient
+from .shard import Push, ShardClient
 from .store import ParameterStore
 from .worker_momentum import WorkerMomentum
 
@@ -122,6 +123,6 @@ class Async(PsStrategy):
         return self.plan.optimizer.clip_factor(float(np.asarray(squares)[0]))
 
 
-def _complete_from(start: int, ranges: Ranges) -> bool:
+def _complete_from(start: int, ranges: Sequence[Range]) -> bool:
     """Return whether all ranges, of which there may be none, lie at or after ``start``."""
     return all(lo >= start for lo, _ in ranges)

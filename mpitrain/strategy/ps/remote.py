@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ...comm.rpc import RpcClient
 from ...core.layout import Array
+from ...core.ranges import Range
 from .coordinator import END, PAUSE, STATE, Assignment, CoordinatorState, unpack_state
 from .messages import Kind, decode_reply, encode_request
-from .shard import Push, Ranges
+from .shard import Push
 
 
 class ServerCalls:
@@ -54,7 +56,7 @@ class RemoteShard:
         arrived: The version of parameters that have arrived without a request to read; None if none have.
     """
 
-    def __init__(self, server: ServerCalls, ranges: Ranges, names: list[str], frozen: Array) -> None:
+    def __init__(self, server: ServerCalls, ranges: Sequence[Range], names: list[str], frozen: Array) -> None:
         self.server, self.ranges, self._names = server, ranges, names
         self._frozen = frozen.copy()  # as the server has it
         self.arrived: int | None = None
@@ -97,7 +99,13 @@ class PrefetchingShard(RemoteShard):
     """
 
     def __init__(
-        self, server: ServerCalls, ranges: Ranges, names: list[str], frozen: Array, reads: ServerCalls, params: Array
+        self,
+        server: ServerCalls,
+        ranges: Sequence[Range],
+        names: list[str],
+        frozen: Array,
+        reads: ServerCalls,
+        params: Array,
     ) -> None:
         super().__init__(server, ranges, names, frozen)
         self._reads, self._params = reads, params

@@ -17,10 +17,9 @@ from ...comm.atomics import WORDS, acquire, load, release, store
 from ...comm.backoff import Backoff
 from ...comm.shared_memory import SharedArrays
 from ...core.layout import Array
+from ...core.ranges import Range
 from ...monitor.trace import span
 from ...optim.updater import Updater
-
-Ranges = Sequence[tuple[int, int]]
 
 _LOCK, _VERSION = 0, WORDS
 
@@ -49,7 +48,7 @@ class ShardClient(Protocol):
         ranges: Its ranges of the vector.
     """
 
-    ranges: Ranges
+    ranges: Sequence[Range]
 
     def post_read(self, least: int) -> None:
         """Request the newest parameters, of at least version ``least``; ``wait_read`` must follow."""
@@ -87,7 +86,7 @@ class Shard:
     def __init__(
         self,
         shared: SharedArrays,
-        ranges: Ranges,
+        ranges: Sequence[Range],
         updater: Updater,
         vectors: dict[str, Array],
         frozen: Array,

@@ -212,13 +212,12 @@ class ParameterStore(ABC):
     def _check_servers(self) -> None:
         if self.cluster.servers or len(set(self.nodes.of)) == 1:
             return
-        error = ConfigError(
+        raise ConfigError(
             f"--mode {self.plan.config.parallel.mode} without servers requires all ranks to share memory, but these "
             f"ranks form {len(set(self.nodes.of))} groups that share none (several hosts, or --no-shared-memory); "
-            "pass --ps 1 or more"
+            "pass --ps 1 or more",
+            on_all_ranks=True,
         )
-        error.on_all_ranks = True
-        raise error
 
     def _allocate_shards(self) -> None:
         plan, shared, memory = self.plan, self._shared, self.memory
