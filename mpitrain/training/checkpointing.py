@@ -143,17 +143,17 @@ def make_checkpoints(
         record: Tables of options, arguments and versions, stored with every checkpoint.
     """
     config = plan.config
-    about = facts_of_run(plan, record)
+    facts = facts_of_run(plan, record)
     if cluster.chief:
         checkpoint.remove_unfinished(folder)
     if _is_sharded(cluster, plan):
-        return sharded_checkpoints(cluster.training, plan, folder, about)
+        return sharded_checkpoints(cluster.training, plan, folder, facts)
     if not cluster.chief:
         return Checkpoints()
 
     def write(snapshot: Snapshot) -> None:
         path = checkpoint.path_for(folder, snapshot.step)
-        checkpoint.write(path, plan.layout, snapshot, config.training.seed, about, config.saving.save_compression)
+        checkpoint.write(path, plan.layout, snapshot, config.training.seed, facts, config.saving.save_compression)
 
     retention = checkpoint.Retention(config.saving.keep, config.saving.keep_every)
     return WrittenCheckpoints(CheckpointWriter(folder, write, retention, config.saving.save_background))
@@ -165,7 +165,7 @@ def facts_of_run(plan: Plan, record: Mapping[str, Any]) -> dict[str, Any]:
     return {"mode": config.parallel.mode, "workers": plan.workers, "servers": config.servers.ps, **record}
 
 
-def sharded_checkpoints(group: Group, plan: Plan, folder: Path, about: Mapping[str, Any]) -> Checkpoints:
+def sharded_checkpoints(group: Group, plan: Plan, folder: Path, facts: Mapping[str, Any]) -> Checkpoints:
     """Return this rank's part in saving sharded checkpoints. Collective over the group.
 
     They are written to one shared file if HDF5 supports writing it from several nodes.
@@ -179,9 +179,9 @@ def sharded_checkpoints(group: Group, plan: Plan, folder: Path, about: Mapping[s
     config, shard = plan.config, ShardSpec(leaders.rank, leaders.size, token)
     shards: ShardedWriter | SharedFileWriter
     if in_one_file:
-        shards = SharedFileWriter(folder, plan.layout, config.training.seed, about, team)
+        shards = SharedFileWriter(folder, plan.layout, config.training.seed, facts, team)
     else:
-        shards = ShardedWriter(folder, plan.layout, config.training.seed, about, config.saving.save_compression, shard)
+        shards = ShardedWriter(folder, plan.layout, config.training.seed, facts, config.saving.save_compression, shard)
     retention = checkpoint.Retention(config.saving.keep, config.saving.keep_every)
     writer = CheckpointWriter(folder, shards.write, retention, config.saving.save_background, is_sharded=True)
     return ShardedCheckpoints(leaders, leaders.gather(group.host), shards, writer)

@@ -46,7 +46,7 @@ class Evaluator:
         self._network, self._metrics = network, metrics
         self._vector = "params" if plan.moving_average is None else "average"
         # Examples per batch: as many as a micro-batch of training.
-        self._most = -(-plan.batch // plan.config.training.accumulate_steps)
+        self._batch_size = -(-plan.batch // plan.config.training.accumulate_steps)
 
     @span("validate")
     def evaluate(self) -> dict[str, float]:
@@ -83,12 +83,12 @@ class Evaluator:
             which that number is known.
         """
         sums = np.zeros(3)
-        for lo in range(start, stop, self._most):
+        for lo in range(start, stop, self._batch_size):
 
             def keep(outputs: Any, labels: Any, lo: int = lo) -> None:
                 parts[lo] = outputs, labels
 
-            batch = self._loader.sequential(lo, min(lo + self._most, stop), stop)
+            batch = self._loader.sequential(lo, min(lo + self._batch_size, stop), stop)
             loss, correct = self._model.evaluate(batch, keep if self._metrics else None)
             sums += loss, correct or 0, correct is not None
         return sums

@@ -51,9 +51,9 @@ def _states(text: str) -> list[tuple[str, Any]]:
     try:
         return [(name, values) for name, values in json.loads(text)]
     except (ValueError, TypeError, RecursionError) as error:
-        malformed = CheckpointError("the checkpoint's state of hooks is malformed; use another one, or --init-from")
-        malformed.on_all_ranks = True
-        raise malformed from error
+        raise CheckpointError(
+            "the checkpoint's state of hooks is malformed; use another one, or --init-from", on_all_ranks=True
+        ) from error
 
 
 def _refuse(value: object) -> None:

@@ -44,10 +44,10 @@ class EveryNSteps:
         self._last = step
 
     def reached(self, step: int) -> bool:
-        """Return whether a multiple of N was reached or passed since ``due`` last returned True."""
+        """Return whether a multiple of N was reached or passed since ``consume`` last returned True."""
         return self._every > 0 and step // self._every > self._last // self._every
 
-    def due(self, step: int) -> bool:
+    def consume(self, step: int) -> bool:
         """Like ``reached``, but True only once for a multiple."""
         if not self.reached(step):
             return False
@@ -84,9 +84,9 @@ class Trigger:
             if self._requested:
                 loop.request_pause(self._reason)
 
-    def due(self, point: ConsistentPoint) -> bool:
-        """Return whether the action is due at this point; the same on all workers."""
-        return self._steps.due(point.step) or self._reason in point.reasons or point.last
+    def consume(self, point: ConsistentPoint) -> bool:
+        """Return whether the action is due at this point, once for each; the same on all workers."""
+        return self._steps.consume(point.step) or self._reason in point.reasons or point.last
 
 
 class Log(Hook):
@@ -136,7 +136,7 @@ class Log(Hook):
     def _report_if_due(self, loop: TrainingLoop) -> None:
         if self._when.reached(loop.step):
             stats = self._strategy.stats()
-            if self._when.due(stats.step):
+            if self._when.consume(stats.step):
                 self._report(loop, stats)
 
     def _report(self, loop: TrainingLoop, stats: Stats) -> None:
@@ -196,7 +196,7 @@ class Validate(Hook):
         self._trigger.request_if_due(loop)
 
     def at_consistent_point(self, loop: TrainingLoop, point: ConsistentPoint) -> None:
-        due = self._trigger.due(point)
+        due = self._trigger.consume(point)
         if due and self._done_at != point.step:
             self._done_at = point.step
             loop.add_validation(point.step, self._evaluator.evaluate())
@@ -235,7 +235,7 @@ class Save(Hook):
         self._trigger.request_if_due(loop)
 
     def at_consistent_point(self, loop: TrainingLoop, point: ConsistentPoint) -> None:
-        due, best = self._trigger.due(point), self._best(point.step)
+        due, best = self._trigger.consume(point), self._best(point.step)
         if (due or best is not None) and self._done_at != point.step:
             with span("save"):
                 snapshot = self._state.snapshot()
@@ -309,7 +309,7 @@ class KeepFlushing(Hook):
         self._steps.start(loop.step)
 
     def after_step(self, loop: TrainingLoop) -> None:
-        if not self._steps.due(loop.step) or subnormals.are_flushed():
+        if not self._steps.consume(loop.step) or subnormals.are_flushed():
             return
         subnormals.flush(True)
         if not self._reported and subnormals.are_flushed():

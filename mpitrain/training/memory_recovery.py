@@ -139,12 +139,11 @@ def resume_from_memory(
     step = max((step for steps in everywhere for step in steps), default=-1)
     newest = max(of_any_key for _, of_any_key in all_states)
     if newest > max(step, newer_than):
-        error = CheckpointError(
+        raise CheckpointError(
             f"the state of step {newest:,} in memory does not match the model, the optimizer or --seed; undo the "
-            "change, pass --resume never to start anew, or another --run-dir"
+            "change, pass --resume never to start anew, or another --run-dir",
+            on_all_ranks=True,
         )
-        error.on_all_ranks = True
-        raise error
     if step <= newer_than:
         return None
     root = next(rank for rank, steps in enumerate(everywhere) if step in steps)

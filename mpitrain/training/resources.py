@@ -20,13 +20,13 @@ from ..plan.job import Job
 _THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 
 
-def limit_threads(cluster: Cluster, given: int | None, devices: int) -> int:
-    """Set and return the number of BLAS threads: as given, else from the environment, else this rank's share of cores.
+def limit_threads(cluster: Cluster, requested: int | None, devices: int) -> int:
+    """Set and return the number of BLAS threads: as requested, or from the environment, or this rank's share of cores.
 
     The devices of a rank compute at the same time and share its threads.
     """
     from_environment = [int(os.environ[name]) for name in _THREAD_VARIABLES if os.environ.get(name, "").isdigit()]
-    threads = max(1, (given or (from_environment[0] if from_environment else cluster.threads)) // devices)
+    threads = max(1, (requested or (from_environment[0] if from_environment else cluster.threads)) // devices)
     threadpool_limits(threads)
     return threads
 
@@ -59,10 +59,9 @@ def check_devices(cluster: Cluster, config: RunConfig, job: Job, devices: Sequen
     on_gpus = cluster.any(devices[0].is_gpu)
     if precision == "float32" or (on_gpus if layers else precision == "bfloat16"):
         return
-    error = ConfigError(
+    raise ConfigError(
         f"--precision {precision} requires GPUs for a model of layers, but no worker has one; use --precision float32"
         if layers
-        else f"--precision {precision} is not available for PyTorch modules; use --precision bfloat16"
+        else f"--precision {precision} is not available for PyTorch modules; use --precision bfloat16",
+        on_all_ranks=True,
     )
-    error.on_all_ranks = True
-    raise error

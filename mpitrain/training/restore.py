@@ -72,9 +72,9 @@ def restore(
         beginning = Beginning(Progress(0, 0))
     root = cluster.comm.allreduce(cluster.size if vectors is None else cluster.rank, op=MPI.MIN)
     if root == cluster.size:
-        nowhere = ConfigError("no rank has initial_vectors: the strategy must set them on the first rank of each node")
-        nowhere.on_all_ranks = True
-        raise nowhere
+        raise ConfigError(
+            "no rank has initial_vectors: the strategy must set them on the first rank of each node", on_all_ranks=True
+        )
     return cluster.comm.bcast(beginning, root=root)  # type: ignore[no-any-return]
 
 
@@ -86,12 +86,11 @@ def _resume(cluster: Cluster, plan: Plan, resume_plan: ResumePlan, vectors: dict
     # All ranks agree on which checkpoints are damaged, so that all continue with the same one.
     intact, skipped = checkpoint.first_intact(paths, read)
     if intact is None:
-        none = CheckpointError(
+        raise CheckpointError(
             f"all {len(paths)} checkpoints in {paths[0].parent} are damaged: {skipped[0]}; "
-            "start anew with --resume never, or pass another --run-dir"
+            "start anew with --resume never, or pass another --run-dir",
+            on_all_ranks=True,
         )
-        none.on_all_ranks = True
-        raise none
     path, restored = intact
     return Beginning(*restored, resumed=str(path), saved=resume_plan.saved, skipped=tuple(skipped))
 

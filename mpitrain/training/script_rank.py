@@ -101,9 +101,9 @@ class ScriptRank(Rank):
         """
         if config.run.run_dir is None and RUN_DIR_VARIABLE in os.environ:
             if self._used_run_dir:
-                error = ConfigError("a second training in a script needs a directory of its own: pass run_dir=...")
-                error.on_all_ranks = True
-                raise error
+                raise ConfigError(
+                    "a second training in a script needs a directory of its own: pass run_dir=...", on_all_ranks=True
+                )
             self._used_run_dir = True
 
     def finish(self, stopped: bool) -> None:

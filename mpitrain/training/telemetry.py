@@ -169,7 +169,7 @@ class Histograms(Hook):
         self._when.start(loop.step)
 
     def after_step(self, loop: TrainingLoop) -> None:
-        if self._when.due(loop.step):
+        if self._when.consume(loop.step):
             self._events.histograms(loop.step, "parameters", _trained(loop.plan.layout, loop.params, states=True))
             self._events.histograms(loop.step, "gradients", _trained(loop.plan.layout, loop.grads, states=False))
 

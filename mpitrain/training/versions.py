@@ -21,7 +21,7 @@ _PACKAGES = """
 
 def versions() -> dict[str, str]:
     """Return the versions of Python, the system and all installed packages and libraries, by name, except MPI."""
-    packages = {name: found for name in _PACKAGES if (found := _installed(name))}
+    packages = {name: version for name in _PACKAGES if (version := _installed(name))}
     blas = {
         f"{lib['user_api']}_{lib['internal_api']}": f"{lib['version']} {lib.get('architecture', '')}".strip()
         for lib in threadpool_info()
@@ -32,8 +32,8 @@ def versions() -> dict[str, str]:
 
 def _gpus() -> dict[str, str]:
     """Return this host's GPUs and driver version, if it has any."""
-    found = nvml.list_gpus()
-    return {"nvidia_driver": found[0].driver, "gpus": ", ".join(card.name for card in found)} if found else {}
+    cards = nvml.list_gpus()
+    return {"nvidia_driver": cards[0].driver, "gpus": ", ".join(card.name for card in cards)} if cards else {}
 
 
 def _installed(name: str) -> str:
