@@ -199,18 +199,18 @@ class Attempt:
     def _check_hosts(self, process: subprocess.Popen[bytes], monitor: HostMonitor) -> None:
         """Report hosts that do not answer; end the launcher if one is lost."""
         for line in monitor.look():
-            say(f"mpitrain: {line}")
+            say(line)
         if self._phase is not _Phase.ENDING and (lost := monitor.lost()):
             self._lost_hosts, self._is_reported = lost, True
             for host in lost:
-                say(f"mpitrain: host {host} has not answered for {self._link_timeout_s:g} s; ending the ranks")
+                say(f"host {host} has not answered for {self._link_timeout_s:g} s; ending the ranks")
             self._kill(process)  # it would wait for its daemon on the lost host
 
     def _check_reapers(self, statuses: Sequence[rank_status.RankStatus]) -> None:
         """End local ranks that nothing watches, because their reaper is stopped, also at the last look."""
         stopped = {s.reaper: s.rank for s in statuses if is_local(s.host) and process_state(s.reaper) == "T"}
         for reaper in stopped.keys() & self._stopped_reapers:
-            say(f"mpitrain: process {reaper}, which watches rank {stopped[reaper]}, is stopped; ending the rank")
+            say(f"process {reaper}, which watches rank {stopped[reaper]}, is stopped; ending the rank")
             with contextlib.suppress(ProcessLookupError):
                 os.kill(reaper, signal.SIGKILL)  # the kernel then kills the rank
         self._stopped_reapers = set(stopped)
@@ -246,7 +246,7 @@ class Attempt:
                 self._reported_early_exits = True
                 ranks = f"rank{'s' * (len(running) > 1)} {', '.join(map(str, running[:_LISTED]))}"
                 say(
-                    f"mpitrain: rank {first.rank} exited with status {first.status} {_EARLY_S:.0f} s ago, but {ranks} "
+                    f"rank {first.rank} exited with status {first.status} {_EARLY_S:.0f} s ago, but {ranks} "
                     f"still {'run' if len(running) > 1 else 'runs'}; press Ctrl-C to end the run"
                 )
 
@@ -257,7 +257,7 @@ class Attempt:
         if not interrupted or len(doing) < ranks or any(activity.busy for activity in doing.values()):
             self._phase_began = now
         elif now > self._phase_began + _STOP_S:
-            say(f"mpitrain: ending the ranks, which cannot finish{_listed(doing)}")
+            say(f"ending the ranks, which cannot finish{_listed(doing)}")
             self._is_reported = True
             self._end(process)
             return
@@ -270,7 +270,7 @@ class Attempt:
             self._stop(process)
             doing = _listed(rank_status.read_activities(self._run_dir))
             self._interrupts.end_echo()
-            say(f"mpitrain: {self._stopping}; press Ctrl-C to exit immediately{doing}")
+            say(f"{self._stopping}; press Ctrl-C to exit immediately{doing}")
         elif (count and self._phase is _Phase.RUNNING) or (count > 1 and self._phase is _Phase.STOPPING):
             self._end(process)
         if self._phase is _Phase.ENDING and time.monotonic() > self._phase_began + _GRACE_S:
@@ -296,7 +296,7 @@ class Attempt:
             return
         self._suspend_requested = False
         if self._remote_hosts:  # while this process is stopped, the other hosts would count its link as lost
-            say("mpitrain: a run on several hosts cannot be suspended; press Ctrl-C to save and exit")
+            say("a run on several hosts cannot be suspended; press Ctrl-C to save and exit")
             return
         # Not the launcher: if this process is killed, it must still be able to end the ranks.
         host_watcher.signal_ranks(str(self._run_dir), signal.SIGSTOP)

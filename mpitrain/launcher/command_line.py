@@ -203,8 +203,8 @@ def _is_oversubscribed(spec: LaunchSpec, machine: LocalMachine) -> bool:
 
 def _binds_itself(spec: LaunchSpec, machine: LocalMachine) -> bool:
     """Return whether the user chose the binding or placement of ranks."""
-    given = {word.lstrip("-").split("=")[0] for word in spec.words if word.startswith("-")}
-    return not given.isdisjoint(_BINDING_WORDS) or any(name in machine.environ for name in _BINDING_VARIABLES)
+    options = {word.lstrip("-").split("=")[0] for word in spec.words if word.startswith("-")}
+    return not options.isdisjoint(_BINDING_WORDS) or any(name in machine.environ for name in _BINDING_VARIABLES)
 
 
 def _passed(name: str, value: str) -> bool:

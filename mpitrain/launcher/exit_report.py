@@ -47,15 +47,15 @@ class RankExit(NamedTuple):
 
 def parse_exits(output: str) -> list[RankExit]:
     """Return the ended processes in a launcher's output; those killed by its cleanup come last."""
-    found = [RankExit(int(r), int(p) or None, h, int(s), 0) for r, p, h, s in _OPEN_MPI_SIGNAL.findall(output)]
-    found += [RankExit(int(r), None, "", 0, int(s)) for r, s in _OPEN_MPI_STATUS.findall(output)]
+    exits = [RankExit(int(r), int(p) or None, h, int(s), 0) for r, p, h, s in _OPEN_MPI_SIGNAL.findall(output)]
+    exits += [RankExit(int(r), None, "", 0, int(s)) for r, s in _OPEN_MPI_STATUS.findall(output)]
     for rank, pid, host, number, by_signal in _INTEL.findall(output):
-        found.append(RankExit(int(rank), int(pid), host, *((int(number), 0) if by_signal else (0, int(number)))))
-    if not found:
+        exits.append(RankExit(int(rank), int(pid), host, *((int(number), 0) if by_signal else (0, int(number)))))
+    if not exits:
         for pid, host, number in _MPICH.findall(output):
             by_signal = f"(signal {number})" in output
-            found.append(RankExit(None, int(pid), host, *((int(number), 0) if by_signal else (0, int(number)))))
-    return sorted(found, key=lambda rank_exit: rank_exit.signal in (signal.SIGKILL, signal.SIGTERM))
+            exits.append(RankExit(None, int(pid), host, *((int(number), 0) if by_signal else (0, int(number)))))
+    return sorted(exits, key=lambda rank_exit: rank_exit.signal in (signal.SIGKILL, signal.SIGTERM))
 
 
 def parse_lost_hosts(output: str) -> str:

@@ -91,9 +91,9 @@ def library_flavor() -> tuple[Flavor, str]:
 
 def _candidates() -> list[str]:
     candidates = [Path(sys.prefix) / "bin" / "mpirun"]
-    found = [str(path) for path in candidates if path.is_file()]
+    installed = [str(path) for path in candidates if path.is_file()]
     on_path = [shutil.which(name) for name in ("mpirun", "mpirun.openmpi", "mpirun.mpich")]
-    return [*found, *(path for path in on_path if path is not None)]
+    return [*installed, *(path for path in on_path if path is not None)]
 
 
 def _query(program: str) -> Launcher | None:

@@ -143,10 +143,10 @@ class _Supervisor:
             signals = len(self._interrupts.received)
             if (signals and outcome.has_failed) or (signals > 1 and outcome.kind is Kind.STOPPED):
                 if signals == 1 and outcome.kind is Kind.FAILED and outcome.step is not None and outcome.reason:
-                    _say(outcome.reason)  # it failed in a different way while saving
+                    say(outcome.reason)  # it failed in a different way while saving
                 return self._interrupted()
             if outcome.reason:
-                _say(outcome.reason)
+                say(outcome.reason)
             if outcome.has_failed:
                 if not self._prepare_restart(outcome):
                     self._save_state()
@@ -159,7 +159,7 @@ class _Supervisor:
                 self._spec, self._next_spec = self._next_spec, None
                 remove_request(run_dir)
                 self._last_failure = None
-                _say(f"continuing from {self._saved.describe()}, with {self._describe()}")
+                say(f"continuing from {self._saved.describe()}, with {self._describe()}")
             elif outcome.kind is Kind.USER_ERROR:  # it has changed nothing
                 self._save_state()
                 return UserError.exit_status
@@ -185,7 +185,7 @@ class _Supervisor:
         """Run one attempt; retry once if the launcher itself failed to start."""
         result, outcome = self._start_ranks()
         if outcome.is_transient and not self._interrupts.received:
-            _say("the launcher failed to start; trying once more")
+            say("the launcher failed to start; trying once more")
             result, outcome = self._start_ranks()
         if outcome.has_failed and self._spec.hosts is not None and not self._interrupts.received:
             outcome = replace(outcome, lost_hosts=outcome.lost_hosts or self._unreachable(self._spec.hosts))
@@ -203,14 +203,14 @@ class _Supervisor:
         outcome = classify(result, ranks, launcher, _is_recorded_as_stopped(run_dir, earlier))
         if outcome.kind is Kind.USER_ERROR or self._interrupts.received:
             for host, error in result.unreachable.items():
-                _say(f"host {host} does not answer ({error}); check it for leftover processes")
+                say(f"host {host} does not answer ({error}); check it for leftover processes")
         return result, outcome
 
     def _unreachable(self, hosts: Sequence[Host]) -> list[str]:
         """Report and return the hosts that do not answer."""
         errors = self._agent.unreachable(hosts)
         for host, error in errors.items():
-            _say(f"host {host} does not answer: {error}")
+            say(f"host {host} does not answer: {error}")
         return list(errors)
 
     def _prepare_attempt(self) -> Attempt:
@@ -266,7 +266,7 @@ class _Supervisor:
         limit, before, ranks = workload.time_limit, self._last_failure, self._spec.ranks or 1
         if self._restarts >= options.max_restarts:
             if options.max_restarts:
-                _say(f"not restarting: --max-restarts {options.max_restarts} reached")
+                say(f"not restarting: --max-restarts {options.max_restarts} reached")
             return False
         why = ""
         if workload.keeps_checkpoints or outcome.kind is Kind.LAUNCH_FAILED:
@@ -276,7 +276,7 @@ class _Supervisor:
         if not why and outcome.lost_hosts:
             why = self._exclude_hosts(outcome.lost_hosts)
         if why:
-            _say(f"not restarting: {why}")
+            say(f"not restarting: {why}")
             return False
         self._restarts += 1
         self._in_a_row = 1 if has_advanced(outcome, before, ranks) else self._in_a_row + 1
@@ -284,7 +284,7 @@ class _Supervisor:
         where = f" from {self._saved.describe()}" if workload.keeps_checkpoints else ""
         number = f"restart {self._restarts} of {options.max_restarts}"
         when = f" in {seconds:.0f} s" if seconds else ""
-        _say(f"restarting{when}{where}, with {self._describe()} ({number})")
+        say(f"restarting{when}{where}, with {self._describe()} ({number})")
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not self._interrupts.received:
             time.sleep(0.05)
@@ -321,7 +321,7 @@ class _Supervisor:
         left = [host for host in self._spec.hosts if host.name not in lost_hosts]
         ranks = sum(host.slots for host in left)
         if least is None:
-            _say("waiting for it; pass --min-ranks M to restart on the other hosts with at least M ranks")
+            say("waiting for it; pass --min-ranks M to restart on the other hosts with at least M ranks")
             return ""
         if ranks < least:
             return f"the remaining hosts have {ranks} slot{'s' * (ranks != 1)}, fewer than --min-ranks {least}"
@@ -337,16 +337,16 @@ class _Supervisor:
         path = self._saved.newest_checkpoint()
         if path is not None and len(self._interrupts.received) == 1:
             folder = shlex.quote(os.path.relpath(self._launch.run_dir))
-            _say(f"ended by {name}; to resume from {path.name}, run the same command with --run-dir {folder}")
+            say(f"ended by {name}; to resume from {path.name}, run the same command with --run-dir {folder}")
             return STOPPED_EARLY
         nothing_saved = path is None and self._launch.request.workload.keeps_checkpoints
-        _say(f"ended by {name}{'; nothing was saved' if nothing_saved else ''}")
+        say(f"ended by {name}{'; nothing was saved' if nothing_saved else ''}")
         return 128 + number
 
     def _save_state(self) -> None:
         """Write the newest state in memory as a checkpoint, because the run ends without one of that step."""
         if message := self._saved.save_state():
-            _say(message)
+            say(message)
 
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._began
@@ -362,10 +362,6 @@ def _agent_in(machine: LocalMachine) -> str | None:
     names = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "HYDRA_LAUNCHER_EXEC", "I_MPI_HYDRA_BOOTSTRAP_EXEC")
     named = next((machine.environ[name] for name in names if machine.environ.get(name)), None)
     return named or remote_agent(machine.environ)
-
-
-def _say(line: str) -> None:
-    say(f"mpitrain: {line}")
 
 
 def _is_recorded_as_stopped(run_dir: Path, earlier: status.Status | None) -> bool:

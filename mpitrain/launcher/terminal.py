@@ -26,11 +26,11 @@ def forward(stream: IO[bytes], data: bytes) -> None:
 
 
 def say(line: str) -> None:
-    """Print a line of the launcher on standard error, below the progress bar if there is one.
+    """Print a message of the launcher on standard error, below the progress bar if there is one.
 
     The bar of a rank that was killed has not ended its line, and hides the cursor.
     """
     with contextlib.suppress(OSError):  # the terminal is gone
         if sys.stderr.isatty():
             sys.stderr.write(_SHOW_CURSOR + "\n" * _bar_is_last)
-        print_wrapped(line)
+        print_wrapped(f"mpitrain: {line}")

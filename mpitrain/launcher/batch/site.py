@@ -22,10 +22,10 @@ def places(environ: Mapping[str, str]) -> list[Path]:
     return [Path(config) / "mpitrain" / "site.toml", Path("/etc/mpitrain/site.toml")]
 
 
-def find_site(given: Path | None, environ: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the site file: as given, else ``$MPITRAIN_SITE``, else the first default path that exists."""
-    if given is not None:
-        return given
+def find_site(requested: Path | None, environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Return the site file: as requested, else ``$MPITRAIN_SITE``, else the first default path that exists."""
+    if requested is not None:
+        return requested
     if environ.get(VARIABLE):
         return Path(environ[VARIABLE])
     return next((path for path in places(environ) if path.is_file()), None)

@@ -45,14 +45,14 @@ def on_terminal() -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("output", [b"a line\n", b" 50% ---- 447,623 ex/s", b" 50% ----\r\x1b[2K"])
 def test_a_message_has_lines_of_its_own(output: bytes) -> None:
-    message = "mpitrain: rank 1 of 2 on a-host-with-a-name, was killed by signal 9, in step 3 (see --run-dir)"
+    message = "rank 1 of 2 on a-host-with-a-name, was killed by signal 9, in step 3 (see --run-dir)"
     with on_terminal() as printed:
         terminal.forward(sys.stderr.buffer, output)
         terminal.say(message)
     before, _, after = printed[0].replace("\x1b[?25h", "").partition("mpitrain:")
     assert not before or before.endswith(("\n", "\x1b[2K"))
     assert all(len(line) <= COLUMNS for line in after.splitlines())
-    assert after.split() == message.split()[1:]
+    assert after.split() == message.split()
 
 
 def test_errors_are_wrapped_between_words(tmp_path: Path) -> None:
