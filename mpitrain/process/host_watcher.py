@@ -137,21 +137,21 @@ def remove_sessions(since: float) -> None:
 
 def temporary_files(since: float) -> list[str]:
     """Return this user's files of MPI libraries, outside run directories, that were written after a time."""
-    found = []
+    paths = []
     for folder, pattern in ((_SHM, _SEGMENT), (tempfile.gettempdir(), _SESSION)):
         with contextlib.suppress(OSError):
             for entry in os.scandir(folder):
                 if pattern.fullmatch(entry.name) and _is_own(entry, since):
-                    found.append(entry.path)
-    return found
+                    paths.append(entry.path)
+    return paths
 
 
 def _is_own(entry: os.DirEntry[str], since: float) -> bool:
     try:
-        about = entry.stat(follow_symlinks=False)
+        status = entry.stat(follow_symlinks=False)
     except OSError:
         return False
-    return about.st_uid == os.geteuid() and about.st_mtime >= since and not entry.is_symlink()
+    return status.st_uid == os.geteuid() and status.st_mtime >= since and not entry.is_symlink()
 
 
 def _has_ended(pid: int | str) -> bool:
@@ -161,13 +161,13 @@ def _has_ended(pid: int | str) -> bool:
 
 def _mapped_files() -> set[str]:
     """Return the files in /dev/shm that this user's processes have mapped."""
-    found = set()
+    paths = set()
     for name in os.listdir("/proc"):
         if name.isdigit():
             for line in _read(f"/proc/{name}/maps").splitlines():
                 if (at := line.find(_SHM.encode() + b"/")) > 0:
-                    found.add(os.fsdecode(line[at:]).removesuffix(" (deleted)"))
-    return found
+                    paths.add(os.fsdecode(line[at:]).removesuffix(" (deleted)"))
+    return paths
 
 
 def _daemons_above(pid: int) -> Iterator[int]:

@@ -35,8 +35,8 @@ def is_launched(environ: Mapping[str, str]) -> bool:
 
 def launched_rank(environ: Mapping[str, str]) -> int:
     """Return the rank from the environment, to print messages once before MPI has started; 0 if unknown."""
-    given = (environ.get(name, "") for name in (*_RANK, "SLURM_PROCID"))
-    return next((int(rank) for rank in given if rank.isdigit()), 0)
+    numbers = (environ.get(name, "") for name in (*_RANK, "SLURM_PROCID"))
+    return next((int(rank) for rank in numbers if rank.isdigit()), 0)
 
 
 def launched_size(environ: Mapping[str, str]) -> int:
@@ -47,8 +47,8 @@ def launched_size(environ: Mapping[str, str]) -> int:
 
 def attempt_id(environ: Mapping[str, str]) -> str:
     """Return text that is the same on all ranks of one launch, and differs between launches; empty if there is none."""
-    if given := environ.get(ATTEMPT):
-        return given
+    if identifier := environ.get(ATTEMPT):
+        return identifier
     # Slurm's numbers of jobs and steps, and its PMIx namespaces, are the same again when a job has been requeued.
     names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
     parts = [environ[name] for name in ("PMIX_NAMESPACE",) if name in environ]

@@ -39,11 +39,11 @@ def interface_of(network: str) -> str:
         raise LaunchError(
             f"--network {network} is invalid; give a subnet such as 10.1.0.0/16, or one of {', '.join(names)}"
         )
-    found = {name: address for name in names if (address := _address_of(name)) is not None}
-    for name, address in found.items():
+    addresses = {name: address for name in names if (address := _address_of(name)) is not None}
+    for name, address in addresses.items():
         if address in wanted:
             return name
-    available = ", ".join(f"{name} {address}" for name, address in found.items())
+    available = ", ".join(f"{name} {address}" for name, address in addresses.items())
     raise LaunchError(f"--network {network}: this host has no address in it; its addresses are {available}")
 
 

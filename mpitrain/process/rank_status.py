@@ -196,20 +196,22 @@ def record_activity(run_dir: Path, rank: int, doing: LongActivity | None) -> Non
 
 def read_activities(run_dir: Path) -> dict[int, LongActivity]:
     """Return what ranks are doing that have been doing it for a while; the others make progress."""
-    found = {}
+    activities = {}
     for path in folder_of(run_dir).glob(f"{_ACTIVITY}*"):
         with contextlib.suppress(OSError, ValueError, TypeError):  # such as an empty file
-            found[int(path.name.removeprefix(_ACTIVITY))] = LongActivity(**json.loads(path.read_text(encoding="utf-8")))
-    return dict(sorted(found.items()))
+            activities[int(path.name.removeprefix(_ACTIVITY))] = LongActivity(
+                **json.loads(path.read_text(encoding="utf-8"))
+            )
+    return dict(sorted(activities.items()))
 
 
 def read_tracebacks(run_dir: Path) -> dict[int, str]:
     """Return the tracebacks that ranks have recorded, by rank."""
-    found = {}
+    tracebacks = {}
     for path in folder_of(run_dir).glob(f"{_TRACEBACK}*"):
         with contextlib.suppress(OSError, ValueError):
-            found[int(path.name.removeprefix(_TRACEBACK))] = path.read_text(encoding="utf-8")
-    return found
+            tracebacks[int(path.name.removeprefix(_TRACEBACK))] = path.read_text(encoding="utf-8")
+    return tracebacks
 
 
 def record_failed(run_dir: Path) -> None:

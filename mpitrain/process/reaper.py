@@ -187,10 +187,10 @@ class Reaper:
         run_dir = seen.facts.get("run_dir")
         if run_dir is None or self._polls % 2 or not stacks.is_asked(Path(run_dir), self.rank):
             return
-        found = self._read_stacks() if state != "T" else ""
-        about = (self.rank, seen.facts.get("role", ""), socket.gethostname(), self.child, state, seen.step)
+        text = self._read_stacks() if state != "T" else ""
+        who = (self.rank, seen.facts.get("role", ""), socket.gethostname(), self.child, state, seen.step)
         doing = (_doing(seen, state), self._watchdog.idle_s, seen.waits_for)
-        stacks.answer(Path(run_dir), stacks.RankStacks(*about, *doing, found))
+        stacks.answer(Path(run_dir), stacks.RankStacks(*who, *doing, text))
 
     def is_descendant(self, pid: int) -> bool:
         """Return whether a process descends from this one."""

@@ -38,21 +38,21 @@ class LauncherProcess(NamedTuple):
         return self.host == socket.gethostname()
 
 
-def make_run_dir(name: str, given: Path | None) -> tuple[Path, list[Path]]:
+def make_run_dir(name: str, requested: Path | None) -> tuple[Path, list[Path]]:
     """Return the run directory, and the folders created for it, innermost first; by default it is a new one.
 
     Raises:
         LaunchError: It cannot be written, or has links or other files in place of those that a run writes.
     """
     try:
-        folder = given or new_run_dir(name)
-        made = [folder, folder.parent] if given is None else missing_folders(folder)
+        folder = requested or new_run_dir(name)
+        made = [folder, folder.parent] if requested is None else missing_folders(folder)
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(13, "Permission denied")
         check_files(folder)
     except OSError as error:
-        raise cannot_write(given or Path("runs"), error) from error
+        raise cannot_write(requested or Path("runs"), error) from error
     return folder, made
 
 
@@ -91,10 +91,10 @@ def forget_launcher(folder: Path) -> None:
 def launcher_of(folder: Path) -> LauncherProcess | None:
     """Return the process that supervises the ranks of a run; None if there is none, or it has died on this host."""
     try:
-        found = LauncherProcess(**json.loads((folder / _LAUNCHER).read_text(encoding="utf-8")))
+        launcher = LauncherProcess(**json.loads((folder / _LAUNCHER).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
-    return None if found.is_local and not is_alive(found.pid, found.start) else found
+    return None if launcher.is_local and not is_alive(launcher.pid, launcher.start) else launcher
 
 
 def missing_folders(folder: Path) -> list[Path]:

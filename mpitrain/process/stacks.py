@@ -77,13 +77,13 @@ def ask(run_dir: Path, ranks: int, timeout_s: float) -> list[RankStacks]:
     folder.mkdir()
     try:
         deadline = time.monotonic() + timeout_s
-        found: dict[Path, RankStacks] = {}
-        while len(found) < ranks and time.monotonic() < deadline:
+        answers: dict[Path, RankStacks] = {}
+        while len(answers) < ranks and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-            found |= dict(_answers(folder, found))
+            answers |= dict(_answers(folder, answers))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return sorted(found.values(), key=lambda stacks: stacks.rank)
+    return sorted(answers.values(), key=lambda stacks: stacks.rank)
 
 
 def _answers(folder: Path, known: dict[Path, RankStacks]) -> Iterator[tuple[Path, RankStacks]]:
