@@ -41,9 +41,9 @@ _IN_BAR: dict[str, Callable[[float], str]] = {
 
 def terminal_columns() -> int:
     """Return the width of the user's terminal in characters; 0 if there is none."""
-    given = os.environ.get(COLUMNS_VARIABLE, "")
-    if given.isdigit():
-        return int(given)
+    columns = os.environ.get(COLUMNS_VARIABLE, "")
+    if columns.isdigit():
+        return int(columns)
     return shutil.get_terminal_size().columns if sys.stdout.isatty() and sys.stderr.isatty() else 0
 
 

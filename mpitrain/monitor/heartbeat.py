@@ -176,11 +176,11 @@ def write(folder: Path, status: Status) -> None:
 def read(folder: Path) -> Status | None:
     """Return a run directory's status, or None if there is none or it is invalid."""
     try:
-        found = json.loads((folder / STATUS).read_text(encoding="utf-8"))
-        found = {_OLD_KEYS.get(key, key): value for key, value in found.items()}
-        host = {_OLD_HOST_KEYS.get(key, key): value for key, value in found["host"].items()}
-        values = {f.name: found[f.name] for f in fields(Status) if f.name in found and f.name not in ("host", "job")}
-        job = BatchJob(**found["job"]) if found.get("job") else None
+        record = json.loads((folder / STATUS).read_text(encoding="utf-8"))
+        record = {_OLD_KEYS.get(key, key): value for key, value in record.items()}
+        host = {_OLD_HOST_KEYS.get(key, key): value for key, value in record["host"].items()}
+        values = {f.name: record[f.name] for f in fields(Status) if f.name in record and f.name not in ("host", "job")}
+        job = BatchJob(**record["job"]) if record.get("job") else None
         return Status(host=ProcessHost(**{f.name: host[f.name] for f in fields(ProcessHost)}), job=job, **values)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
@@ -188,7 +188,7 @@ def read(folder: Path) -> Status | None:
 
 def states(folders: Iterable[Path], watch_s: float = 3 * BEAT_S) -> dict[Path, State]:
     """Return the state of each run; takes ``watch_s`` seconds if any must be watched to find out."""
-    found: dict[Path, State] = {}
+    run_states: dict[Path, State] = {}
     doubtful: dict[Path, int] = {}
     own_host = ProcessHost.own()
     for folder in folders:
@@ -197,14 +197,14 @@ def states(folders: Iterable[Path], watch_s: float = 3 * BEAT_S) -> dict[Path, S
         if state is None and status is not None:
             doubtful[folder] = status.heartbeat
         else:
-            found[folder] = state or "unknown"
+            run_states[folder] = state or "unknown"
     if doubtful:
         time.sleep(watch_s)
     for folder, beat in doubtful.items():
         status = read(folder)
         quiet = status is None or (status.state == "running" and status.heartbeat == beat)
-        found[folder] = "died" if quiet or status is None else status.state
-    return found
+        run_states[folder] = "died" if quiet or status is None else status.state
+    return run_states
 
 
 def classify(

@@ -112,9 +112,9 @@ def recorded_job(run_dir: Path, step: int) -> RecordedJob:
     copies = sorted(entry.glob("*.py"))
     if not copies or not tables:
         raise RecordError(f"{entry} is incomplete: it must have {CONFIG} and the job file; pass the model")
-    given = Path(tables.get("versions", {}).get("job_path", copies[0]))
-    unchanged = given.is_file() and given.read_bytes() == copies[0].read_bytes()
-    return RecordedJob(given if unchanged else copies[0], given.parent, tables)
+    original = Path(tables.get("versions", {}).get("job_path", copies[0]))
+    unchanged = original.is_file() and original.read_bytes() == copies[0].read_bytes()
+    return RecordedJob(original if unchanged else copies[0], original.parent, tables)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -158,8 +158,8 @@ def _git_state(folder: Path) -> dict[str, bytes]:
         return {}
     commit = _git(folder, "rev-parse", "HEAD")
     difference = _git(folder, "diff", "--no-ext-diff", "--no-color", "--binary", "HEAD")
-    found = {"git-commit.txt": commit, "git-diff.patch": difference}
-    return {name: content for name, content in found.items() if content}
+    files = {"git-commit.txt": commit, "git-diff.patch": difference}
+    return {name: content for name, content in files.items() if content}
 
 
 def _git(folder: Path, *words: str) -> bytes:

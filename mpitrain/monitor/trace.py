@@ -51,7 +51,7 @@ class Track:
         self.name, self.keep_steps, self._now = name, keep_steps, clock
         self._capacity = max(1, keep_steps) * _SPANS_A_STEP
         self._began = array("q", bytes(8 * self._capacity))
-        self._took = array("q", bytes(8 * self._capacity))
+        self._elapsed_ns = array("q", bytes(8 * self._capacity))
         self._kind = array("b", bytes(self._capacity))
         self._own_ns = [0] * len(KINDS)
         self._count = 0
@@ -69,12 +69,12 @@ class Track:
         kind, began, outer_ns = self._open.pop()
         self._end(kind, began, self._now() - began, outer_ns)
 
-    def _end(self, index: int, began: int, took: int, outer_ns: int) -> None:
+    def _end(self, index: int, began: int, elapsed_ns: int, outer_ns: int) -> None:
         """Record a span; ``outer_ns`` is the time of earlier spans inside the enclosing span."""
-        self._own_ns[index] += took - self._inner_ns
-        self._inner_ns = outer_ns + took
+        self._own_ns[index] += elapsed_ns - self._inner_ns
+        self._inner_ns = outer_ns + elapsed_ns
         at = self._count % self._capacity
-        self._began[at], self._took[at], self._kind[at] = began, took, index
+        self._began[at], self._elapsed_ns[at], self._kind[at] = began, elapsed_ns, index
         self._count += 1
         if index == _STEP:
             self.n_steps += 1
@@ -88,14 +88,14 @@ class Track:
         """Return the kept spans: at most ``keep_steps`` complete steps, ordered by the end of spans."""
         kept = min(self._count, self._capacity)
         order = (np.arange(self._count - kept, self._count) % self._capacity).astype(np.int64)
-        began, took = (np.frombuffer(a, np.int64)[order] for a in (self._began, self._took))
+        began, elapsed_ns = (np.frombuffer(a, np.int64)[order] for a in (self._began, self._elapsed_ns))
         kind = np.frombuffer(self._kind, np.int8)[order]
         steps = began[kind == _STEP]
         if self._count > kept and len(steps):
             steps = steps[steps > began[0]]  # the oldest span's step may be incomplete
         cut = len(steps) > 0 and (self._count > kept or len(steps) > self.keep_steps)
         whole = began >= steps[-self.keep_steps :][0] if cut else np.ones(kept, bool)
-        return Spans(began[whole], took[whole], kind[whole], self.n_steps)
+        return Spans(began[whole], elapsed_ns[whole], kind[whole], self.n_steps)
 
 
 class Recorder:
@@ -117,12 +117,12 @@ class Recorder:
     @property
     def track(self) -> Track:
         """The track of the calling thread, which is named after it."""
-        found: Track | None = getattr(self._by_thread, "track", None)
-        if found is None:
+        track: Track | None = getattr(self._by_thread, "track", None)
+        if track is None:
             name = threading.current_thread().name.split("_")[0]
-            found = self._by_thread.track = Track(name, _BACKGROUND_STEPS, self._clock)
-            self.tracks.append(found)
-        return found
+            track = self._by_thread.track = Track(name, _BACKGROUND_STEPS, self._clock)
+            self.tracks.append(track)
+        return track
 
 
 _recorder: Recorder | None = None
@@ -176,13 +176,13 @@ class Spans(NamedTuple):
     """Spans of one track.
 
     Attributes:
-        began, took: Shape (n,) int64, nanoseconds.
+        began, elapsed_ns: Shape (n,) int64, nanoseconds.
         kind: Shape (n,) int8, index into ``KINDS``.
         n_steps: Number of steps up to the last span.
     """
 
     began: Array
-    took: Array
+    elapsed_ns: Array
     kind: Array
     n_steps: int
 
@@ -287,7 +287,7 @@ def summarize(ranks: Sequence[RankTrace], aligned: dict[int, Spans], waited: dic
             for trace in ranks
         ],
         "kept_steps": max((int((spans.kind == _STEP).sum()) for spans in aligned.values()), default=0),
-        "kept_wait_s": sum(int(spans.took[spans.kind == _WAIT].sum()) for spans in aligned.values()) / 1e9,
+        "kept_wait_s": sum(int(spans.elapsed_ns[spans.kind == _WAIT].sum()) for spans in aligned.values()) / 1e9,
     }
 
 
@@ -298,13 +298,14 @@ def waited_for(aligned: dict[int, Spans]) -> dict[int, float]:
     """
     arrivals: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
     for rank, spans in aligned.items():
-        for place, began, took in _waits(spans):
-            arrivals.setdefault(place, []).append((began, took, rank))
+        for place, began, elapsed_ns in _waits(spans):
+            arrivals.setdefault(place, []).append((began, elapsed_ns, rank))
     seconds = dict.fromkeys(aligned, 0.0)
     for arrived in arrivals.values():
         last, _, rank = max(arrived)
         if len(arrived) == len(aligned):
-            seconds[rank] += sum(min(took, last - began) for began, took, other in arrived if other != rank) / 1e9
+            others = [arrival for arrival in arrived if arrival[2] != rank]
+            seconds[rank] += sum(min(elapsed_ns, last - began) for began, elapsed_ns, _ in others) / 1e9
     return seconds
 
 
@@ -312,7 +313,7 @@ def _waits(spans: Spans) -> Iterator[tuple[tuple[int, int], int, int]]:
     """Yield each wait inside a step: (step, index of the wait in the step), begin and length."""
     steps = np.flatnonzero(spans.kind == _STEP)
     begins = spans.began[steps]
-    ends = begins + spans.took[steps]
+    ends = begins + spans.elapsed_ns[steps]
     waits = np.flatnonzero(spans.kind == _WAIT)
     index = np.searchsorted(begins, spans.began[waits], side="right") - 1
     inside = (index >= 0) & (spans.began[waits] < ends[np.maximum(index, 0)]) if len(steps) else np.zeros(0, bool)
@@ -320,7 +321,7 @@ def _waits(spans: Spans) -> Iterator[tuple[tuple[int, int], int, int]]:
     number: dict[int, int] = {}
     for at, step in zip(waits[inside].tolist(), index[inside].tolist(), strict=True) if len(steps) else ():
         number[step] = number.get(step, -1) + 1
-        yield (first + step, number[step]), int(spans.began[at]), int(spans.took[at])
+        yield (first + step, number[step]), int(spans.began[at]), int(spans.elapsed_ns[at])
 
 
 def _names(trace: RankTrace) -> Iterator[str]:
@@ -340,10 +341,10 @@ def _events(rank: int, thread: int, spans: Spans, origin: int) -> Iterator[str]:
     """Yield spans as complete events with times in microseconds since ``origin``; steps with their number."""
     step = spans.n_steps - int((spans.kind == _STEP).sum())
     where = f'"ph": "X", "pid": {rank}, "tid": {thread}'
-    rows = zip((spans.began - origin).tolist(), spans.took.tolist(), spans.kind.tolist(), strict=True)
-    for began, took, kind in rows:
+    rows = zip((spans.began - origin).tolist(), spans.elapsed_ns.tolist(), spans.kind.tolist(), strict=True)
+    for began, elapsed_ns, kind in rows:
         number = ""
         if kind == _STEP:
             step += 1
             number = f', "args": {{"step": {step}}}'
-        yield f'{{"name": "{KINDS[kind]}", {where}, "ts": {began / 1e3:.3f}, "dur": {took / 1e3:.3f}{number}}}'
+        yield f'{{"name": "{KINDS[kind]}", {where}, "ts": {began / 1e3:.3f}, "dur": {elapsed_ns / 1e3:.3f}{number}}}'
