@@ -90,12 +90,11 @@ def _check_same(workers: Any, method: str) -> None:
         methods = workers.allgather(method)
     differing = next((other for other in range(workers.size) if methods[other] != methods[0]), None)
     if differing is not None:
-        error = JobError(
+        raise JobError(
             f"worker 0 has called {methods[0]}, but worker {differing} {methods[differing]}: all workers must call the "
-            "same in the same order, not inside 'if trainer.rank == 0'"
+            "same in the same order, not inside 'if trainer.rank == 0'",
+            on_all_ranks=True,
         )
-        error.on_all_ranks = True
-        raise error
 
 
 def share(rank: ScriptRank, of_chief: Any) -> Any:

@@ -33,7 +33,7 @@ job = cloudpickle.loads(
 """
 
 
-def job_file_text(given: Job | Callable[..., Job]) -> tuple[str, str]:
+def job_file_text(job: Job | Callable[..., Job]) -> tuple[str, str]:
     """Return the name of a job, and the text of a job file that makes it. Local.
 
     The file contains the function, pickled by value if ranks cannot import it.
@@ -43,15 +43,13 @@ def job_file_text(given: Job | Callable[..., Job]) -> tuple[str, str]:
     """
     import cloudpickle
 
-    if isinstance(given, Job):
-        name, function = "job", _with_evaluated_annotations(job_function(given))
-    elif inspect.isfunction(given):
-        name = given.__name__ if given.__name__.isidentifier() else "job"  # such as <lambda>
-        function = _with_evaluated_annotations(given)
+    if isinstance(job, Job):
+        name, function = "job", _with_evaluated_annotations(job_function(job))
+    elif inspect.isfunction(job):
+        name = job.__name__ if job.__name__.isidentifier() else "job"  # such as <lambda>
+        function = _with_evaluated_annotations(job)
     else:
-        raise JobError(
-            f"{given!r} is not a job: must be the path of a job file, a function that returns a Job, or a Job"
-        )
+        raise JobError(f"{job!r} is not a job: must be the path of a job file, a function that returns a Job, or a Job")
     try:
         pickled = cloudpickle.dumps(function)
     except Exception as error:
@@ -61,7 +59,7 @@ def job_file_text(given: Job | Callable[..., Job]) -> tuple[str, str]:
             "pickled inside the job function"
         ) from error
     paths = [str(Path(path).absolute()) for path in sys.path if path not in _standard_paths()]
-    origin = inspect.getsourcefile(given) if inspect.isfunction(given) else None
+    origin = inspect.getsourcefile(job) if inspect.isfunction(job) else None
     text = _FILE.format(
         name=name, origin=repr(origin or "an object"), paths=paths, pickled=base64.b85encode(pickled).decode()
     )
@@ -79,7 +77,7 @@ def job_function(made: Job) -> Callable[[], Job]:
 
 def _with_evaluated_annotations(function: Any) -> Any:
     """Return the function with types in place of their names, which ranks could not resolve."""
-    if not any(isinstance(each, str) for each in function.__annotations__.values()):
+    if not any(isinstance(annotation, str) for annotation in function.__annotations__.values()):
         return function
     parts = (function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
     copy = types.FunctionType(*parts)

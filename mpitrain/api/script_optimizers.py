@@ -66,8 +66,8 @@ class ScriptOptimizers:
             if overlap:
                 raise JobError("overlap=True needs one optimizer: the gradients of several are averaged after backward")
             self.live = [
-                LiveOptimizer(each, trainer.model, None, None, _Owner(trainer, self, index), index)
-                for index, each in enumerate(several)
+                LiveOptimizer(one, trainer.model, None, None, _Owner(trainer, self, index), index)
+                for index, one in enumerate(several)
             ]
             self.rule = as_one(self.live, trainer.model)
 

@@ -59,9 +59,9 @@ def script_path() -> Path:
     return Path(getattr(sys.modules["__main__"], "__file__", None) or "interactive.py")
 
 
-def _request(job: JobSource, options: dict[str, Any], given: dict[str, Any]) -> TrainRequest:
-    """Return the request for a job; options that were ``given`` on the command line come first."""
-    config = run_config({name: value for name, value in options.items() if name in FIELDS} | given)
+def _request(job: JobSource, options: dict[str, Any], on_command_line: dict[str, Any]) -> TrainRequest:
+    """Return the request for a job; those ``on_command_line`` come first."""
+    config = run_config({name: value for name, value in options.items() if name in FIELDS} | on_command_line)
     arguments = {name: value for name, value in options.items() if name not in FIELDS}
     path = script_path()
     if isinstance(job, (str, os.PathLike)):

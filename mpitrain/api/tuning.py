@@ -92,8 +92,10 @@ def tune(
         if measure(options, job.with_options(**dict.fromkeys(of_modes)), file):
             raise LaunchError("the probe has failed; see the messages above")
         probe = read_probe(file)
-        given = {name: value for name, value in job.options.items() if name in of_modes or name == "batch_size"}
-        possible = candidates(probe, given, changes)
+        options_of_job = {
+            name: value for name, value in job.options.items() if name in of_modes or name == "batch_size"
+        }
+        possible = candidates(probe, options_of_job, changes)
         measured: list[Measured] = []
         for candidate in _to_measure(possible):
             if measured and time.monotonic() - began > _LIMIT_S:
