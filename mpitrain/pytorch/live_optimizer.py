@@ -176,12 +176,11 @@ class LiveOptimizer:
         digests = gather(state_digest(self._optimizer))
         for worker, digest in enumerate(digests):
             if digest != digests[0]:
-                error = JobError(
+                raise JobError(
                     f"the optimizer has another state on worker {worker} than on worker 0: load the same state on all "
-                    "ranks"
+                    "ranks",
+                    on_all_ranks=True,
                 )
-                error.on_all_ranks = True
-                raise error
         return bool(digests[0])
 
     def set_state(self, loop: HasSlots, gather: Callable[[Any], list[Any]] | None) -> None:
@@ -288,12 +287,11 @@ def check_same_options(of_workers: Sequence[Options]) -> None:
         for index, (first, own) in enumerate(zip(of_workers[0], options, strict=True)):
             names = (name for name, value in first.items() if name in own and own[name] != value)
             if (name := next(names, None)) is not None:
-                error = JobError(
+                raise JobError(
                     f"the option {name} of the optimizer's parameter group {index} is {first[name]!r} on worker 0 "
-                    f"and {own.get(name)!r} on worker {worker}: set the same on all ranks"
+                    f"and {own.get(name)!r} on worker {worker}: set the same on all ranks",
+                    on_all_ranks=True,
                 )
-                error.on_all_ranks = True
-                raise error
 
 
 def _replace_step(optimizer: torch.optim.Optimizer, replacement: Callable[[], None]) -> None:

@@ -87,8 +87,6 @@ def unflatten(values: Mapping[str, Value]) -> Any:
     try:
         return decoded(json.loads(bytes(np.asarray(values[_TREE], np.uint8)).decode()))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        malformed = CheckpointError(
-            "the checkpoint's state of the script is malformed; use another one, or --init-from"
-        )
-        malformed.on_all_ranks = True
-        raise malformed from error
+        raise CheckpointError(
+            "the checkpoint's state of the script is malformed; use another one, or --init-from", on_all_ranks=True
+        ) from error

@@ -99,12 +99,11 @@ class TorchTensors(WholeTensorOptimizer):
             kind, _, name = stored_name.removeprefix(_NAMESPACE).partition(": ")
             values = values_of(state, stored_name, _VERSION)  # counts as used, although it may be another rank's
             if kind != self.name:
-                error = CheckpointError(
+                raise CheckpointError(
                     f"the checkpoint has the state of the optimizer {kind}, the script has {self.name}; pass --resume "
-                    "never to start a new run"
+                    "never to start a new run",
+                    on_all_ranks=True,
                 )
-                error.on_all_ranks = True
-                raise error
             if not name:
                 self._load_shared(unflatten(values))
             elif name in self.own:
