@@ -181,7 +181,7 @@ class DividedSync(BulkSynchronous, UpdatesOnRequest):
                 self._mean[lo:hi] = self.grads[lo:hi]
             elif lo < hi:
                 sum_rows(self._rows, self._in_order, lo, hi, 1.0, self._mean[lo:hi])
-        self._gather(self._mean)
+        self._allgather(self._mean)
         self._node_barrier()
         self.grads[:] = self._mean[: len(self.grads)]
         if self.measures_norm:
@@ -202,7 +202,7 @@ class DividedSync(BulkSynchronous, UpdatesOnRequest):
             else:
                 for index in range(len(self._buckets)):
                     self._update(index, rows)
-            self._gather(self.params)
+            self._allgather(self.params)
         self._node_barrier()
 
     @span("update")
@@ -292,7 +292,7 @@ class DividedSync(BulkSynchronous, UpdatesOnRequest):
             self._sums.free()
         self._hierarchy.free()
 
-    def _gather(self, vector: Array) -> None:
+    def _allgather(self, vector: Array) -> None:
         """Send the owned ranges of a node-shared vector to the nodes that do not have them."""
         if self._sums is not None and not self._sums.is_replicated:
             for bucket in self._buckets:
