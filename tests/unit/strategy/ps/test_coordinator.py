@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
 import pytest
 
-from mpitrain.strategy.ps.collected_steps import NO_PLACE, CollectedSteps
 from mpitrain.strategy.ps.coordinator import END, PAUSE, WAIT, unpack_state
 from mpitrain.strategy.ps.counted_steps import CountedSteps
 
-
-class OwnMemory:
-    """Replaces memory that ranks share."""
-
-    def allocate(self, shape: Any, dtype: Any) -> np.ndarray:
-        return np.zeros(shape, dtype)
+from ....support.own_memory import OwnMemory
 
 
 def counted(workers: int, step: int = 0, end: int = 10, pause_step: int = 10, bound: int | None = None) -> CountedSteps:
     memory = CountedSteps(OwnMemory(), workers, bound)  # type: ignore[arg-type]
     memory.open(step, end, pause_step)
-    return memory
-
-
-def collected(workers: int, end: int = 10, pause_step: int = 10) -> CollectedSteps:
-    """Return a coordinator of steps with two gradients each, on several nodes."""
-    memory = CollectedSteps(OwnMemory(), workers, places=2)  # type: ignore[arg-type]
-    memory.open(0, end, pause_step)
     return memory
 
 
@@ -114,25 +98,11 @@ def test_no_worker_waits_for_one_that_has_ended() -> None:
     assert memory.next(0).item == memory.next(1).item == END
 
 
-def test_backup_uses_the_first_gradients_and_drops_the_rest() -> None:
-    memory = collected(3)
-    assignments = [memory.next(worker) for worker in range(3)]
-    assert [assignment[:2] for assignment in assignments] == [(0, 0), (1, 0), (2, 0)]
-    places = [memory.admit(worker, assignments[worker].item, 0, 1.0, 8) for worker in (2, 0, 1)]
-    assert places == [0, 1, NO_PLACE]
-    assert memory.next(1)[:2] == (3, 1), "the dropped worker continues with the next step"
-    assert [stats.dropped for stats in memory.state().worker_stats] == [0, 1, 0]
-
-
 def test_a_stop_completes_begun_steps() -> None:
     memory = counted(2)
     memory.next(0)
     memory.stop()
     assert memory.next(1).item == END
-    backup = collected(2)
-    backup.next(0)
-    backup.stop()
-    assert backup.next(1)[:2] == (1, 0), "the begun step needs its second gradient"
 
 
 def test_the_state_can_be_sent() -> None:
@@ -148,15 +118,3 @@ def test_the_state_can_be_sent() -> None:
     first, second = state.worker_stats
     assert (first.steps, first.reads, second.steps, second.staleness_sum, second.staleness_max) == (1, 3, 2, 42, 40)
     assert (second.histogram[2], second.histogram[-1], sum(second.histogram)) == (1, 1, 2)
-
-
-def test_a_pause_in_backup_follows_the_begun_step() -> None:
-    memory = collected(3, end=100, pause_step=100)
-    assignments = [memory.next(worker) for worker in range(3)]
-    memory.request_pause()
-    assert memory.next(0).item != PAUSE, "step 0 may still use gradients"
-    for worker in (1, 2):
-        assert memory.admit(worker, assignments[worker].item, 0, 1.0, 8) >= 0
-    assert memory.next(1).item == WAIT, "the servers have not applied the step"
-    memory.step_done(1.0, skipped=False)
-    assert [memory.next(worker).item for worker in range(3)] == [PAUSE] * 3

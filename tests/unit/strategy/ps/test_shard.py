@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,17 +13,10 @@ from mpitrain.core.layout import Array, Layout
 from mpitrain.optim import Updater
 from mpitrain.strategy.ps.shard import Push, Shard
 
+from ....support.own_memory import OwnMemory
+
 LAYOUT = Layout.pack([("weight", (30, 4), "param"), ("bias", (4,), "param")])
 STALENESS = 4
-
-
-class Memory:
-    """Stands in for memory that a node's ranks share: there is one rank."""
-
-    node = SimpleNamespace(size=1)
-
-    def allocate(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        return np.zeros(shape, dtype)
 
 
 def shard_of(optimizer: optim.Optimizer) -> tuple[Shard, Array]:
@@ -35,7 +27,7 @@ def shard_of(optimizer: optim.Optimizer) -> tuple[Shard, Array]:
     slots = {name: vectors[name] for name in optimizer.slots}
     updater, frozen = Updater(optimizer, LAYOUT, vectors["params"], slots, None, None), np.zeros(1, np.uint8)
     waiting = Backoff(oversubscribed=False)
-    shard = Shard(Memory(), [(0, LAYOUT.size)], updater, vectors, frozen, waiting)  # type: ignore[arg-type]
+    shard = Shard(OwnMemory(), [(0, LAYOUT.size)], updater, vectors, frozen, waiting)  # type: ignore[arg-type]
     shard.open(STALENESS)
     return shard, vectors["params"]
 

@@ -1,0 +1,20 @@
+"""Memory of one process in place of memory that the ranks of a node share."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from mpitrain.core.layout import Array
+
+
+class OwnMemory:
+    """A node with several ranks; the test acts as one of them after the other."""
+
+    def __init__(self, size: int = 1) -> None:
+        self.node = SimpleNamespace(size=size, rank=0)
+
+    def allocate(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        return np.zeros(shape, dtype)
