@@ -58,3 +58,39 @@ def all_on_host(tensors: Sequence[Tensor], reads: bool = True, writes: bool = Tr
     if writes:
         for tensor, flat in zip(tensors, flats, strict=True):
             copy_back(tensor, flat)
+
+
+def split_rows(tensor: Tensor, sizes: Sequence[int], ranks: int) -> list[int]:
+    """Return the numbers of elements of the parts of a tensor's first dimension, one for each rank.
+
+    Args:
+        sizes: Rows of each part; empty if they are equal.
+
+    Raises:
+        ValueError: The sizes do not fit the tensor.
+    """
+    rows = tensor.shape[0] if tensor.dim() else 1
+    if not sizes:
+        if rows % ranks:
+            raise ValueError(f"Tensor's dim 0 does not divide equally across group size: {rows} rows, {ranks} ranks")
+        sizes = [rows // ranks] * ranks
+    if sum(sizes) != rows or len(sizes) != ranks:
+        raise ValueError(f"Split sizes doesn't match total dim 0 size: {list(sizes)} of {rows} rows")
+    width = tensor.numel() // rows if rows else 0
+    return [size * width for size in sizes]
+
+
+def check_parts(wholes: list[Tensor], parts: list[Tensor], ranks: int, what: str) -> None:
+    """Check that each of ``wholes`` has as many elements as its part on all ranks, and the same type.
+
+    Raises:
+        ValueError: One does not; ``what`` names it.
+    """
+    for whole, part in zip(wholes, parts, strict=True):
+        if whole.numel() != part.numel() * ranks:
+            raise ValueError(
+                f"{what} must have {ranks} times as many elements as the other tensor: "
+                f"{tuple(whole.shape)} and {tuple(part.shape)}"
+            )
+        if whole.dtype != part.dtype:
+            raise ValueError(f"input and output must have the same type: {part.dtype} and {whole.dtype}")

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..comm.mpi import MPI
 from . import process_end, sparse
 from .collectives import Collectives, Steps, messages_of
-from .host_tensors import all_on_host, check_sizes, copy_back, on_host, to_host
+from .host_tensors import all_on_host, check_parts, check_sizes, copy_back, on_host, split_rows, to_host
 from .members import join
 from .operations import Operation, OperationQueue
 from .point_to_point import Message
@@ -239,7 +239,7 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         return self.all_gather_single_coalesced([output], [tensor], opts)
 
     def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Operation:
-        self._check_parts(outputs, inputs, "the output")
+        check_parts(outputs, inputs, self.size(), "the output")
 
         def steps() -> Steps:
             for output, tensor in zip(outputs, inputs, strict=True):
@@ -302,7 +302,7 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
     def reduce_scatter_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> Operation:
-        self._check_parts(inputs, outputs, "the input")
+        check_parts(inputs, outputs, self.size(), "the input")
         reduction = reduction_of(_reduce_op(opts), outputs[0].dtype)
 
         def steps() -> Steps:
@@ -324,7 +324,10 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         self, output: Tensor, tensor: Tensor, output_sizes: Sequence[int], input_sizes: Sequence[int], opts: Any = None
     ) -> Operation:
         equal = not output_sizes and not input_sizes
-        received_rows, sent_rows = self._split_rows(output, output_sizes), self._split_rows(tensor, input_sizes)
+        received_rows, sent_rows = (
+            split_rows(output, output_sizes, self.size()),
+            split_rows(tensor, input_sizes, self.size()),
+        )
 
         def steps() -> Steps:
             with on_host(output, reads=False) as received, on_host(tensor, writes=False) as sent:
@@ -332,30 +335,6 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
 
         agreed = shapes_of([tensor]) if equal else (str(tensor.dtype), *tensor.shape[1:])
         return self._operation("all_to_all_single", agreed, [output], steps(), opts)
-
-    def _split_rows(self, tensor: Tensor, sizes: Sequence[int]) -> list[int]:
-        """Return the numbers of elements of the parts of a tensor's first dimension, one for each rank."""
-        rows = tensor.shape[0] if tensor.dim() else 1
-        if not sizes:
-            if rows % self.size():
-                raise ValueError(
-                    f"Tensor's dim 0 does not divide equally across group size: {rows} rows, {self.size()} ranks"
-                )
-            sizes = [rows // self.size()] * self.size()
-        if sum(sizes) != rows or len(sizes) != self.size():
-            raise ValueError(f"Split sizes doesn't match total dim 0 size: {list(sizes)} of {rows} rows")
-        width = tensor.numel() // rows if rows else 0
-        return [size * width for size in sizes]
-
-    def _check_parts(self, wholes: list[Tensor], parts: list[Tensor], what: str) -> None:
-        for whole, part in zip(wholes, parts, strict=True):
-            if whole.numel() != part.numel() * self.size():
-                raise ValueError(
-                    f"{what} must have {self.size()} times as many elements as the other tensor: "
-                    f"{tuple(whole.shape)} and {tuple(part.shape)}"
-                )
-            if whole.dtype != part.dtype:
-                raise ValueError(f"input and output must have the same type: {part.dtype} and {whole.dtype}")
 
     # Messages between two ranks; these are not collective.
 

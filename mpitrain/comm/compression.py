@@ -14,13 +14,23 @@ from typing import Any
 
 import numpy as np
 
-from ..core.kernels import kernel
 from ..core.layout import Array
 from ..errors import ConfigError
 from ..plan.compression import Compression
+from .compression_kernels import (
+    GROUP,
+    decode_int4,
+    decode_int8,
+    encode_int4,
+    encode_int8,
+    round_bfloat16,
+    scatter,
+    select_largest,
+    upcast_bfloat16,
+    update_residual,
+)
 
 _BLOCK = 1 << 14  # elements per block, so that intermediate values stay in the L2 cache
-_GROUP = 256  # elements with one scale
 _BINS = 1 << 12  # of magnitudes: the exponent, and the first 4 bits of the mantissa
 WORD = 8  # bytes: encoded vectors are whole words, so that those that follow are aligned
 
@@ -95,7 +105,7 @@ class NarrowerType(Codec):
             with np.errstate(over="ignore"):
                 self.narrow(exact, elements[part])
             self.widen(elements[part], back)
-            if _update_residual(exact, back, residual[part]):
+            if update_residual(exact, back, residual[part]):
                 largest = np.abs(exact[np.isfinite(exact)]).max()
                 raise ConfigError(
                     f"a gradient has an element of {largest:.3g}, which exceeds --compress {self.compression}; "
@@ -137,11 +147,11 @@ class Bfloat16(NarrowerType):
     def narrow(self, exact: Array, out: Array) -> None:
         single = self._single[: len(exact)]
         np.copyto(single, exact, casting="same_kind")
-        _round_bfloat16(single.view(np.uint32), out)
+        round_bfloat16(single.view(np.uint32), out)
 
     def widen(self, narrow: Array, out: Array) -> None:
         single = self._single[: len(narrow)]
-        _upcast_bfloat16(narrow, single.view(np.uint32))
+        upcast_bfloat16(narrow, single.view(np.uint32))
         np.copyto(out, single)
 
 
@@ -157,10 +167,10 @@ class Int8(Codec):
 
     def encode(self, vector: Array, residual: Array, out: Array) -> None:
         scales, integers = self._parts(out, len(vector))
-        _encode_int8(vector, residual, scales, integers)
+        encode_int8(vector, residual, scales, integers)
 
     def decode(self, encoded: Array, out: Array) -> None:
-        _decode_int8(*self._parts(encoded, len(out)), out)
+        decode_int8(*self._parts(encoded, len(out)), out)
 
     def _parts(self, encoded: Array, count: int) -> tuple[Array, Array]:
         start = 4 * _groups(count)
@@ -177,10 +187,10 @@ class Int4(Codec):
         return _whole_words(4 * _groups(count) + (count + 1) // 2)
 
     def encode(self, vector: Array, residual: Array, out: Array) -> None:
-        _encode_int4(vector, residual, *self._parts(out, len(vector)))
+        encode_int4(vector, residual, *self._parts(out, len(vector)))
 
     def decode(self, encoded: Array, out: Array) -> None:
-        _decode_int4(*self._parts(encoded, len(out)), out)
+        decode_int4(*self._parts(encoded, len(out)), out)
 
     def _parts(self, encoded: Array, count: int) -> tuple[Array, Array]:
         start = 4 * _groups(count)
@@ -200,11 +210,11 @@ class TopK(Codec):
 
     def encode(self, vector: Array, residual: Array, out: Array) -> None:
         indices, values = self._parts(out, len(vector))
-        _select_largest(vector, residual, np.zeros(_BINS, np.int64), indices, values)
+        select_largest(vector, residual, np.zeros(_BINS, np.int64), indices, values)
 
     def decode(self, encoded: Array, out: Array) -> None:
         out[:] = 0
-        _scatter(*self._parts(encoded, len(out)), out)
+        scatter(*self._parts(encoded, len(out)), out)
 
     def _sent(self, count: int) -> int:
         return min(count, math.ceil(self.compression.fraction * count))
@@ -255,7 +265,7 @@ def _load(compression: Compression) -> type[Codec]:
 
 
 def _groups(count: int) -> int:
-    return -(-count // _GROUP)
+    return -(-count // GROUP)
 
 
 def _whole_words(nbytes: int) -> int:
@@ -264,154 +274,3 @@ def _whole_words(nbytes: int) -> int:
 
 def _blocks(size: int) -> Iterator[slice]:
     return (slice(start, min(start + _BLOCK, size)) for start in range(0, size, _BLOCK))
-
-
-@kernel
-def _update_residual(exact: Array, back: Array, residual: Array) -> bool:
-    """Set ``residual = exact - back``, or zero if not finite; return whether a finite ``exact`` overflowed."""
-    zero, too_large = residual.dtype.type(0), 0
-    for i in range(residual.size):
-        rest = exact[i] - back[i]
-        fits = rest - rest == zero
-        residual[i] = rest if fits else zero
-        too_large += 0 if fits or exact[i] - exact[i] != zero else 1
-    return too_large > 0
-
-
-@kernel
-def _upcast_bfloat16(wire: Array, bits: Array) -> None:
-    for i in range(bits.size):
-        bits[i] = np.uint32(wire[i]) << np.uint32(16)
-
-
-@kernel
-def _round_bfloat16(bits: Array, out: Array) -> None:
-    """Round float32s, given as bits, to their upper halves: to nearest, ties to even."""
-    nan = np.uint32(0x7FC0)  # a fixed NaN, since rounding could turn another one into infinity
-    for i in range(out.size):
-        magnitude = bits[i] & np.uint32(0x7FFFFFFF)
-        sign = (bits[i] >> np.uint32(16)) & np.uint32(0x8000)
-        rounded = (magnitude + np.uint32(0x7FFF) + ((magnitude >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-        out[i] = np.uint16(sign | (nan if magnitude > np.uint32(0x7F800000) else rounded))
-
-
-@kernel
-def _scale_of(values: Array, errors: Array, largest_code: int) -> float:
-    """Add ``values`` to ``errors``; return the float32 by which an integer up to ``largest_code`` is multiplied.
-
-    NaN if an element is not finite; 0 if all elements are too small for a scale.
-    """
-    zero = values.dtype.type(0)
-    largest, non_finite = zero, zero
-    for i in range(values.size):
-        value = values[i] + errors[i]
-        errors[i] = value
-        non_finite += value - value  # NaN if the value is not finite
-        largest = max(largest, abs(value))
-    scale = np.float32(largest / values.dtype.type(largest_code))
-    if non_finite != zero:
-        return np.float32(np.nan)
-    return scale if scale >= np.float32(1e-37) else np.float32(0)
-
-
-@kernel
-def _round_to_codes(errors: Array, scale: float, codes: Array) -> None:
-    """Set ``codes`` to integers, and ``errors`` to what they lack; with a scale of 0 or NaN the integers are 0."""
-    back = errors.dtype.type(scale)
-    if scale > np.float32(0):
-        inverse = errors.dtype.type(1) / back
-        for i in range(errors.size):
-            code = np.rint(errors[i] * inverse)
-            codes[i] = np.int8(code)
-            errors[i] -= code * back
-    else:
-        for i in range(errors.size):
-            codes[i] = np.int8(0)
-            errors[i] = errors[i] if scale == scale else errors.dtype.type(0)
-
-
-@kernel
-def _encode_int8(vector: Array, residual: Array, scales: Array, integers: Array) -> None:
-    for group in range(scales.size):
-        start, stop = group * _GROUP, min((group + 1) * _GROUP, vector.size)
-        errors = residual[start:stop]
-        scales[group] = _scale_of(vector[start:stop], errors, 127)
-        _round_to_codes(errors, scales[group], integers[start:stop])
-
-
-@kernel
-def _decode_int8(scales: Array, integers: Array, out: Array) -> None:
-    for group in range(scales.size):
-        start, stop = group * _GROUP, min((group + 1) * _GROUP, out.size)
-        values, codes, scale = out[start:stop], integers[start:stop], out.dtype.type(scales[group])
-        for i in range(values.size):
-            values[i] = scale * out.dtype.type(codes[i])
-
-
-@kernel
-def _encode_int4(vector: Array, residual: Array, scales: Array, pairs: Array) -> None:
-    codes = np.empty(_GROUP, np.int8)
-    for group in range(scales.size):
-        start, stop = group * _GROUP, min((group + 1) * _GROUP, vector.size)
-        errors, packed = residual[start:stop], pairs[start // 2 : (stop + 1) // 2]
-        scales[group] = _scale_of(vector[start:stop], errors, 7)
-        codes[:] = 0
-        _round_to_codes(errors, scales[group], codes)
-        for i in range(packed.size):
-            packed[i] = np.uint8(codes[2 * i] + 8) | np.uint8(codes[2 * i + 1] + 8) << np.uint8(4)
-
-
-@kernel
-def _decode_int4(scales: Array, pairs: Array, out: Array) -> None:
-    for group in range(scales.size):
-        start, stop = group * _GROUP, min((group + 1) * _GROUP, out.size)
-        values, packed, scale = out[start:stop], pairs[start // 2 : (stop + 1) // 2], out.dtype.type(scales[group])
-        for i in range(values.size // 2):
-            values[2 * i] = scale * out.dtype.type(np.int8(packed[i] & 15) - np.int8(8))
-            values[2 * i + 1] = scale * out.dtype.type(np.int8(packed[i] >> 4) - np.int8(8))
-        if values.size % 2:
-            values[-1] = scale * out.dtype.type(np.int8(packed[-1] & 15) - np.int8(8))
-
-
-@kernel
-def _bin_of(value: float) -> int:
-    """Return the bin of a magnitude as float32; larger magnitudes, infinity and NaN have higher bins."""
-    return (np.float32(value).view(np.uint32) & np.uint32(0x7FFFFFFF)) >> np.uint32(19)
-
-
-@kernel
-def _select_largest(vector: Array, residual: Array, counts: Array, indices: Array, values: Array) -> None:
-    """Add ``vector`` to ``residual``, and move its largest elements to ``indices`` and ``values``.
-
-    Args:
-        counts: Shape (4096,), zero.
-    """
-    zero = residual.dtype.type(0)
-    for i in range(vector.size):
-        value = vector[i] + residual[i]
-        residual[i] = value
-        counts[_bin_of(value)] += 1
-    least, left = counts.size - 1, indices.size  # the lowest bin that is sent, and how many elements of it
-    while least > 0 and counts[least] <= left:
-        left -= counts[least]
-        least -= 1
-    sent = 0
-    for i in range(residual.size):
-        value = residual[i]
-        place = _bin_of(value)
-        if place > least or (place == least and left > 0):
-            left -= 1 if place == least else 0
-            if sent < indices.size:
-                indices[sent], values[sent] = i, value
-                sent += 1
-                residual[i] = zero
-        if value - value != zero:  # not finite: sent, or if there are too many dropped
-            residual[i] = zero
-    for i in range(sent, indices.size):
-        indices[i], values[i] = 0, zero
-
-
-@kernel
-def _scatter(indices: Array, values: Array, out: Array) -> None:
-    for i in range(indices.size):
-        out[indices[i]] += values[i]

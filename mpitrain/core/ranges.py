@@ -12,6 +12,7 @@ from .layout import ALIGN
 OnReady = Callable[[int], None]
 
 Range = tuple[int, int]  # first element, and the one after the last
+Ranges = Sequence[Range]
 
 
 def announce_nothing(start: int) -> None:

@@ -19,7 +19,7 @@ class ArraySplit(Split):
         self._examples, self._labels = examples, labels
 
     @property
-    def _has_ranges(self) -> bool:
+    def has_ranges(self) -> bool:
         return True
 
     def read(self, start: int, stop: int, examples: Array, labels: Array) -> None:

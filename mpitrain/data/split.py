@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 
@@ -14,37 +14,11 @@ from ..core.layout import Array, Shape
 from ..errors import DataError
 from .batch import Batch, BatchSource, CollatedBatch, Loading
 from .dataset_loader import DatasetLoader
-from .example_errors import errors_named, name_of, why_not_collated
+from .example_batches import ExampleBatches, Examples as Examples, Transform
+from .example_errors import name_of
 from .orders import Order, OwnOrder, Sequential, Shuffled, Streams
-from .random_numbers import generator_at, seed_all
-from .trees import Allocate, Columns, Stacked, describe, leaves, stack
-
-SAMPLE = 16  # examples in a digest
-
-
-class Examples(Protocol):
-    """A map-style dataset, such as a ``torch.utils.data.Dataset``."""
-
-    def __len__(self) -> int:
-        """Return the number of examples."""
-
-    def __getitem__(self, index: int, /) -> Any:
-        """Return an example."""
-
-
-class TakesExamples(Protocol):
-    """See ``InMemory``."""
-
-    def take(self, indices: Array, scale: float, examples: Array, labels: Array) -> None: ...
-
-    def start_in_process(self) -> None: ...
-
-
-class Transform(NamedTuple):
-    """A function of one example, and for random ones of a generator."""
-
-    function: Callable[..., Any]
-    is_random: bool
+from .stored_examples import SAMPLE, StoredExamples
+from .trees import Allocate, describe, leaves, stack
 
 
 class Split:
@@ -128,21 +102,27 @@ class Split:
         self.read(start, stop, examples, labels)
         return Batch(examples, labels, start)
 
+    def scaled(self, examples: Array, dtype: Any) -> Array:
+        """Return examples in stored form times the scale in ``dtype``; unchanged if that is None."""
+        return examples if dtype is None else np.multiply(examples, self.scale, dtype=dtype)
+
     def sample_digest(self) -> str:
         """Return a digest of some examples and labels, spread over the split; of the first ones if it has no ranges.
 
         Raises:
             DataError: The files do not match their headers.
         """
-        digest = hashlib.sha256()
-        for index in range(min(SAMPLE, len(self))):
-            start = index * len(self) // min(SAMPLE, len(self)) if self._has_ranges else index
-            batch = self.read_batch(start, start + 1)
-            digest.update(batch.examples.tobytes() + batch.labels.tobytes())
+        digest, count = hashlib.sha256(), min(SAMPLE, len(self))
+        for number in range(count):
+            digest.update(self._bytes_at(number * len(self) // count if self.has_ranges else number))
         return digest.hexdigest()[:16]
 
+    def _bytes_at(self, index: int) -> bytes:
+        batch = self.read_batch(index, index + 1)
+        return batch.examples.tobytes() + batch.labels.tobytes()
+
     @property
-    def _has_ranges(self) -> bool:
+    def has_ranges(self) -> bool:
         """Whether a part can be read without reading what precedes it."""
         return self.block is not None
 
@@ -300,18 +280,12 @@ class DatasetSplit(Split):
     def read_batch(self, start: int, stop: int) -> Batch:
         return self.finish(self.load(np.arange(start, stop), 0, start))
 
-    def sample_digest(self) -> str:
-        digest = hashlib.sha256()
-        count = min(SAMPLE, len(self))
-        for number in range(count):
-            index = number * len(self) // count if self._has_ranges else number
-            for leaf in leaves(self.load(np.array([index]), 0, 0).examples):
-                digest.update(_bytes_of(leaf))
-        return digest.hexdigest()[:16]
+    def _bytes_at(self, index: int) -> bytes:
+        return b"".join(map(_bytes_of, leaves(self.load(np.array([index]), 0, 0).examples)))
 
     @property
-    def _has_ranges(self) -> bool:
-        return not isinstance(self.dataset, StoredExamples) or self.dataset.split._has_ranges
+    def has_ranges(self) -> bool:
+        return not isinstance(self.dataset, StoredExamples) or self.dataset.split.has_ranges
 
     def own_loader(self, seed: int, loading: Loading = Loading()) -> BatchSource:
         if not loading.workers:
@@ -335,31 +309,15 @@ class DatasetSplit(Split):
             DataError: An example cannot be loaded, or they cannot be collated.
         """
         examples = self._load_each(indices.tolist(), seed, position)
-        if self.collate is stack and not isinstance(examples, Columns):
-            batch = self._stacked(examples, indices.tolist(), allocate)
-        else:
-            batch = self._collated(examples, indices.tolist())
+        batch = self._batches.collated(examples, indices.tolist(), allocate)
         return self.batch_type(batch, None, position, len(indices))
 
-    def _collated(self, examples: Iterable[Any], indices: list[int]) -> Any:
-        several: Any = examples if isinstance(examples, Columns) else list(examples)
-        try:
-            return self.collate(several)
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise DataError(why_not_collated(self.dataset, self.source, indices, several, error)) from error
+    @property
+    def _batches(self) -> ExampleBatches:
+        return ExampleBatches(self.dataset, self.source, self._transforms, self.collate)
 
-    def _stacked(self, examples: Iterable[Any], indices: list[int], allocate: Allocate) -> Any:
-        """Return what ``stack`` returns, without keeping all examples in memory."""
-        first: Any = None
-        for place, example in enumerate(examples):
-            try:
-                if place == 0:
-                    first, batch = example, Stacked(example, len(indices), allocate)
-                batch.set(place, example)
-            except (KeyError, TypeError, ValueError) as error:
-                pair = [indices[0], indices[place]]
-                raise DataError(why_not_collated(self.dataset, self.source, pair, [first, example], error)) from error
-        return batch.tree()
+    def _load_each(self, indices: list[int], seed: int, position: int) -> Iterable[Any]:
+        return self._batches.examples(indices, seed, position)
 
     def finish(self, batch: Batch, loading: Loading = Loading(), indices: Array | None = None) -> Batch:
         """Return a batch of ``load`` in the form in which the model takes it. In the rank.
@@ -393,36 +351,6 @@ class DatasetSplit(Split):
     def _one_by_one(self) -> DatasetSplit:
         return self
 
-    def _load_each(self, indices: list[int], seed: int, position: int) -> Iterable[Any]:
-        """Return the examples, each of which is loaded when the iterator gets to it if the dataset allows it."""
-        fetch = getattr(self.dataset, "__getitems__", None)
-        if fetch is None:
-            return self._one_after_another(None, indices, seed, position)
-        seed_all(seed, position)
-        with errors_named(self.dataset, self.source, indices):
-            examples: Sequence[Any] = fetch(indices)
-            if isinstance(examples, Columns) and not self._transforms:
-                return examples
-            examples = list(examples)
-        return self._one_after_another(examples, indices, seed, position) if self._transforms else examples
-
-    def _one_after_another(
-        self, examples: list[Any] | None, indices: list[int], seed: int, position: int
-    ) -> Iterator[Any]:
-        for place, index in enumerate(indices):
-            seed_all(seed, position + place)
-            with errors_named(self.dataset, self.source, [index]):
-                example = self.dataset[index] if examples is None else examples[place]
-                if self._transforms:
-                    example = self._transform(example, seed, position + place)
-            yield example
-
-    def _transform(self, example: Any, seed: int, position: int) -> Any:
-        generator = generator_at(seed, position) if any(transform.is_random for transform in self._transforms) else None
-        for function, is_random in self._transforms:
-            example = function(example, generator) if is_random else function(example)
-        return example
-
 
 def dataset(examples: Examples, classes: int | None = None) -> DatasetSplit:
     """Return a split of any object with ``__len__`` and ``__getitem__``: a dataset of torch, Hugging Face, Grain, ...
@@ -438,51 +366,6 @@ def dataset(examples: Examples, classes: int | None = None) -> DatasetSplit:
         DataError: It has no examples.
     """
     return DatasetSplit(examples, classes=classes)
-
-
-class StoredExamples:
-    """The examples of a split of arrays, one by one: pairs of an example, scaled, and its label.
-
-    Args:
-        split: The arrays.
-        storage: Where the examples are taken from, if they have been loaded; else they are read.
-
-    Attributes:
-        split: As given.
-    """
-
-    def __init__(self, split: Split, storage: TakesExamples | None = None) -> None:
-        self.split, self._storage = split, storage
-        self._whole: Batch | None = None
-
-    def start_in_process(self) -> None:
-        """Prepare to be read in a process that was forked."""
-        if self._storage is not None:
-            self._storage.start_in_process()
-
-    def __len__(self) -> int:
-        return len(self.split)
-
-    def __getitems__(self, indices: list[int]) -> list[tuple[Array, Array]]:
-        split = self.split
-        if self._storage is not None:
-            examples = np.empty((len(indices), *split.shape), split.dtype)
-            labels = np.empty((len(indices), *split.label_shape), split.label_dtype)
-            self._storage.take(np.array(indices), 1.0, examples, labels)
-        else:
-            parts = [self._read(index) for index in indices]
-            examples = np.concatenate([part.examples for part in parts])
-            labels = np.concatenate([part.labels for part in parts])
-        if split.scale != 1:
-            examples = np.multiply(examples, split.scale, dtype=np.float32)
-        return list(zip(examples, labels, strict=True))
-
-    def _read(self, index: int) -> Batch:
-        if self.split._has_ranges or index < SAMPLE:  # all that a digest needs
-            return self.split.read_batch(index, index + 1)
-        if self._whole is None:
-            self._whole = self.split.read_batch(0, len(self.split))
-        return self._whole.part(index, index + 1)
 
 
 class DescribedSplit(Split):

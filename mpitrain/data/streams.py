@@ -41,7 +41,8 @@ class StreamSplit(DatasetSplit):
             self._iterator = self._beginning()
             for _ in range(position // (len(indices) * self._shares) * len(indices)):
                 self._next()
-        return [self._transform(self._next(), seed, position + place) for place in range(len(indices))]
+        transformed = self._batches.transformed
+        return [transformed(self._next(), seed, position + place) for place in range(len(indices))]
 
     def _next(self) -> Any:
         """Return the next example of this process; the first one after the last one."""

@@ -178,8 +178,9 @@ class Predictor:
         (examples,) = parts.values()
         if train.is_array and examples.shape[1:] != train.shape:
             raise JobError(f"an example has shape {examples.shape[1:]}: must have {train.shape}, as in training")
-        is_scaled = train.has_integers and examples.dtype.kind == "f"
-        return examples.astype(self._dtype) if is_scaled else _converted(self._trained, train, examples)
+        if train.has_integers and examples.dtype.kind == "f":  # scaled already
+            return examples.astype(self._dtype)
+        return train.scaled(examples, _input_dtype(self._trained, train))
 
 
 def _shapes(arrays: Mapping[str, Array]) -> str:
@@ -198,14 +199,12 @@ def _batches(trained: Trained, split: Split) -> Iterator[Batch]:
     whole = split.read_batch(0, count) if split.block is None else None  # the file cannot be read in ranges
     for start, stop in ranges:
         batch = split.read_batch(start, stop) if whole is None else whole.part(start, stop)
-        yield Batch(_converted(trained, split, batch.examples), batch.labels, start)
+        yield Batch(split.scaled(batch.examples, _input_dtype(trained, split)), batch.labels, start)
 
 
-def _converted(trained: Trained, split: Split, examples: Array) -> Array:
-    """Return examples in stored form as the model takes them: scaled, unless they are integers that it takes."""
-    if trained.job.network.takes_integers(split):
-        return examples
-    return np.multiply(examples, split.scale, dtype=trained.params.dtype)
+def _input_dtype(trained: Trained, split: Split) -> Any:
+    """Return the dtype of the model's input; None for integers as they are stored."""
+    return None if trained.job.network.takes_integers(split) else trained.params.dtype
 
 
 def _batch_size(trained: Trained) -> int:

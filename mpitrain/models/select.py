@@ -57,7 +57,8 @@ def _maker(job: Job, plan: Plan, on_gpus: bool) -> MakeModel:
     """Return what makes the model for one device."""
     if isinstance(job.network, LayerNetwork):
         return _layers_on_gpus(job, plan) if on_gpus else _layers(plan)
-    from .torch_model import TorchCpu, TorchModel
+    from .torch_device import TorchCpu
+    from .torch_model import TorchModel
 
     def make(network: Any, device: Any, state: TrainingState, sum_over_workers: SumOverWorkers | None) -> Model:
         if not on_gpus:

@@ -17,7 +17,7 @@ from ..nn.layer import SumOverWorkers
 
 
 class TorchGpu:
-    """A GPU; see ``torch_model.TorchDevice``.
+    """A GPU; see ``torch_device.TorchDevice``.
 
     Torch computes on the stream of mpitrain's kernels, so that neither waits for the other.
     """

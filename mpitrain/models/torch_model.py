@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,101 +31,17 @@ from ..pytorch.linear import write_gradients
 from ..pytorch.modes import inference
 from ..pytorch.names import parameters_of
 from ..pytorch.network import TorchNetwork, buffers_of, load_buffers, owners_of
-from ..pytorch.outputs import on_host
-from ..pytorch.rng_lock import exclusive, released
+from ..pytorch.outputs import are_scores, correct_predictions, on_host
 from ..pytorch.sync_batch_norm import synchronize
 from .base import Model, OnOutputs
+from .torch_device import TorchDevice
 
 _READ_TOO_LATE = (
     "the backward pass reads a parameter, such as one used with detach(), after its gradient is complete and it may "
     "have been updated; pass --bucket-bytes {} to update after the backward pass. Torch reports: {}"
 )
-
-
 _SAMPLED = 256  # elements of the parameters, to find changes
 _INDEXABLE = ("bool", "uint8", "int8", "int16", "int32", "int64", "float32", "float64")  # by torch's index_select
-
-
-class TorchDevice(Protocol):
-    """Where a module computes.
-
-    Attributes:
-        torch_device: Torch's device.
-    """
-
-    torch_device: torch.device
-
-    def use(self) -> None:
-        """Let the calling thread's torch operations run there from now on."""
-
-    def activate(self) -> AbstractContextManager[object]:
-        """Return a context in which torch's operations run there."""
-
-    def exclusive(self) -> AbstractContextManager[object]:
-        """Like ``activate``; if replicas share random numbers, no other one computes in this context."""
-
-    def summing(self, sum_over_workers: SumOverWorkers) -> SumOverWorkers:
-        """Return a sum over the workers that layers may call inside ``exclusive``."""
-
-    def loss_of(self, loss: Tensor) -> Any:
-        """Return a loss as ``Model.compute_loss`` does."""
-
-    def add_loss(self, total: Any, loss: Any) -> Any:
-        """See ``Model.add_loss``."""
-
-    def to_host(self, vector: Array) -> Array:
-        """See ``Model.to_host``."""
-
-    def has_room(self, *arrays: Array) -> bool:
-        """Return whether copies of these arrays should be kept there."""
-
-    def memory_use(self) -> dict[str, int]:
-        """See ``Model.memory_use``."""
-
-    def synchronize(self) -> None:
-        """Wait until all operations are done."""
-
-
-class TorchCpu:
-    """The CPU; see ``TorchDevice``."""
-
-    torch_device = torch.device("cpu")
-
-    def use(self) -> None:
-        """Do nothing: torch computes there by default."""
-
-    def activate(self) -> AbstractContextManager[object]:
-        return nullcontext()
-
-    def exclusive(self) -> AbstractContextManager[object]:
-        return exclusive()
-
-    def summing(self, sum_over_workers: SumOverWorkers) -> SumOverWorkers:
-        """Return a sum that lets other replicas compute until they arrive at the sum, too."""
-
-        def sum_while_released(array: Array) -> None:
-            with released():
-                sum_over_workers(array)
-
-        return sum_while_released
-
-    def loss_of(self, loss: Tensor) -> Any:
-        return loss.item()
-
-    def add_loss(self, total: Any, loss: Any) -> Any:
-        return total + loss
-
-    def to_host(self, vector: Array) -> Array:
-        return vector
-
-    def has_room(self, *arrays: Array) -> bool:
-        return False
-
-    def memory_use(self) -> dict[str, int]:
-        return {}
-
-    def synchronize(self) -> None:
-        """Do nothing: operations on the CPU are synchronous."""
 
 
 class TorchModel(Model):
@@ -331,7 +247,7 @@ class TorchModel(Model):
             if on_outputs is not None:
                 on_outputs(on_host(outputs), on_host(inputs.labels))
             loss = self._loss_of(outputs, inputs.labels, batch)
-            return float(loss) * batch.count, _correct(outputs, inputs.labels)
+            return float(loss) * batch.count, correct_predictions(outputs, inputs.labels)
 
     def predict(self, batch: Batch) -> Array:
         with self.inference():
@@ -423,7 +339,7 @@ class TorchModel(Model):
         try:
             return self._criterion(outputs, labels)
         except IndexError:
-            if _are_scores(outputs, labels):
+            if are_scores(outputs, labels):
                 values = labels.detach().cpu().numpy()
                 source, first = "validation", np.arange(batch.position, batch.position + batch.count)
                 if split is not None:
@@ -481,17 +397,3 @@ class TorchModel(Model):
 def _array(buffer: Tensor) -> Array:
     """Return a copy of a buffer."""
     return to_array(buffer).copy()
-
-
-def _are_scores(outputs: Any, labels: Any) -> bool:
-    """Return whether outputs are scores of classes, shape (batch, classes, ...), and labels are classes."""
-    if not isinstance(outputs, Tensor) or not isinstance(labels, Tensor) or outputs.dim() < 2:
-        return False
-    return not labels.is_floating_point() and labels.shape == (len(outputs), *outputs.shape[2:])
-
-
-def _correct(outputs: Any, labels: Any) -> int | None:
-    """Return the number of correct predictions if outputs are scores of classes, (batch, classes), else None."""
-    if not _are_scores(outputs, labels) or outputs.dim() != 2:
-        return None
-    return int((outputs.argmax(dim=1) == labels).sum())

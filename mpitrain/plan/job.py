@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import difflib
 import importlib.util
@@ -14,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 from .. import nn, optim
 from ..data import Split
@@ -259,17 +258,11 @@ def errors_located(path: Path, job: Job) -> Iterator[None]:
 def _errors_described(path: Path, source: str = "") -> Iterator[None]:
     """Turn exceptions of the job file's code into a ``JobError``, and name its line in errors of this package.
 
-    Its own ``argparse`` would print its usage, and exit, because it cannot parse the arguments of ``mpitrain``.
+    Its own parser of the command line exits, because it does not know the arguments of ``mpitrain``.
 
     Args:
         source: The file of a function that a script or a notebook has passed.
     """
-
-    def refuse(self: argparse.ArgumentParser, message: str) -> NoReturn:
-        raise JobError(f"job file {path} parses the command line with argparse ({message}); {_NO_ARGPARSE}")
-
-    error_of_argparse = argparse.ArgumentParser.error
-    argparse.ArgumentParser.error = refuse  # type: ignore[method-assign]
     try:
         yield
     except UserError as error:
@@ -278,8 +271,6 @@ def _errors_described(path: Path, source: str = "") -> Iterator[None]:
         raise type(error)(f"{place}: {error}") from error
     except (Exception, SystemExit) as error:
         raise JobError(_describe(path, error, source)) from error
-    finally:
-        argparse.ArgumentParser.error = error_of_argparse  # type: ignore[method-assign]
 
 
 def _describe(path: Path, error: BaseException, source: str) -> str:

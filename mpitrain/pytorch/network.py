@@ -289,8 +289,8 @@ def owners_of(model: nn.Module, names: Iterable[str]) -> list[tuple[dict[str, An
 def _first(train: Split, dtype: Any, network: TorchNetwork) -> Batch:
     """Return the first two examples, or the only one. Most layers that compute statistics need two."""
     batch = train.read_batch(0, min(2, len(train)))
-    if train.is_array and not network.takes_integers(train):
-        batch.examples = np.multiply(batch.examples, train.scale, dtype=dtype)
+    if train.is_array:
+        batch.examples = train.scaled(batch.examples, None if network.takes_integers(train) else dtype)
     return batch
 
 

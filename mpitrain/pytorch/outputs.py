@@ -90,3 +90,17 @@ def facts_of(loader: DataLoader[Any]) -> tuple[object, ...]:
     dataset: Any = loader.dataset
     indices = hash(tuple(map(int, dataset.indices))) if isinstance(dataset, Subset) else None
     return len(dataset), len(loader), indices
+
+
+def are_scores(outputs: Any, labels: Any) -> bool:
+    """Return whether outputs are scores of classes, shape (batch, classes, ...), and labels are classes."""
+    if not isinstance(outputs, Tensor) or not isinstance(labels, Tensor) or outputs.dim() < 2:
+        return False
+    return not labels.is_floating_point() and labels.shape == (len(outputs), *outputs.shape[2:])
+
+
+def correct_predictions(outputs: Any, labels: Any) -> int | None:
+    """Return the number of correct predictions if outputs are scores of classes, (batch, classes), else None."""
+    if not are_scores(outputs, labels) or outputs.dim() != 2:
+        return None
+    return int((outputs.argmax(dim=1) == labels).sum())

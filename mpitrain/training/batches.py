@@ -9,7 +9,8 @@ from ..data import BatchSource, InMemory, Loader, Split
 from ..data.batch import Loading
 from ..data.checks import check_examples
 from ..data.loader import IndexLoader, own_buffers
-from ..data.split import DatasetSplit, StoredExamples
+from ..data.split import DatasetSplit
+from ..data.stored_examples import StoredExamples
 from ..models.base import Model
 from .setup import Setup
 

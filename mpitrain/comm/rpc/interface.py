@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from ...core.layout import Array
+from ...core.ranges import Ranges
 from ..mpi import MPI
 from ..vector_codec import VectorCodec
 
 EMPTY = np.zeros((), [])  # a message without fields
-
-Ranges = Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True)

@@ -29,14 +29,14 @@ CONSTANTS = (0.1,) * 6
 
 # Arguments of the kernels whose loops must be vectorized, by module and name.
 VECTORIZED: dict[str, tuple[Any, ...]] = {
-    "comm.compression._update_residual": (ROW, ROW, ROW),
-    "comm.compression._upcast_bfloat16": (np.ones(64, np.uint16), BITS),
-    "comm.compression._round_bfloat16": (BITS, np.ones(64, np.uint16)),
-    "comm.compression._round_to_codes": (ROW, np.float32(1), np.ones(64, np.int8)),
-    "comm.compression._encode_int8": (ROW, ROW, np.ones(1, np.float32), np.ones(64, np.int8)),
-    "comm.compression._decode_int8": (np.ones(1, np.float32), np.ones(64, np.int8), ROW),
-    "comm.compression._encode_int4": (ROW, ROW, np.ones(1, np.float32), np.ones(32, np.uint8)),
-    "comm.compression._decode_int4": (np.ones(1, np.float32), np.ones(32, np.uint8), ROW),
+    "comm.compression_kernels.update_residual": (ROW, ROW, ROW),
+    "comm.compression_kernels.upcast_bfloat16": (np.ones(64, np.uint16), BITS),
+    "comm.compression_kernels.round_bfloat16": (BITS, np.ones(64, np.uint16)),
+    "comm.compression_kernels._round_to_codes": (ROW, np.float32(1), np.ones(64, np.int8)),
+    "comm.compression_kernels.encode_int8": (ROW, ROW, np.ones(1, np.float32), np.ones(64, np.int8)),
+    "comm.compression_kernels.decode_int8": (np.ones(1, np.float32), np.ones(64, np.int8), ROW),
+    "comm.compression_kernels.encode_int4": (ROW, ROW, np.ones(1, np.float32), np.ones(32, np.uint8)),
+    "comm.compression_kernels.decode_int4": (np.ones(1, np.float32), np.ones(32, np.uint8), ROW),
     "comm.powersgd._orthogonalize": (GRID,),
     "comm.powersgd._swap": (ROW, ROW, 0.5),
     "comm.vector_codec._drop_non_finite": (ROW,),
@@ -85,10 +85,10 @@ VECTORIZED: dict[str, tuple[Any, ...]] = {
 }
 # The others: words of shared memory, parsers of bytes, and these.
 SCALAR = {
-    "comm.compression._bin_of": "one element",
-    "comm.compression._scale_of": "a maximum, and a sum in a fixed order",
-    "comm.compression._scatter": "writes to any element",
-    "comm.compression._select_largest": "counts in bins, and writes where elements are large",
+    "comm.compression_kernels._bin_of": "one element",
+    "comm.compression_kernels._scale_of": "a maximum, and a sum in a fixed order",
+    "comm.compression_kernels.scatter": "writes to any element",
+    "comm.compression_kernels.select_largest": "counts in bins, and writes where elements are large",
     "core.kernels.read_file": "calls pread of the C library",
     "data.crc32c.crc32c": "a byte depends on the one before",
     "core.ops.activations._gelu": "calls erf and erfc of the C library",
