@@ -11,24 +11,18 @@ not depend on timing or on the MPI library, and are the same bits on all ranks.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from ..comm.mpi import MPI
 from ..core.ranges import aligned_range
+from .internode import MESSAGE_BYTES, Steps, messages_of, reduce_chunk
 from .members import Members
 from .reductions import Reduction
 from .staging import Staging
 
-Condition: TypeAlias = "int | MPI.Request"
-Steps: TypeAlias = Iterator[Condition]
-
 _DIVIDED_BYTES = 32 << 10  # each rank reduces smaller blocks completely; larger ones are divided among the ranks
-_EXCHANGED_BYTES = 16 << 10  # the same between nodes
-_BLOCK_BYTES = 1 << 20  # between two nodes; small enough for the cache
-_MESSAGE_BYTES = 256 << 20  # MPI counts are 32-bit integers in many libraries
 
 
 class Collectives:
@@ -359,57 +353,12 @@ class Collectives:
         chunks = [aligned_range(0, flat.numel(), index, hierarchy.n_chunks) for index in range(hierarchy.n_chunks)]
         if self._internode is not None:
             lo, hi = chunks[self._rank]
-            step = _MESSAGE_BYTES // flat.element_size()
+            step = MESSAGE_BYTES // flat.element_size()
             for start in range(lo, hi, step):
-                yield from self._reduce_chunk(flat[start : min(start + step, hi)], reduction)
+                yield from reduce_chunk(flat[start : min(start + step, hi)], reduction, self._internode)
         for index, (lo, hi) in enumerate(chunks):
             if hi > lo:
                 yield from self._node_broadcast(flat[lo:hi], index)
-
-    def _reduce_chunk(self, chunk: Tensor, reduction: Reduction) -> Steps:
-        """Reduce ``chunk`` over the nodes, in their order. Collective over ``internode``."""
-        internode, n_nodes = self._internode, self._members.hierarchy.n_nodes
-        assert internode is not None
-        if n_nodes == 2:
-            yield from self._reduce_over_two_nodes(chunk, reduction, internode)
-            return
-        if chunk.numel() * chunk.element_size() <= _EXCHANGED_BYTES:
-            received = chunk.new_empty((n_nodes, chunk.numel()))
-            yield internode.Iallgather(_bytes(chunk), _bytes(received))
-            reduction(received.unbind(), chunk)
-            return
-        ranges = [aligned_range(0, chunk.numel(), node, n_nodes) for node in range(n_nodes)]
-        lo, hi = ranges[internode.rank]
-        received = chunk.new_empty((n_nodes, hi - lo))
-        width = chunk.element_size()
-        counts, starts = [width * (b - a) for a, b in ranges], [width * a for a, _ in ranges]
-        own = width * (hi - lo)
-        yield internode.Ialltoallv(
-            [_memory(chunk), (counts, starts), MPI.BYTE],
-            [_memory(received), ([own] * n_nodes, [own * node for node in range(n_nodes)]), MPI.BYTE],
-        )
-        result = received.new_empty(hi - lo)
-        reduction(received.unbind(), result)
-        yield internode.Iallgatherv([_memory(result), own, MPI.BYTE], [_memory(chunk), (counts, starts), MPI.BYTE])
-
-    def _reduce_over_two_nodes(self, chunk: Tensor, reduction: Reduction, internode: MPI.Intracomm) -> Steps:
-        """As ``_reduce_chunk``; each block is reduced while the next one is under way."""
-        other = 1 - internode.rank
-        parts = chunk.split(max(1, _BLOCK_BYTES // chunk.element_size()))
-        buffers = [torch.empty_like(part) for part in parts[:2]]
-
-        def exchange(index: int) -> tuple[Tensor, list[MPI.Request]]:
-            part = parts[index]
-            received = buffers[index % 2][: part.numel()]
-            return received, [internode.Irecv(_bytes(received), other), internode.Isend(_bytes(part), other)]
-
-        following = exchange(0)
-        for index, part in enumerate(parts):
-            received, requests = following
-            if index + 1 < len(parts):
-                following = exchange(index + 1)
-            yield from requests
-            reduction((part, received) if other else (received, part), part)
 
     def _exchange_by_mpi(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Steps:
         """Copy ``inputs[j]`` of each rank i to ``outputs[i]`` of rank j, in messages."""
@@ -438,19 +387,3 @@ def _blocks(flats: Sequence[Tensor], block: int) -> Iterator[list[Tensor]]:
             room -= n - start
     if pieces:
         yield pieces
-
-
-def _memory(tensor: Tensor) -> Any:
-    """Return a contiguous tensor's memory as a NumPy array of bytes."""
-    return tensor.reshape(-1).view(torch.uint8).numpy()
-
-
-def _bytes(tensor: Tensor) -> list[Any]:
-    """Return a contiguous tensor as a buffer of MPI."""
-    return [_memory(tensor), MPI.BYTE]
-
-
-def messages_of(tensor: Tensor) -> list[list[Any]]:
-    """Return a contiguous tensor as buffers of MPI that are small enough for its counts."""
-    memory = _memory(tensor)
-    return [[memory[lo : lo + _MESSAGE_BYTES], MPI.BYTE] for lo in range(0, max(1, memory.size), _MESSAGE_BYTES)]

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from ..core import activity
-from .collectives import Condition, Steps
+from .internode import Condition, Steps
 from .work import TensorWork
 
 Wait = Callable[["Operation", Condition], None]

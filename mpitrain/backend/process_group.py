@@ -12,8 +12,9 @@ from torch import Tensor
 
 from ..comm.mpi import MPI
 from . import process_end, sparse
-from .collectives import Collectives, Steps, messages_of
+from .collectives import Collectives
 from .host_tensors import all_on_host, check_parts, check_sizes, copy_back, on_host, split_rows, to_host
+from .internode import Steps, messages_of
 from .members import join
 from .operations import Operation, OperationQueue
 from .point_to_point import Message

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .collectives import Collectives, Steps
+from .collectives import Collectives
+from .internode import Steps
 from .reductions import Reduction
 
 

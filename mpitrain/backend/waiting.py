@@ -14,7 +14,7 @@ from ..comm.backoff import Backoff
 from ..comm.mpi import MPI
 from ..core import activity
 from ..errors import CollectiveFailed
-from .collectives import Condition, Steps
+from .internode import Condition, Steps
 from .members import Members
 from .operations import Operation
 from .staging import Staging

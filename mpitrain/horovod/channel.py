@@ -19,7 +19,8 @@ import numpy as np
 import torch
 
 from ..backend import process_end
-from ..backend.collectives import Collectives, Condition, Steps
+from ..backend.collectives import Collectives
+from ..backend.internode import Condition, Steps
 from ..backend.members import members_of
 from ..backend.staging import Staging, shared_bytes_per_rank
 from ..backend.waiting import ranks_text

@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..backend.collectives import Collectives, Steps
+from ..backend.collectives import Collectives
+from ..backend.internode import Steps
 from ..backend.reductions import Reduction, reduction_of
 from .adasum import combine
 from .request import Handle, ReduceOp, Request

@@ -1,0 +1,83 @@
+"""Reductions between nodes, and tensors as messages of MPI."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ..comm.mpi import MPI
+from ..core.ranges import aligned_range
+from .reductions import Reduction
+
+# What an operation waits for, and an operation; see ``collectives``.
+Condition: TypeAlias = "int | MPI.Request"
+Steps: TypeAlias = Iterator[Condition]
+
+MESSAGE_BYTES = 256 << 20  # MPI counts are 32-bit integers in many libraries
+_EXCHANGED_BYTES = 16 << 10  # each node reduces smaller chunks completely; larger ones are divided among the nodes
+_BLOCK_BYTES = 1 << 20  # between two nodes; small enough for the cache
+
+
+def reduce_chunk(chunk: Tensor, reduction: Reduction, internode: MPI.Intracomm) -> Steps:
+    """Reduce ``chunk`` over the nodes, in their order. Collective over ``internode``."""
+    n_nodes = internode.size
+    if n_nodes == 2:
+        yield from _reduce_over_two_nodes(chunk, reduction, internode)
+        return
+    if chunk.numel() * chunk.element_size() <= _EXCHANGED_BYTES:
+        received = chunk.new_empty((n_nodes, chunk.numel()))
+        yield internode.Iallgather(_bytes(chunk), _bytes(received))
+        reduction(received.unbind(), chunk)
+        return
+    ranges = [aligned_range(0, chunk.numel(), node, n_nodes) for node in range(n_nodes)]
+    lo, hi = ranges[internode.rank]
+    received = chunk.new_empty((n_nodes, hi - lo))
+    width = chunk.element_size()
+    counts, starts = [width * (b - a) for a, b in ranges], [width * a for a, _ in ranges]
+    own = width * (hi - lo)
+    yield internode.Ialltoallv(
+        [_memory(chunk), (counts, starts), MPI.BYTE],
+        [_memory(received), ([own] * n_nodes, [own * node for node in range(n_nodes)]), MPI.BYTE],
+    )
+    result = received.new_empty(hi - lo)
+    reduction(received.unbind(), result)
+    yield internode.Iallgatherv([_memory(result), own, MPI.BYTE], [_memory(chunk), (counts, starts), MPI.BYTE])
+
+
+def _reduce_over_two_nodes(chunk: Tensor, reduction: Reduction, internode: MPI.Intracomm) -> Steps:
+    """As ``reduce_chunk``; each block is reduced while the next one is under way."""
+    other = 1 - internode.rank
+    parts = chunk.split(max(1, _BLOCK_BYTES // chunk.element_size()))
+    buffers = [torch.empty_like(part) for part in parts[:2]]
+
+    def exchange(index: int) -> tuple[Tensor, list[MPI.Request]]:
+        part = parts[index]
+        received = buffers[index % 2][: part.numel()]
+        return received, [internode.Irecv(_bytes(received), other), internode.Isend(_bytes(part), other)]
+
+    following = exchange(0)
+    for index, part in enumerate(parts):
+        received, requests = following
+        if index + 1 < len(parts):
+            following = exchange(index + 1)
+        yield from requests
+        reduction((part, received) if other else (received, part), part)
+
+
+def _memory(tensor: Tensor) -> Any:
+    """Return a contiguous tensor's memory as a NumPy array of bytes."""
+    return tensor.reshape(-1).view(torch.uint8).numpy()
+
+
+def _bytes(tensor: Tensor) -> list[Any]:
+    """Return a contiguous tensor as a buffer of MPI."""
+    return [_memory(tensor), MPI.BYTE]
+
+
+def messages_of(tensor: Tensor) -> list[list[Any]]:
+    """Return a contiguous tensor as buffers of MPI that are small enough for its counts."""
+    memory = _memory(tensor)
+    return [[memory[lo : lo + MESSAGE_BYTES], MPI.BYTE] for lo in range(0, max(1, memory.size), MESSAGE_BYTES)]
