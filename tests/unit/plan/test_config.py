@@ -8,8 +8,6 @@ import pytest
 
 from mpitrain.errors import ConfigError
 from mpitrain.plan.config import RunConfig
-from mpitrain.plan.parallel import ParallelConfig
-from mpitrain.strategy.fragments import fragments_of
 
 
 @pytest.mark.parametrize(
@@ -83,17 +81,3 @@ def test_too_few_ranks_for_the_roles(options, ranks, message):
 )
 def test_gradients_that_an_update_takes(options, workers, taken):
     assert RunConfig.of(**options).gradients_per_step(workers) == taken
-
-
-@pytest.mark.parametrize("local_after", [0, 5, 8])
-@pytest.mark.parametrize(("fragments", "overlap"), [(1, 0), (1, 7), (3, 1), (8, 0)])
-def test_the_first_outer_update_is_the_first_merge_of_an_exchange_that_has_begun(local_after, fragments, overlap):
-    parallel = ParallelConfig(local_after=local_after, fragments=fragments, overlap_steps=overlap, local_steps=8)
-    exchanges = list(fragments_of(1000, parallel))
-    begun = [
-        step + overlap
-        for step in range(local_after + 1, 100)
-        for exchange in exchanges
-        if (step - 1) % 8 + 1 == exchange.begins
-    ]
-    assert parallel.first_outer_update == begun[0]
