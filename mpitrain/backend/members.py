@@ -148,9 +148,9 @@ def _exchange_ranks(store: Any, world: MPI.Intracomm, rank: int, size: int, time
             f"rank {rank} of {size} on {socket.gethostname()}: after {timeout.total_seconds():g} s, "
             f"{_ranks(absent)} had not called init_process_group or new_group"
         ) from error
-    found = [store.get(key).decode().split(" ", 2) for key in keys]
-    world_ranks = [int(words[0]) for words in found]
-    if len(set(world_ranks)) < size or any(words[1:] != found[0][1:] for words in found):
+    entries = [store.get(key).decode().split(" ", 2) for key in keys]
+    world_ranks = [int(words[0]) for words in entries]
+    if len(set(world_ranks)) < size or any(words[1:] != entries[0][1:] for words in entries):
         raise LaunchError(
             f"the {size} ranks of the process group are not ranks of one MPI program: MPI sees a world of size "
             f"{world.size}, {library_name()}; start the program with 'mpirun -n {size} python PROGRAM' or "

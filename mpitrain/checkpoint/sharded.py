@@ -48,7 +48,7 @@ class ShardedWriter:
     """Writes one node's shards, and the index.
 
     Args:
-        about: See ``state.write``.
+        record: See ``state.write``.
         shard: The shard to write.
     """
 
@@ -57,11 +57,11 @@ class ShardedWriter:
         folder: Path,
         layout: Layout,
         seed: int,
-        about: Mapping[str, Any],
+        record: Mapping[str, Any],
         compression: Compression,
         shard: ShardSpec,
     ) -> None:
-        self._folder, self._layout, self._seed, self._about = folder, layout, seed, about
+        self._folder, self._layout, self._seed, self._record = folder, layout, seed, record
         self._compression, self._shard = compression, shard
         self._path = Path()
         self._attributes: dict[str, dict[str, Any]] = {}
@@ -74,7 +74,7 @@ class ShardedWriter:
         Raises:
             OSError: The disk is full, or the directory cannot be written.
         """
-        arrays, attributes = contents(self._layout, snapshot, self._seed, self._about)
+        arrays, attributes = contents(self._layout, snapshot, self._seed, self._record)
         self._path, self._attributes = path_for(self._folder, snapshot.step), attributes
         # Arrays without rows, and those that only the chief has, are stored in the index.
         self._small = {

@@ -79,12 +79,12 @@ class SharedFileWriter:
     """Writes checkpoints as a shared file of several nodes. Construction is local.
 
     Args:
-        about: See ``state.write``.
+        record: See ``state.write``.
         group: The ranks that write.
     """
 
-    def __init__(self, folder: Path, layout: Layout, seed: int, about: Mapping[str, Any], group: WriterGroup) -> None:
-        self._folder, self._layout, self._seed, self._about, self._group = folder, layout, seed, about, group
+    def __init__(self, folder: Path, layout: Layout, seed: int, record: Mapping[str, Any], group: WriterGroup) -> None:
+        self._folder, self._layout, self._seed, self._record, self._group = folder, layout, seed, record, group
         self._path = self._partial = Path()
         self._arrays: dict[str, Array] = {}
         self._shares: list[dict[str, tuple[int, int]]] = []  # of each node: rows by array, see ``_share``
@@ -152,7 +152,7 @@ class SharedFileWriter:
 
     def _make_frame(self, snapshot: Snapshot) -> None:
         """Lay out the file; on the first node, create it."""
-        arrays, attributes = contents(self._layout, snapshot, self._seed, self._about)
+        arrays, attributes = contents(self._layout, snapshot, self._seed, self._record)
         self._arrays = {name: array for name, array in arrays.items() if array.size}
         self._shares = [self._share(node) for node in range(self._group.size)]
         self._path = path_for(self._folder, snapshot.step)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import click
 
 from ..api.tuning import Measured, Tuning, flags_of, tune
 from ..errors import RecordError
+from ..launcher.terminal import say
 from ..monitor.format import amount, format_table
 from ..plan import options as flags
 from ..plan.config import plain
@@ -54,7 +54,7 @@ def _tune(may_change: str | None, seconds: float, output: Path | None, **values:
     command = click.get_current_context().command
     assert isinstance(command, JobCommand)
     options = LaunchOptions(**{name: values[name] for name in LAUNCH_OPTIONS})
-    result = tune(options, command.job_request(values), changes, seconds, _say)
+    result = tune(options, command.job_request(values), changes, seconds, lambda line: say(f"mpitrain: {line}"))
     click.echo(describe(result))
     if output is not None:
         try:
@@ -86,10 +86,6 @@ def chosen(result: Tuning) -> Measured:
     """Return the best configuration if it is worth a change, else the user's."""
     own, best = result.measured[0], result.best
     return best if best.score >= _LEAST_GAIN * own.score else own
-
-
-def _say(text: str) -> None:
-    print(f"mpitrain: {text}", file=sys.stderr, flush=True)
 
 
 def describe(result: Tuning) -> str:

@@ -57,24 +57,24 @@ def parse_changes(text: str | None) -> frozenset[str]:
     return changes
 
 
-def candidates(probe: Probe, given: Mapping[str, Any], changes: Collection[str]) -> list[Candidate]:
+def candidates(probe: Probe, run_options: Mapping[str, Any], changes: Collection[str]) -> list[Candidate]:
     """Return the user's configuration and all others that are possible on the probe's ranks, the best one first.
 
     Args:
-        given: The options of the run that the user has given.
+        run_options: The options of the run that the user has given.
         changes: What may change besides options without an effect on the results.
 
     Raises:
         ConfigError: The user's configuration cannot be predicted, or simpy is not installed.
     """
-    own = _scenario(probe, given, {})
+    own = _scenario(probe, run_options, {})
     if "mode" in changes:
         check_simpy()
     examples = own.batch * own.gradients_per_step
     made = []
-    for options in _differences(probe, given, changes):
+    for options in _differences(probe, run_options, changes):
         try:
-            scenario = _scenario(probe, given, options)
+            scenario = _scenario(probe, run_options, options)
             prediction = predict(probe, scenario, steps=100)
         except ConfigError:
             if not options:
@@ -94,17 +94,17 @@ def worth_of_batch(examples: int, reference: int, noise_scale: float) -> float:
     return (reference + noise_scale) / (examples + noise_scale)
 
 
-def _scenario(probe: Probe, given: Mapping[str, Any], options: Mapping[str, Any]) -> Scenario:
-    merged = {**given, **options}
+def _scenario(probe: Probe, run_options: Mapping[str, Any], options: Mapping[str, Any]) -> Scenario:
+    merged = {**run_options, **options}
     config = RunConfig.of(**{name: value for name, value in merged.items() if value is not None})
     return scenario_of(probe, config, batch=config.training.batch_size)
 
 
-def _differences(probe: Probe, given: Mapping[str, Any], changes: Collection[str]) -> Iterator[dict[str, Any]]:
+def _differences(probe: Probe, run_options: Mapping[str, Any], changes: Collection[str]) -> Iterator[dict[str, Any]]:
     """Yield at most ``MOST`` sets of options, from each mode and batch size in turn; the first one is empty."""
     seen: list[dict[str, Any]] = []
     of_kind: dict[tuple[Any, Any], list[dict[str, Any]]] = {}
-    for options in _all_differences(probe, given, changes):
+    for options in _all_differences(probe, run_options, changes):
         if options not in seen:
             seen.append(options)
             of_kind.setdefault((options.get("mode"), options.get("batch_size")), []).append(options)
@@ -112,33 +112,37 @@ def _differences(probe: Probe, given: Mapping[str, Any], changes: Collection[str
     yield from islice(in_turn, MOST)
 
 
-def _all_differences(probe: Probe, given: Mapping[str, Any], changes: Collection[str]) -> Iterator[dict[str, Any]]:
+def _all_differences(
+    probe: Probe, run_options: Mapping[str, Any], changes: Collection[str]
+) -> Iterator[dict[str, Any]]:
     yield {}
-    own = given.get("mode", "sync")
-    batch = given.get("batch_size") or probe.job.batch
-    for options in _of_mode(probe, own, given, changes):
+    own = run_options.get("mode", "sync")
+    batch = run_options.get("batch_size") or probe.job.batch
+    for options in _of_mode(probe, own, run_options, changes):
         yield options
     if "mode" in changes:
         for mode in MODES:
             if mode != own:
                 # Options of the user's mode are not valid in others.
-                removed = {name: None for name in _OF_ONE_MODE if name in given}
+                removed = {name: None for name in _OF_ONE_MODE if name in run_options}
                 yield from ({**removed, "mode": mode, **options} for options in _of_mode(probe, mode, {}, changes))
     if "batch" in changes:
         for factor in (0.5, 2, 4):
             yield {"batch_size": max(1, round(batch * factor))}
-        for options in _of_mode(probe, own, given, changes):
+        for options in _of_mode(probe, own, run_options, changes):
             yield from ({**options, "batch_size": max(1, round(batch * factor))} for factor in (0.5, 2, 4))
 
 
 _OF_ONE_MODE = ("ps", "ps_placement", "staleness", "backup_workers", "local_steps", "outer_optimizer", "compress")
 
 
-def _of_mode(probe: Probe, name: str, given: Mapping[str, Any], changes: Collection[str]) -> Iterator[dict[str, Any]]:
+def _of_mode(
+    probe: Probe, name: str, run_options: Mapping[str, Any], changes: Collection[str]
+) -> Iterator[dict[str, Any]]:
     """Yield options of a mode that may differ from those given."""
     mode, nodes = MODES[name], len(probe.ranks.ranks_per_node)
     bases: list[dict[str, Any]] = [{}]
-    if mode.uses_servers and not given.get("ps"):
+    if mode.uses_servers and not run_options.get("ps"):
         bases = [{"ps": 1}] if nodes > 1 else [{}]
     if mode.uses_servers and "servers" in changes:
         bases += [{"ps": count} for count in (1, 2, nodes)]

@@ -13,7 +13,7 @@ import pytest
 
 from mpitrain import checkpoint
 
-from ..support.launch import JOBS, PROGRAMS, ROOT, Mpi, one_line, run
+from ..support.launch import JOBS, PROGRAMS, ROOT, Mpi, run
 from ..support.results import assert_close, assert_same_bits, final
 
 SMALL = JOBS / "small.py"
@@ -219,75 +219,6 @@ def test_doctor_tries_the_libraries(
 # How gradients travel.
 
 SUMMED = ("--batch-size", "5", "--no-normalize", "--bucket-bytes", "100")  # in as many buckets as there are layers
-
-
-@pytest.fixture(scope="module")
-def by_processors(openmpi: Mpi, tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
-    return train(openmpi, 3, tmp_path_factory.mktemp("processors"), *SUMMED, SMALL)[1]
-
-
-@pytest.mark.parametrize(
-    ("way", "more"),
-    [
-        ("host", []),
-        ("host", ["--no-shared-memory"]),
-        ("ipc", []),
-        ("nccl", []),
-        ("cuda-aware", []),
-        ("host", ["--accumulate-steps", "2"]),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
-)
-def test_gradients_are_summed_in_any_way(
-    openmpi: Mpi,
-    simulated: dict[str, str],
-    by_processors: dict[str, np.ndarray],
-    way: str,
-    more: list[str],
-    tmp_path: Path,
-) -> None:
-    env = {**simulated, "SIMULATED_GPUS": "3", "SIMULATED_NCCL": "1", "MPICH_GPU_SUPPORT_ENABLED": "1"}
-    output, there = train(openmpi, 3, tmp_path, *SUMMED, *more, "--gpu-transport", way, SMALL, env=env)
-    assert f"GPU transport: {way}" in output
-    assert_close(there, by_processors, 1e-9)
-
-
-def test_the_fastest_way_is_taken_and_reported(openmpi: Mpi, simulated: dict[str, str], tmp_path: Path) -> None:
-    output, _ = train(openmpi, 2, tmp_path, "--train-steps", "2", SMALL, env={**simulated, "SIMULATED_NCCL": "1"})
-    (line,) = [line for line in output.splitlines() if line.startswith("GPU transport: ")]
-    words = line.replace(":", " ").replace("(", " ").replace(",", " ").split()
-    times = {way: float(words[words.index(way) + 1]) for way in ("host", "ipc", "nccl")}
-    assert line.split()[2] == min(times, key=lambda way: times[way])
-    assert "cuda-aware" not in line, "this MPI library does not say that it can"
-
-
-def test_a_resumed_run_takes_the_way_of_before(openmpi: Mpi, simulated: dict[str, str], tmp_path: Path) -> None:
-    """Which may add in another order than the fastest one."""
-    train(openmpi, 2, tmp_path, "--train-steps", "2", "--gpu-transport", "ipc", SMALL, env=simulated)
-    output, _ = train(openmpi, 2, tmp_path, "--train-steps", "4", SMALL, env=simulated)
-    assert "GPU transport: ipc, " in output
-    output, _ = train(openmpi, 2, tmp_path, "--train-steps", "6", "--no-shared-memory", SMALL, env=simulated)
-    assert "GPU transport: host (" in output, "ipc is not there any more"
-
-
-@pytest.mark.parametrize(
-    ("way", "ranks", "why"), [("nccl", 2, "nvidia-nccl"), ("cuda-aware", 2, "CUDA"), ("ipc", 2, "nodes")]
-)
-def test_a_way_that_is_not_there_is_reported(
-    openmpi: Mpi, simulated: dict[str, str], way: str, ranks: int, why: str, tmp_path: Path
-) -> None:
-    words = ["-m", "mpitrain", "train", SMALL, "--run-dir", tmp_path, "--gpu-transport", way, "--no-shared-memory"]
-    done = openmpi.run(ranks, *words, env=simulated)
-    assert done.returncode == 2
-    lines = [line for line in done.stderr.splitlines() if line.startswith("mpitrain: ")]
-    assert len(lines) == 1 and why in lines[0] and f"--gpu-transport {way}" in lines[0]
-
-
-def test_nccl_wants_a_gpu_for_each_worker(openmpi: Mpi, simulated: dict[str, str], tmp_path: Path) -> None:
-    env = {**simulated, "SIMULATED_NCCL": "1", "SIMULATED_GPUS": "1"}
-    words = ["-m", "mpitrain", "train", SMALL, "--run-dir", tmp_path, "--gpu-transport", "nccl"]
-    done = openmpi.run(2, *words, env=env)
-    assert done.returncode == 2 and "--gpu-transport nccl" in one_line(done.stderr)
 
 
 @pytest.mark.parametrize("more", [[], ["--accumulate-steps", "3"], ["--accumulate-steps", "5"]], ids=" ".join)

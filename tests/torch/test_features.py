@@ -12,11 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import prune
-from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, IterableDataset
 
 from mpitrain import Job, data, optim
-from mpitrain.core.ranges import announce_nothing
 from mpitrain.data.batch import Batch
 from mpitrain.data.split import Split
 from mpitrain.errors import JobError
@@ -26,7 +24,6 @@ from mpitrain.pytorch.batches import as_split
 from .modules import (
     Call,
     Counter,
-    DetachedFirst,
     Growing,
     Last,
     Masked,
@@ -176,14 +173,6 @@ def records_batch(records: Records) -> Batch:
 def test_a_module_without_a_loss_is_refused(model: nn.Module) -> None:
     with pytest.raises(JobError, match="loss"):
         Local(lambda: Job(model=model, loss=None, optimizer=optim.sgd(0.01), train=data.from_arrays(X, Y)))
-
-
-def test_gradients_are_announced_while_earlier_layers_compute() -> None:
-    ours = Local(making(lambda: nn.Sequential(*[nn.Linear(6, 6) for _ in range(5)], nn.Linear(6, 3))), bucket_bytes=0)
-    ours.train(3)
-    assert ours.starts == [bucket.lo for bucket in ours.plan.buckets]
-    last = ours.job.model[-1].weight
-    assert last.grad.data_ptr() - ours.grads.ctypes.data == 8 * ours.plan.layout.entries[-2].start
 
 
 def test_a_compiled_module_trains() -> None:
@@ -396,42 +385,6 @@ def test_sparse_gradients_train_like_dense_ones() -> None:
 def test_a_forward_pass_that_changes_parameters_is_refused() -> None:
     with pytest.raises(JobError, match="weight"):
         Local(making(lambda: Overwriting(6, 3))).step(0)
-
-
-def test_gradients_in_more_parts_than_before_are_refused() -> None:
-    calls = 1
-
-    def call(module: nn.Module, x: Tensor) -> Tensor:
-        hidden = module[0](x)  # type: ignore[index]
-        for _ in range(calls):
-            hidden = checkpoint(module[1], hidden, use_reentrant=True)  # type: ignore[index]
-        return module[2](hidden)  # type: ignore[index]
-
-    ours = Local(making(lambda: Call(blocks(), call)), bucket_bytes=0)
-    ours.train(2)
-    calls = 3
-    with pytest.raises(JobError, match=r"module\.1\.0"):
-        ours.step(2)
-
-
-def test_a_parameter_that_may_have_been_updated_is_not_read() -> None:
-    assert_same_training(making(DetachedFirst))
-    ours = Local(making(DetachedFirst), bucket_bytes=0)
-    ours.step(0)
-    with pytest.raises(JobError, match="--bucket-bytes"):
-        ours.step(1)
-
-
-@pytest.mark.parametrize("options", [{"devices_per_rank": 2}, {"accumulate_steps": 2}], ids=str)
-def test_gradients_that_nobody_uses_early_are_not_announced(options: dict[str, int]) -> None:
-    """Replicas announce nothing, and the first micro-batches neither: a module may then read parameters late."""
-    ours = Local(making(DetachedFirst), bucket_bytes=0, **options)
-    batch = ours.loader.batch(0, 4)
-    parts = ours.accumulation.begin(batch)
-    for part in parts[:-1] or parts:
-        for _ in range(3):  # the first backward pass only counts the parts of each gradient
-            ours.model.compute_loss(part)
-            ours.model.compute_grads(announce_nothing)
 
 
 def test_seeds_differ_by_run() -> None:
