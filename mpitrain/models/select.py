@@ -19,7 +19,7 @@ from .layers import LayerModel
 from .replicas import Exchange, HostExchange, ReplicaAllreduce, Replicas
 
 # Makes a model for one device from a network, the device, its state, and the sum over the workers.
-MakeModel = Callable[[Network, Any, TrainingState, "SumOverWorkers | None"], Model]
+ModelFactory = Callable[[Network, Any, TrainingState, "SumOverWorkers | None"], Model]
 
 
 def make_model(
@@ -53,7 +53,7 @@ def make_model(
     return Replicas(models, state, exchange, allreduce)
 
 
-def _maker(job: Job, plan: Plan, on_gpus: bool) -> MakeModel:
+def _maker(job: Job, plan: Plan, on_gpus: bool) -> ModelFactory:
     """Return what makes the model for one device."""
     if isinstance(job.network, LayerNetwork):
         return _layers_on_gpus(job, plan) if on_gpus else _layers(plan)
@@ -70,14 +70,14 @@ def _maker(job: Job, plan: Plan, on_gpus: bool) -> MakeModel:
     return make
 
 
-def _layers(plan: Plan) -> MakeModel:
+def _layers(plan: Plan) -> ModelFactory:
     def make(network: Any, device: Any, state: TrainingState, sum_over_workers: SumOverWorkers | None) -> Model:
         return LayerModel(network.model, network.loss, plan, device, state, sum_over_workers)
 
     return make
 
 
-def _layers_on_gpus(job: Job, plan: Plan) -> MakeModel:
+def _layers_on_gpus(job: Job, plan: Plan) -> ModelFactory:
     from .layers_gpu import LayerGpuModel
 
     def make(network: Any, device: Any, state: TrainingState, sum_over_workers: SumOverWorkers | None) -> Model:
@@ -86,7 +86,7 @@ def _layers_on_gpus(job: Job, plan: Plan) -> MakeModel:
     return make
 
 
-def _with_host_copies(make: MakeModel, plan: Plan) -> MakeModel:
+def _with_host_copies(make: ModelFactory, plan: Plan) -> ModelFactory:
     from .host_copies import HostCopies
 
     def make_with_copies(
