@@ -1,8 +1,8 @@
 """Named arrays and attributes as an HDF5 file, with the array values written and read outside the HDF5 library.
 
-The library creates, and later reads, only the structure of the file, and that in memory: it never opens the file
-itself. A full disk or a damaged file therefore cannot cause errors inside the library, no file locks are needed, and
-values are transferred between memory and disk at full speed.
+The library creates only the structure of the file, and that in memory: it never opens the file itself. A full disk or a
+damaged file therefore cannot cause errors inside the library, no file locks are needed, and values are transferred
+between memory and disk at full speed.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import re
 import stat
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
@@ -54,18 +55,14 @@ class Checkpoint:
     def __init__(self, path: Path, *, is_shard: bool = False) -> None:
         self.path = path
         self._shards: dict[str, Checkpoint] = {}  # by file name
-        self._descriptor = _open_regular(path, os.O_NOFOLLOW if is_shard else 0)
-        try:
-            self._open()
-        except BaseException:
-            os.close(self._descriptor)
-            raise
-        self._pool = ThreadPoolExecutor(2, "checkpoint-reader")
-        try:
-            self._open_shards(is_shard)
-        except BaseException:
-            self.close()
-            raise
+        with ExitStack() as resources:
+            self._descriptor = _open_regular(path, os.O_NOFOLLOW if is_shard else 0)
+            resources.callback(os.close, self._descriptor)
+            self._open(resources)
+            self._pool = ThreadPoolExecutor(2, "checkpoint-reader")
+            resources.callback(self._pool.shutdown, cancel_futures=True)
+            self._open_shards(is_shard, resources)
+            self._resources = resources.pop_all()
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -75,11 +72,7 @@ class Checkpoint:
 
     def close(self) -> None:
         """Close the file."""
-        for shard in self._shards.values():
-            shard.close()
-        self._pool.shutdown(cancel_futures=True)
-        self._memory.close()
-        os.close(self._descriptor)
+        self._resources.close()
 
     @property
     def step(self) -> int:
@@ -140,31 +133,18 @@ class Checkpoint:
             not_finite.update(shard.verify())
         return [name for name in self.datasets if name in not_finite]
 
-    def _open(self) -> None:
+    def _open(self, resources: ExitStack) -> None:
         try:
             os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
             manifest = self._read_manifest()
-        except DamagedManifest as error:
-            raise self._damaged(str(error)) from error
-        except OSError as error:
-            raise DamagedCheckpoint(f"{self.path} cannot be read: {error.strerror}") from error
-        try:
-            self._memory = memory_file()
-        except OSError as error:  # such as too many open files
-            raise DamagedCheckpoint(f"{self.path} cannot be read: {error.strerror}") from error
-        try:
+            self._memory = resources.enter_context(memory_file())
             self._copy_rest(manifest)
             self._describe(manifest)
             self._check_name()
-        except UnsupportedStructure as error:
-            self._memory.close()
+        except (DamagedManifest, UnsupportedStructure) as error:
             raise self._damaged(str(error)) from error
-        except OSError as error:
-            self._memory.close()
-            raise DamagedCheckpoint(f"{self.path} cannot be read: {error}") from error
-        except BaseException:
-            self._memory.close()
-            raise
+        except OSError as error:  # such as too many open files
+            raise DamagedCheckpoint(f"{self.path} cannot be read: {error.strerror}") from error
 
     def _read_manifest(self) -> Manifest:
         block = block_bytes(os.pread(self._descriptor, HEAD, 0))
@@ -221,13 +201,13 @@ class Checkpoint:
         if not same:
             raise self._damaged("its manifest has other names, shapes, attributes or offsets than its HDF5 structure")
 
-    def _open_shards(self, is_shard: bool) -> None:
+    def _open_shards(self, is_shard: bool, resources: ExitStack) -> None:
         """Open the shards that contain the values of virtual datasets; see ``sharded``."""
         if is_shard and self._listed:
             raise self._damaged("it is a shard, but has shards itself")
         for file, identity in self._listed.items():
             try:
-                shard = Checkpoint(self.path.with_name(file), is_shard=True)
+                shard = resources.enter_context(Checkpoint(self.path.with_name(file), is_shard=True))
             except DamagedCheckpoint as error:
                 raise self._damaged(f"shard {error}") from error
             self._shards[file] = shard
