@@ -108,3 +108,14 @@ def test_the_table_of_dependencies_lists_all_imports_and_no_others() -> None:
                 missing.add((name, module))
     assert missing == set()
     assert {(name, entry) for name, entries in listed.items() for entry in entries} - used == set()
+
+
+def test_tests_of_a_module_are_found_by_its_path() -> None:
+    """As ``nn/test_loss.py`` or ``nn/test_loss_of_tokens.py`` those of ``nn/loss.py``."""
+    unit = ROOT / "tests" / "unit"
+    for path in unit.rglob("*/test_*.py"):
+        package = ROOT / "mpitrain" / path.parent.relative_to(unit)
+        modules = {module.stem for module in package.glob("[!_]*")}
+        tested = path.stem.removeprefix("test_")
+        is_mirrored = any(f"{tested}_".startswith(f"{module}_") for module in modules)
+        assert is_mirrored or package.name == "simulators", path

@@ -20,8 +20,8 @@ from mpitrain.nn.container import input_dtype
 from mpitrain.nn.layer import to_device, walk
 from mpitrain.plan.config import RunConfig
 
-from ....support.gradients import bound
-from ....support.kernel_device import Device
+from ...support.gradients import bound
+from ...support.kernel_device import Device
 
 NARROW = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 

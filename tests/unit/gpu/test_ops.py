@@ -14,8 +14,8 @@ from mpitrain.data import InMemory, loader
 from mpitrain.gpu import ops as launch
 from mpitrain.nn.activation import Activation
 
-from ....support.gradients import bound
-from ....support.kernel_device import Device
+from ...support.gradients import bound
+from ...support.kernel_device import Device
 
 Compare = Callable[[Callable[[], list[np.ndarray]]], None]
 
