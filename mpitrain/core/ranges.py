@@ -12,7 +12,6 @@ from .layout import ALIGN
 OnReady = Callable[[int], None]
 
 Range = tuple[int, int]  # first element, and the one after the last
-Ranges = Sequence[Range]
 
 
 def announce_nothing(start: int) -> None:

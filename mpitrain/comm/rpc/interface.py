@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from ...core.layout import Array
-from ...core.ranges import Ranges
+from ...core.ranges import Range
 from ..mpi import MPI
 from ..vector_codec import VectorCodec
 
@@ -33,7 +33,7 @@ class Routes:
 
     comm: MPI.Intracomm
     clients: dict[int, list[int]]
-    ranges: dict[int, Ranges]
+    ranges: dict[int, Sequence[Range]]
     size: int
     dtype: np.dtype[Any]
     n_extra: int
