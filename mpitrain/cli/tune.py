@@ -54,7 +54,7 @@ def _tune(may_change: str | None, seconds: float, output: Path | None, **values:
     command = click.get_current_context().command
     assert isinstance(command, JobCommand)
     options = LaunchOptions(**{name: values[name] for name in LAUNCH_OPTIONS})
-    result = tune(options, command.job_request(values), changes, seconds, lambda line: say(f"mpitrain: {line}"))
+    result = tune(options, command.job_request(values), changes, seconds, say)
     click.echo(describe(result))
     if output is not None:
         try:
