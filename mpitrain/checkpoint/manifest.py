@@ -29,6 +29,8 @@ from .digest import LENGTH, Digest, is_digest
 _MAGIC = b"mpitrain checkpoint 2\n"
 _DIGITS = 12
 _MAX_BLOCK = 1 << 28  # a million ranges
+# Lists and objects need up to 200 bytes of memory each. Texts may contain many brackets, such as the state of hooks.
+_ALWAYS_BRACKETS, _BYTES_PER_BRACKET = 1 << 18, 16
 HEAD = len(_MAGIC) + LENGTH + 1 + _DIGITS + 1  # bytes of the first two lines
 
 
@@ -83,7 +85,7 @@ class Manifest:
             raise DamagedManifest("its first bytes are damaged")
         try:
             text = block.rstrip(b"\0")[HEAD:]
-            if text.count(b"[") + text.count(b"{") > 16 + len(text) // 8:
+            if text.count(b"[") + text.count(b"{") > max(_ALWAYS_BRACKETS, len(text) // _BYTES_PER_BRACKET):
                 raise ValueError("not ranges: as objects they would need many times the memory of the text")
             content = json.loads(text)
             size, rest = content["bytes"], content["rest"]
