@@ -36,9 +36,9 @@ def check(structure: Structure, manifest: Manifest, stored_bytes: int) -> Mappin
     Raises:
         UnsupportedStructure: The structure is not one that this package writes; the message states why.
     """
-    _check_names(structure)
     if (root := structure.groups.get("/")) is None:
         raise UnsupportedStructure("its root is not a group")
+    _check_names(structure)
     _check_root(root)
     for group, values in structure.groups.items():
         _check_values(group, values)
@@ -75,10 +75,14 @@ def check_shards(datasets: Mapping[str, Dataset], shards: Mapping[str, Mapping[s
 
 
 def _check_names(structure: Structure) -> None:
-    for path in [*structure.groups, *structure.datasets]:
-        for name in path.split("/") if path != "/" else ():
+    for path in [*(structure.groups.keys() - {"/"}), *structure.datasets]:
+        for name in path.split("/"):
             if name in ("", ".", "..") or not name.isprintable():
                 raise UnsupportedStructure(f"it contains the name {path[:200]!a}, which is not valid")
+        if (path.rpartition("/")[0] or "/") not in structure.groups:
+            raise UnsupportedStructure(f"{path[:200]!r} is not in a group")
+    for path in structure.groups.keys() & structure.datasets.keys():
+        raise UnsupportedStructure(f"{path[:200]!r} is both a group and a dataset")
     for group, values in structure.groups.items():
         for name in values:
             if not name.isprintable():

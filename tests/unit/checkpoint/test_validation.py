@@ -31,6 +31,14 @@ def test_malicious_files_are_refused_or_harmless() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("name", ["array at the root's path", "array at a group's path", "array below an array"])
+def test_a_manifest_with_paths_that_no_file_has_is_refused(tmp_path: Path, name: str) -> None:
+    path = save(tmp_path, 30)
+    RECIPES[f"described {name}"](path, tmp_path / "secret")
+    with pytest.raises(DamagedCheckpoint):
+        checkpoint.Checkpoint(path)
+
+
 @pytest.mark.full
 def test_no_other_file_is_opened(tmp_path: Path) -> None:
     """As the kernel sees it, because Python does not see what libraries open."""
