@@ -18,6 +18,7 @@ from ..plan.progress import Progress
 from .container import Compression, write_container
 from .reader import Checkpoint
 from .snapshot import Snapshot
+from .structure import DTYPES
 from .validation import FORMAT
 
 _STATE = "run/state"  # group of the extra state, with a group for each namespace; those of ARRAY_GROUPS are at the top
@@ -87,7 +88,7 @@ def contents(
             if isinstance(value, (bool, int, float, str)):
                 attributes[group][name] = value
             else:
-                arrays[f"{group}/{name}"] = np.asarray(value)
+                arrays[f"{group}/{name}"] = _in_native_order(f"{namespace}/{name}", np.asarray(value))
     if layout.aliases:
         attributes["params"]["aliases"] = json.dumps(layout.aliases)
     if "params" not in snapshot.vectors:
@@ -255,6 +256,17 @@ def root_attributes(step: int, data_cursor: int, seed: int) -> dict[str, Any]:
 def _attribute(value: Any) -> Any:
     """Convert a value to an HDF5 attribute: numbers and texts are unchanged, everything else becomes JSON."""
     return value if isinstance(value, (bool, int, float, str)) else json.dumps(value)
+
+
+def _in_native_order(name: str, array: Array) -> Array:
+    """Return an array of extra state in this host's byte order.
+
+    Raises:
+        JobError: A checkpoint cannot contain its dtype.
+    """
+    if array.dtype.name not in DTYPES:
+        raise JobError(f"the state {name} has the dtype {array.dtype}: must be one of {', '.join(DTYPES)}")
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def _group(name: str) -> str:

@@ -21,7 +21,7 @@ Attributes = Mapping[str, Mapping[str, Any]]
 
 MALFORMED = "its structure is malformed"
 _MAX_RANK = 32
-_DTYPES = {
+DTYPES = {
     name: np.dtype(name)
     for name in (
         "bool",
@@ -159,7 +159,7 @@ def _dataset(entry: Any, place: tuple[int, int] | None) -> Dataset:
         raise ValueError("not a shape or a range of rows")
     if any(type(rows.file) is not str for rows in virtual) or (virtual and place):
         raise ValueError("not rows of a file")
-    return Dataset(shape, _DTYPES[entry["dtype"]], place, virtual=virtual)
+    return Dataset(shape, DTYPES[entry["dtype"]], place, virtual=virtual)
 
 
 def _sorted(items: dict[str, Any]) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def flatten(name: str, tree: Any) -> dict[str, Value]:
             except (TypeError, RuntimeError) as error:
                 raise refused(f"tensor of {host.dtype}, {host.layout}") from error
             return {"bfloat16" if is_bfloat16 else "tensor": len(arrays) - 1}
-        if isinstance(item, np.ndarray) and item.dtype.kind in "biuf":
+        if isinstance(item, np.ndarray) and item.dtype.kind in "biuf" and item.dtype.itemsize <= 8:
             arrays.append(item.copy())
             return {"array": len(arrays) - 1}
         if isinstance(item, (np.bool_, np.integer, np.floating)):

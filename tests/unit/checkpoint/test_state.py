@@ -38,9 +38,10 @@ def vectors(layout: Layout = LAYOUT) -> dict[str, np.ndarray]:
 
 
 SCALE = {"loss_scale": Versioned(2, {"scale": 4096.0, "steps": 3.0}), "other": Versioned(1, {"text": "a"})}
+BRACKETS = {"hooks": Versioned(1, {"states": "[" * 32_768})}
 
 
-@pytest.mark.parametrize("extra_state", [None, SCALE])
+@pytest.mark.parametrize("extra_state", [None, SCALE, BRACKETS])
 def test_what_is_written_is_read(tmp_path: Path, extra_state: ExtraState | None) -> None:
     path, written = checkpoint.path_for(tmp_path / "new", 12), vectors()
     checkpoint.write(path, LAYOUT, checkpoint.Snapshot(written, 12, 345, extra_state), 7, {"mode": "sync"})
@@ -51,6 +52,20 @@ def test_what_is_written_is_read(tmp_path: Path, extra_state: ExtraState | None)
             written[name][LAYOUT.n_trained :] = 0
         assert read[name].tobytes() == written[name].tobytes()
     assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_state_in_another_byte_order_is_read(tmp_path: Path) -> None:
+    path, values = tmp_path / "a.h5", np.arange(3, dtype=">f4")
+    checkpoint.write(path, LAYOUT, checkpoint.Snapshot(vectors(), 1, 0, {"x": Versioned(1, {"a": values})}), 0, {})
+    checkpoint.verify(path)
+    assert checkpoint.read(path, LAYOUT, vectors(), 0).extra_state["x"].values["a"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "longdouble", "S1"])
+def test_state_that_cannot_be_read_is_not_written(tmp_path: Path, dtype: str) -> None:
+    state = {"x": Versioned(1, {"a": np.zeros(3, dtype)})}
+    with pytest.raises(JobError, match="x/a"):
+        checkpoint.write(tmp_path / "a.h5", LAYOUT, checkpoint.Snapshot(vectors(), 1, 0, state), 0, {})
 
 
 def test_the_newest_is_of_the_highest_step(tmp_path: Path) -> None:
