@@ -112,9 +112,9 @@ class Collectives:
             torch._foreach_copy_(list(pieces), list(result.split([piece.numel() for piece in pieces])))
 
     def _add_block(self, pieces: Sequence[Tensor], other: Tensor, reduction: Reduction) -> None:
-        """Add the other one of two ranks' block to this rank's tensors. Addition commutes, so the bits are equal.
+        """Add the block of the other of two ranks to this rank's tensors. Addition commutes, so the bits are equal.
 
-        It takes half the time of adding both buffers: this rank does not read its own one, which it writes next.
+        It takes half the time of adding both buffers: this rank does not read its own buffer, which it writes next.
         """
         start = 0
         for piece in pieces:

@@ -26,14 +26,14 @@ class SavedStates:
         return next((path for path, time_ns in self._checkpoints() if (path, time_ns) not in self._earlier), None)
 
     def describe(self) -> str:
-        """Return what a restart resumes from, as far as it is on this host."""
+        """Return a description of what a restart resumes from, considering the states on this host."""
         path, state = self.newest_checkpoint(), self._newer_state()
         if state is not None:
             return f"the state of step {state.step:,} in memory"
         return "the beginning" if path is None else path.name
 
     def save_state(self) -> str:
-        """Write the state in memory as a checkpoint if it is newer than those; return a message, empty if it is not."""
+        """Write the state in memory if it is newer than all checkpoints; return a message, empty if it is older."""
         state = self._newer_state()
         if state is None:
             return ""

@@ -141,6 +141,6 @@ def _cpu_s_per_byte() -> float:
         began = time.thread_time()
         while count := connection.recv_into(buffer):
             received += count
-        took = time.thread_time() - began
+        elapsed_s = time.thread_time() - began
     thread.join()
-    return (sent[0] + took) / received
+    return (sent[0] + elapsed_s) / received

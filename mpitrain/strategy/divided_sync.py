@@ -207,7 +207,7 @@ class DividedSync(BulkSynchronous, UpdatesOnRequest):
 
     @span("update")
     def _update_tensors(self, tensors: TensorUpdates, names: Collection[str] | None) -> None:
-        """Update those of this rank's tensors that have these names, or all; wait until the other ranks have, too."""
+        """Update this rank's tensors with these names, or all of them; wait for the ranks of the node."""
         tensors.update(self.grads, names)
         if self._sums is not None and not self._sums.is_replicated:
             with span("average"):

@@ -61,10 +61,10 @@ def summary(loop: Loop, split: Split, folder: Path, steps: int, seconds: float, 
     else:
         per_step, unit = (1, "steps") if isinstance(split, Steps) else (loop.plan.step_examples, "examples")
         rate = steps * per_step / (seconds - compiling_s)
-        took = f"{steps:,} step{'s' * (steps != 1)} in {seconds:.1f} s"
+        duration = f"{steps:,} step{'s' * (steps != 1)} in {seconds:.1f} s"
         if compiling_s > _SHORT_S:
-            took += f", {compiling_s:.1f} s of them for compiling kernels"
-        lines.append(f"{took}: {rate:,.0f} {unit}/s, including validation and saving")
+            duration += f", {compiling_s:.1f} s of them for compiling kernels"
+        lines.append(f"{duration}: {rate:,.0f} {unit}/s, including validation and saving")
     measured = "  ".join(describe(name, value) for name, value in loop.validation.items())
     if measured:
         lines.append(f"at step {loop.validation_step:,}: {measured}")
