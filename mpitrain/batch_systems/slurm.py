@@ -156,8 +156,11 @@ class Slurm(BatchSystem):
         return super().current_ids(environ) | ({"_".join(task)} if all(task) else set())
 
     def allocated_hosts(self, environ: Mapping[str, str]) -> list[tuple[str, int]]:
-        names = _query("scontrol", "show", "hostnames", environ.get("SLURM_JOB_NODELIST", "")) or ""
-        return list(zip(names.split(), _tasks(environ.get("SLURM_TASKS_PER_NODE", "")), strict=False))
+        if not (nodes := environ.get("SLURM_JOB_NODELIST")):
+            return []
+        names = (_query("scontrol", "show", "hostnames", nodes) or "").split()
+        tasks = _tasks(environ.get("SLURM_TASKS_PER_NODE", ""))
+        return list(zip(names, tasks, strict=True)) if len(names) == len(tasks) else []
 
     def allocated_ranks(self, environ: Mapping[str, str]) -> int | None:
         if "SLURM_JOB_ID" not in environ:

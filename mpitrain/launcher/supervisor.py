@@ -121,7 +121,7 @@ class _Supervisor:
 
     def __init__(self, launch: Launch, interrupts: Interrupts) -> None:
         self._launch, self._interrupts = launch, interrupts
-        self._agent = RemoteAgent(launch.request.options.remote_agent or _agent_in(launch.machine))
+        self._agent = RemoteAgent(_agent_program(launch))
         self._spec = launch.spec
         self._began = time.monotonic()
         self._restarts = 0
@@ -357,11 +357,14 @@ class _Supervisor:
         return text if hosts is None else f"{text} on {', '.join(host.name for host in hosts)}"
 
 
-def _agent_in(machine: LocalMachine) -> str | None:
-    """Return the remote agent that the user's environment sets for the launcher, else that of the allocation."""
+def _agent_program(launch: Launch) -> str | None:
+    """Return the program that runs commands on other hosts; None if it is ``ssh``."""
+    options, environ = launch.request.options, launch.machine.environ
     names = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "HYDRA_LAUNCHER_EXEC", "I_MPI_HYDRA_BOOTSTRAP_EXEC")
-    named = next((machine.environ[name] for name in names if machine.environ.get(name)), None)
-    return named or remote_agent(machine.environ)
+    named = options.remote_agent or next((environ[name] for name in names if environ.get(name)), None)
+    if named or options.hosts is not None or options.hostfile is not None:
+        return named
+    return remote_agent(environ)
 
 
 def _is_recorded_as_stopped(run_dir: Path, earlier: status.Status | None) -> bool:

@@ -10,6 +10,9 @@ from ..support.launch import ROOT
 from ..support.pages import Page
 
 
-@pytest.mark.parametrize(("name", "least"), [("tensorflow", 1), ("mpi4py", 3), ("testing", 3), ("reference/configuration", 4)])
+COMMANDS = {"tensorflow": 1, "mpi4py": 3, "testing": 3, "reference/configuration": 4}
+
+
+@pytest.mark.parametrize(("name", "least"), COMMANDS.items())
 def test_page(name: str, least: int, tmp_path: Path) -> None:
     assert Page(ROOT / "docs" / f"{name}.md", tmp_path).execute() >= least
