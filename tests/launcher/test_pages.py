@@ -9,7 +9,6 @@ import pytest
 from ..support.launch import ROOT
 from ..support.pages import Page
 
-
 COMMANDS = {"tensorflow": 1, "mpi4py": 3, "testing": 3, "reference/configuration": 4}
 
 
