@@ -148,7 +148,7 @@ class ScriptOptimizers:
         return [self.live[index] for index in indices] if self.live else []
 
     def _use_changed_options(self, loop: SteppedLoop, live: LiveOptimizer) -> bool:
-        """Update with the options that an optimizer has now; return whether they have changed since ``backward``."""
+        """Make the loop use an optimizer's present options; return whether they have changed since ``backward``."""
         have_changed, is_other_rule = live.changes(loop.can_change_options)
         if is_other_rule:
             loop.set_optimizer(live.rule)

@@ -52,7 +52,9 @@ class Resources(OptionGroup):
     qos: str | None = option(None, "Quality of service.", "NAME")
     constraint: str | None = option(None, "Required node features.", "FEATURES")
     array: str | None = option(None, "Array indexes; add %N to run at most N tasks at once.", "0-9%2")
-    dependency: str | None = option(None, "Start after other jobs, such as afterok:123.", "WHAT")
+    dependency: str | None = option(
+        None, "Dependency on other jobs, as the batch system writes it, such as afterok:123.", "WHAT"
+    )
     mail_type: str | None = option(None, "Events to send mail for, such as END,FAIL.", "WHEN")
     mail_user: str | None = option(None, "Mail address to notify.", "ADDRESS")
     exclusive: bool = option(False, "Do not share the nodes with other jobs.")

@@ -91,7 +91,7 @@ def _header(path: Path, file: IO[bytes], dimensions: int) -> Shape:
         raise DataError(f"{path} is truncated: its {got} bytes are too short for a header")
     shape = struct.unpack(f">{dimensions}I", head[4:])
     if 0 in shape:
-        raise DataError(f"{path} is empty: its header specifies shape {shape}")
+        raise DataError(f"{path} contains no data: its header specifies shape {shape}; replace the file")
     return shape
 
 

@@ -165,7 +165,7 @@ class _CsvFile:
         return self._table
 
     def release(self) -> None:
-        """Free the memory; the next call reads the file again."""
+        """Free the memory; the next access to the table reads the file again."""
         self._table = None
 
 

@@ -37,7 +37,9 @@ _RESERVED = 0.98  # CUDA and its libraries need some memory outside the pool
 _DATA_FRACTION = 0.5  # of the memory that the model leaves, for training data, which could stay on the host
 _PINNED: Counter[int] = Counter()  # page-locked memory of this process, by address: the number of GPUs that use it
 _PORTABLE = 1  # cudaHostRegisterPortable: pinned for all GPUs of this process
-_WINDOW_BYTES = 1 << 28  # windows of a convolution per block: few launches per layer, and small next to the activations
+# Bytes of the im2col matrix computed at a time: large enough for few kernel launches per layer, and small compared with
+# the activations.
+_WINDOW_BYTES = 1 << 28
 
 
 def identify() -> list[str]:

@@ -74,8 +74,8 @@ class Channel:
         self._queue: deque[Handle] = deque()
         self._open: dict[tuple[str, str, int], Handle] = {}
         self._number = 0
-        # Announcements: in shared memory on one node, where cycles alternate between two tables as blocks do between
-        # two buffers; else sent as messages.
+        # On one node, ranks write announcements to double-buffered shared memory: cycles use two tables in turn. On
+        # several nodes they are exchanged by an allgather.
         self._shared_rows = self.members.hierarchy.shared.allocate((2, self.size, _WORDS), np.int32)
         self._own = torch.zeros(_WORDS, dtype=torch.int32)
         self._rows = torch.zeros((self.size, _WORDS), dtype=torch.int32)

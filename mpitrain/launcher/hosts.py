@@ -72,7 +72,7 @@ def _merged(hosts: Sequence[Host], where: str) -> list[Host]:
     for host in hosts:
         slots.setdefault(host.name, []).append(host.slots)
     if not slots:
-        raise LaunchError(f"{where}: contains no host; give HOST:RANKS")
+        raise LaunchError(f"{where} contains no host; give at least one HOST or HOST:RANKS")
     # Scheduler hostfiles repeat a host once per rank.
     return [Host(name, sum(n or (len(given) > 1) for n in given)) for name, given in slots.items()]
 

@@ -116,7 +116,8 @@ def _classify_exit(status: int, output: str, statuses: Sequence[RankStatus], ran
     step = _step_of(statuses)
     failed, exits, lost = first_error(statuses), recorded_exits(statuses), parse_lost_hosts(output)
     is_program = any(rank_status.is_program for rank_status in statuses)
-    # The ranks of a program record how they ended; of exits that may follow from another one, the first is the cause.
+    # Ranks of a program record how they ended. The first record is used even if its exit can be a consequence of
+    # another rank's exit: the records are sorted by how likely they are the cause.
     caused = lost or (exits and (is_program or not is_secondary(exits[0])) and exits[0].rank != _rank_of(failed))
     if failed is not None and not (caused and is_secondary_error(failed)):
         step = _step_of([failed])

@@ -215,8 +215,12 @@ class Optimizer(ABC):
             except Exception as error:
                 text = " ".join(str(error).split())
                 raise JobError(f"{update} failed: {type(error).__name__}: {text}") from error
-            if returned is not None or [*map(id, slots_by_name.values())] != [*map(id, slots)]:
-                raise JobError(f"{update} must change params and the arrays of slots in place, and return nothing")
+            if returned is not None:
+                raise JobError(
+                    f"{update} returned {type(returned).__name__}: must change params in place, and return None"
+                )
+            if [*map(id, slots_by_name.values())] != [*map(id, slots)]:
+                raise JobError(f"{update} replaces arrays of slots: change them in place, such as slots['mean'][:] = x")
         if np.array_equal(whole[0], params_before):
             raise JobError(f"{update} does not change params; change it in place: 'p -= x', not 'p = p - x'")
         if not np.allclose(whole, split, equal_nan=True):
@@ -286,7 +290,8 @@ class Optimizer(ABC):
             except JobError as error:
                 raise JobError(f"{where}: {error}") from None
             if of_group.layerwise != self.layerwise:
-                raise JobError(f"{where} turns the trust ratio on or off, which must be the same in all groups")
+                verb = "enables" if of_group.layerwise else "disables"
+                raise JobError(f"{where} {verb} the trust ratio: set it for the whole optimizer, not for a group")
 
     def check_names(self, names: Sequence[str]) -> None:
         """Check that every group has a parameter; ``names`` are those of all parameters. Local.

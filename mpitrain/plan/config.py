@@ -82,7 +82,7 @@ class RunConfig:
         return None if compression is None or compression.name == self.training.dtype else compression
 
     def _check_compression(self) -> None:
-        """Reject a compression that the mode does not support."""
+        """Reject options of compression that conflict, have no effect, or that the mode does not support."""
         compression, mode, parallel = self.compression, self.mode, self.parallel
         if parallel.compress_after and parallel.compress is None:
             raise ConfigError(f"--compress-after {parallel.compress_after} requires --compress; add it, or remove this")

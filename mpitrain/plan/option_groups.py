@@ -227,4 +227,6 @@ class OutputConfig(OptionGroup):
     trace_steps: int = option(
         1000, "Keep the individual spans of the last N steps in a trace; totals cover all steps.", "N", minimum=1
     )
-    log_device_placement: bool = option(False, "Print the location of each rank, layer and vector.")
+    log_device_placement: bool = option(
+        False, "Print the device of each rank and layer, and where parameters, gradients and slots are."
+    )

@@ -120,7 +120,8 @@ def check_files(folder: Path) -> None:
     for name in (*_FILES, *_FOLDERS):
         path = folder / name
         if path.is_symlink():
-            raise LaunchError(f"{path} is a link to {os.readlink(path)}; remove it, or pass another --run-dir")
+            target = os.readlink(path)
+            raise LaunchError(f"{path} is a symbolic link to {target}; remove the link, or pass another --run-dir")
         if path.exists() and not (path.is_file() if name in _FILES else path.is_dir()):
             kind = "regular file" if name in _FILES else "directory"
             raise LaunchError(f"{path} is not a {kind}; remove it, or pass another --run-dir")

@@ -317,9 +317,9 @@ def _check_parameters(model: nn.Module, dtype: np.dtype[Any]) -> None:
     by_dtype: dict[torch.dtype, str] = {}
     for name, tensor in [*parameters_of(model), *buffers_of(model).averaged.items()]:
         if tensor.device.type != "cpu":
-            raise JobError(f"the parameter {name} is on {tensor.device}: leave the model on the CPU; ranks move it")
+            raise JobError(f"the tensor {name} is on {tensor.device}: leave the model on the CPU; ranks move it")
         if tensor.layout != torch.strided:
-            raise JobError(f"the parameter {name} is sparse: must be dense")
+            raise JobError(f"the tensor {name} is sparse: must be dense")
         if tensor.dtype != torch.bfloat16 or dtype != np.float32:  # else it is a copy of float32 values
             by_dtype.setdefault(tensor.dtype, name)
     if len(by_dtype) > 1:

@@ -62,10 +62,12 @@ def share_of(loader: Any, rank: int, size: int) -> Iterable[tuple[int, Any]]:
     Raises:
         JobError: It is not a ``DataLoader`` whose batches are the same on all ranks.
     """
-    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset) or not loader.batch_sampler:
-        raise JobError(
-            f"trainer.evaluate got {type(loader).__name__}: must be a DataLoader of a dataset with __len__, in batches"
-        )
+    if not isinstance(loader, DataLoader):
+        raise JobError(f"trainer.evaluate got {type(loader).__name__}: must be a torch DataLoader")
+    if isinstance(loader.dataset, IterableDataset):
+        raise JobError("trainer.evaluate got a DataLoader of an IterableDataset: must be of a map-style dataset")
+    if not loader.batch_sampler:
+        raise JobError("trainer.evaluate got a DataLoader with batch_size=None: set batch_size")
     batches: Any = loader.batch_sampler  # of another sampler than ``loader.sampler``, if the user has made it
     sampler = batches.sampler if type(batches) is BatchSampler else batches
     if not isinstance(sampler, SequentialSampler):

@@ -50,7 +50,8 @@ class ScriptRank(Rank):
         From now on, an exception that ends the script on one rank ends all ranks.
 
         Raises:
-            ConfigError: The script has trained with parameter servers before, whose ranks have ended; ends the run.
+            ConfigError: An earlier training in this script used parameter servers, whose ranks have ended. The
+                error ends the run.
         """
         rank = cls._of_process
         if rank is None:

@@ -34,7 +34,8 @@ class SteppedLoop(Loop):
     If the script only calls these, once each, gradients are averaged, and parameters updated, during the backward
     pass. Otherwise a step is *divided*, if the strategy can divide steps: gradients are averaged when the script first
     uses them, or in ``update``; ``backward`` may be called several times, and ``update`` may be left out. The first
-    step is divided until it calls ``update``, and decides how the others are; all workers decide alike.
+    step is divided until the script calls ``update``; whether the script has needed a divided step by then determines
+    whether the later steps are divided. All workers make the same decision.
 
     With gradient accumulation, the last three are repeated for each micro-batch of a step, and no step is divided.
 
