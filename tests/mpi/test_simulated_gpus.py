@@ -221,15 +221,6 @@ def test_doctor_tries_the_libraries(
 SUMMED = ("--batch-size", "5", "--no-normalize", "--bucket-bytes", "100")  # in as many buckets as there are layers
 
 
-@pytest.mark.parametrize("more", [[], ["--accumulate-steps", "3"], ["--accumulate-steps", "5"]], ids=" ".join)
-def test_several_gpus_of_each_rank_are_one(
-    openmpi: Mpi, simulated: dict[str, str], by_processors: dict[str, np.ndarray], more: list[str], tmp_path: Path
-) -> None:
-    flags = ("--batch-size", "15", "--no-normalize", "--devices-per-rank", "3", *more)
-    _, there = train(openmpi, 1, tmp_path, *flags, SMALL, env={**simulated, "SIMULATED_GPUS": "3"})
-    assert_close(there, by_processors, 1e-9)
-
-
 # What the host learns later.
 
 

@@ -79,3 +79,12 @@ def test_nccl_wants_a_gpu_for_each_worker(openmpi: Mpi, simulated: dict[str, str
     words = ["-m", "mpitrain", "train", SMALL, "--run-dir", tmp_path, "--gpu-transport", "nccl"]
     done = openmpi.run(2, *words, env=env)
     assert done.returncode == 2 and "--gpu-transport nccl" in one_line(done.stderr)
+
+
+@pytest.mark.parametrize("more", [[], ["--accumulate-steps", "3"], ["--accumulate-steps", "5"]], ids=" ".join)
+def test_several_gpus_of_each_rank_are_one(
+    openmpi: Mpi, simulated: dict[str, str], by_processors: dict[str, np.ndarray], more: list[str], tmp_path: Path
+) -> None:
+    flags = ("--batch-size", "15", "--no-normalize", "--devices-per-rank", "3", *more)
+    _, there = train(openmpi, 1, tmp_path, *flags, SMALL, env={**simulated, "SIMULATED_GPUS": "3"})
+    assert_close(there, by_processors, 1e-9)
