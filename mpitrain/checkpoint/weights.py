@@ -125,7 +125,7 @@ def _plain_name(layout: Layout) -> Callable[[str], str]:
 
     def plain(name: str) -> str:
         name = name.replace(_COMPILED, "")
-        if name not in known:  # the model itself may have a part ``module``
+        if name not in known:  # the model itself may have a submodule named ``module``
             name = name.removeprefix(_WRAPPED)
         return layout.aliases.get(name, name)
 

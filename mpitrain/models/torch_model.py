@@ -256,7 +256,8 @@ class TorchModel(Model):
                 args, kwargs = to_bfloat16(args), to_bfloat16(kwargs)
             outputs = self._module(*args, **kwargs)
         if not isinstance(outputs, Tensor):
-            raise JobError(f"the model returns {type(outputs).__name__}, not one tensor; use mpitrain.load")
+            kind = type(outputs).__name__
+            raise JobError(f"the model returns {kind}, must be one tensor; load it with mpitrain.load(RUN) and call it")
         return _array(outputs)
 
     @contextmanager

@@ -48,7 +48,9 @@ class LaunchOptions(OptionGroup):
         is_common=True,
     )
     recover: Literal["memory", "checkpoint"] | None = option(
-        None, "What --max-restarts restarts from: memory keeps the newest state there.", default_text="memory"
+        None,
+        "State from which --max-restarts restarts: the newest one, kept in memory, or the newest checkpoint.",
+        default_text="memory",
     )
     min_ranks: int | None = option(
         None, "Restart without lost hosts if the remaining hosts have slots for at least M ranks.", "M", minimum=1

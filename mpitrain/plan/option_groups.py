@@ -37,7 +37,9 @@ class ServerConfig(OptionGroup):
         "Ranks that become servers: spread over nodes, packed on few nodes, or the first ranks.",
         modes=_with_servers,
     )
-    ps_hosts: list[str] | None = option(None, "Hosts whose ranks become servers.", "HOST,...", modes=_with_servers)
+    ps_hosts: list[str] | None = option(
+        None, "Hosts on which the servers run, in turn.", "HOST,...", modes=_with_servers
+    )
     placement: Literal["round_robin", "greedy", "partitioned"] = option(
         "partitioned", "How variables are distributed over the servers.", modes=_with_servers
     )

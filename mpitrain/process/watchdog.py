@@ -54,7 +54,7 @@ class Watchdog:
         Args:
             seen: Its activity now.
             stopped: Whether the kernel has stopped it.
-            elapsed_s: Seconds since the last call in which this process itself could run.
+            elapsed_s: Seconds since the last call, without the time in which the calling process was suspended.
         """
         before, self._seen = self._seen, seen
         if before is not None and seen.count == before.count:

@@ -41,7 +41,7 @@ def alltoall(
 ) -> Any:
     """Return the rows that all ranks have sent to this one; with ``splits`` also how many each has sent.
 
-    The gradient sends the rows back.
+    The backward pass sends the gradient of each row back to the rank that sent the row.
     """
     output, received = _Alltoall.apply(tensor, splits, name, process_set)
     return output if splits is None else (output, received)
