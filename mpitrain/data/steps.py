@@ -1,4 +1,4 @@
-"""Training without a set of examples: each step of a worker takes one position of the stream."""
+"""Training without a dataset: each step of a worker takes one index, in place of a batch of examples."""
 
 from __future__ import annotations
 

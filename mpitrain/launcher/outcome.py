@@ -46,7 +46,7 @@ class Outcome:
         reason: A line about which rank died and how; empty if none did, or if it has been printed.
         step: The number of completed steps at the failure; None if training had not started.
         rank: The rank that failed first; None if unknown.
-        is_killed: Whether SIGKILL has ended that rank, which its own code rarely sends.
+        is_killed: Whether SIGKILL has ended that rank, or the launcher; their own code rarely sends it.
         is_transient: Whether the launcher failed to start for a reason that may not recur.
         lost_hosts: Hosts that no longer answer.
         ended_at: When the first rank ended, in seconds since the epoch.
@@ -137,8 +137,10 @@ def _classify_exit(status: int, output: str, statuses: Sequence[RankStatus], ran
         return Outcome(Kind.FAILED, describe_exit(exits[0], statuses, ranks), step, rank, is_killed=is_killed)
     how = f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
     if not statuses:
-        return Outcome(Kind.LAUNCH_FAILED, f"{launcher}, {how} before any rank started")
-    return Outcome(Kind.FAILED, f"{launcher}, {how}{_at(step, is_program)}", step)
+        reason = f"{launcher}, {how} before any rank started"
+        return Outcome(Kind.LAUNCH_FAILED, reason, is_killed=status == -signal.SIGKILL)
+    reason = f"{launcher}, {how}{_at(step, is_program)}"
+    return Outcome(Kind.FAILED, reason, step, is_killed=status == -signal.SIGKILL)
 
 
 def _launcher_ended_others(

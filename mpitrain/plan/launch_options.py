@@ -37,7 +37,7 @@ class LaunchOptions(OptionGroup):
         None, "Network between the hosts: a subnet such as 10.1.0.0/16, or an interface name.", "NET"
     )
     env: tuple[str, ...] = option(
-        (), "Set a variable for the ranks; may be repeated.", "NAME[=VALUE]", is_repeated=True
+        (), "Set an environment variable for the ranks; may be repeated.", "NAME[=VALUE]", is_repeated=True
     )
     launcher_args: str | None = option(None, "Extra arguments for mpirun, quoted as in a shell.", "WORDS")
     max_restarts: int = option(

@@ -29,7 +29,7 @@ _NO_OPTIONS = ("params", "param_names")
 class TorchTensors(WholeTensorOptimizer):
     """Updates with any optimizer of torch: calls its ``step`` with only this rank's parameters.
 
-    The optimizer keeps its state in ``state`` and in its groups; that in other attributes is not saved. One rank
+    Checkpoints contain the optimizer's ``state`` and groups; state in its other attributes is not saved. One rank
     updates all tensors, unless they are known to be updated separately: a class declares it by the attribute
     ``updates_tensors_separately = True``.
 

@@ -252,7 +252,9 @@ class SteppedLoop(Loop):
             NonFiniteLoss: The loss is not finite and ``nan`` is ``stop``.
         """
         if not self._parts:
-            raise JobError("backward was called without a batch, or after step: there is one step for each batch")
+            raise JobError(
+                "backward was called without a batch, or after step: call backward and then step once for each batch"
+            )
         if not self._in_forward and self._divided_step is None:
             raise JobError(
                 "backward was called twice for a batch, but once in the first step: pass overlap=False to the Trainer"
