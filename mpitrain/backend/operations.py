@@ -125,8 +125,8 @@ class OperationQueue:
     def submit(self, operation: Operation, blocking: bool) -> Operation:
         """Perform an operation; if it is not ``blocking``, leave it to the thread unless it can be done at once."""
         self._pending.append(operation)
-        # A callback of a future runs on the thread that performs operations. It may wait for a future of its own
-        # operation, as PowerSGD's hook does, which no other thread could complete.
+        # A future's callback runs on the thread that performs operations. It may submit an operation and wait for its
+        # future, as PowerSGD's hook does; no other thread could perform that operation meanwhile.
         in_callback = self._executing._is_owned()  # type: ignore[attr-defined]
         if blocking or in_callback:
             operation.wait()
