@@ -1,4 +1,4 @@
-"""Gradients that are complete while the backward pass goes on."""
+"""Gradients of layers that are final before the backward pass has ended."""
 
 from __future__ import annotations
 
