@@ -74,12 +74,7 @@ def recorded_exits(statuses: Sequence[RankStatus]) -> list[RankExit]:
     would record their exit.
     """
     bad = [status for status in statuses if status.ended_at and (status.signal or status.status)]
-
-    def order(status: RankStatus) -> tuple[bool, bool, bool, float]:
-        chose_status = status.is_program and not (status.signal or status.error)  # such as by sys.exit(3)
-        return not status.hang, _is_secondary(status.signal, status.status), not chose_status, status.ended_at
-
-    bad.sort(key=order)
+    bad.sort(key=lambda status: (not status.hang, _is_secondary(status.signal, status.status), status.ended_at))
     return [RankExit(status.rank, status.pid, status.host, status.signal, status.status) for status in bad]
 
 

@@ -182,15 +182,6 @@ def test_a_program_that_exits_with_0_too_early_is_named() -> None:
     assert judged(-9, exited, rank(0, is_program=True)).rank is None  # the launcher was killed
 
 
-def test_a_program_that_exits_with_a_status_is_named_before_the_exceptions_that_others_meet() -> None:
-    lost = "mpitrain.errors.HorovodInternalError: rank 1 shut down or ended"
-    waiting = rank(2, is_program=True, status=1, ended_at=1.0, error=lost)
-    exited = rank(1, is_program=True, status=3, ended_at=1.2)
-    ended = rank(0, is_program=True, signal=15, ended_at=1.1)
-    assert judged(3, waiting, exited, ended).rank == 1
-    assert judged(1, waiting, ended).rank == 2
-
-
 def test_a_killed_launcher_is_no_reason_to_give_up() -> None:
     killed = judged(-9)
     assert killed.kind is Kind.LAUNCH_FAILED
