@@ -1,27 +1,62 @@
-"""Override the kernels that OpenBLAS chooses, if they are not the fastest. Runs before NumPy is imported."""
+"""Override the kernels that OpenBLAS chooses, if they are not the fastest. Runs before NumPy is imported.
+
+A run that resumes uses the kernels with which it began, if the CPU can execute them, because each kernel sums in a
+different order: ``mpitrain run`` reads them from the run's record and passes them to the ranks.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from pathlib import Path
 
+CORE_TYPE = "OPENBLAS_CORETYPE"
+KERNELS = "MPITRAIN_BLAS_KERNELS"  # set by ``mpitrain run``: the kernels that all ranks are to use
+
 _ZEN_4 = ("vendor_id\t: AuthenticAMD", "cpu family\t: 25", " avx512f ")
+_AVX2 = {"avx2", "fma"}
+_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+# OpenBLAS does not check whether the CPU can execute kernels that a variable names.
+_REQUIRED_FLAGS = {
+    "sandybridge": {"avx"},
+    "haswell": _AVX2,
+    "zen": _AVX2,
+    "skylakex": _AVX512,
+    "cooperlake": _AVX512 | {"avx512_bf16"},
+    "sapphirerapids": _AVX512 | {"avx512_bf16", "amx_bf16"},
+}
 
 CHOSEN: dict[str, str] = {}  #: Environment variables that this module has set, valid for this host's CPU.
 
 
+def without_chosen(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment for other processes, without the variables that this module has set."""
+    return {name: value for name, value in environ.items() if CHOSEN.get(name) != value}
+
+
 def choose_kernels(environ: MutableMapping[str, str], cpuinfo: str) -> None:
-    """Make OpenBLAS use its AVX2 kernels on AMD Zen 4, unless the user has set ``OPENBLAS_CORETYPE``.
+    """Set ``OPENBLAS_CORETYPE``, unless the user has: to the kernels of the run, on AMD Zen 4 otherwise to AVX2's.
 
     By default OpenBLAS uses its kernels for Intel's AVX-512. Zen 4 executes 512-bit instructions in two halves, and the
     AVX2 kernels are 5 to 12 % faster: 105 instead of 94 GFLOP/s per core (float32, 100 x 784 by 784 x 1024, OpenBLAS
     0.3.31).
     """
-    if all(mark in cpuinfo for mark in _ZEN_4) and "OPENBLAS_CORETYPE" not in environ:
-        environ["OPENBLAS_CORETYPE"] = CHOSEN["OPENBLAS_CORETYPE"] = "Haswell"
+    if CORE_TYPE in environ:
+        return
+    kernels = environ.get(KERNELS, "")
+    if not _can_execute(cpuinfo, kernels):
+        kernels = "Haswell" if all(mark in cpuinfo for mark in _ZEN_4) else ""
+    if kernels:
+        environ[CORE_TYPE] = CHOSEN[CORE_TYPE] = kernels
+
+
+def _can_execute(cpuinfo: str, kernels: str) -> bool:
+    """Return whether these kernels are known, and the CPU has the instructions that they use."""
+    required = _REQUIRED_FLAGS.get(kernels.lower())
+    line = next((line for line in cpuinfo.splitlines() if line.startswith("flags")), "")
+    return required is not None and required <= set(line.split())
 
 
 if "numpy" not in sys.modules:

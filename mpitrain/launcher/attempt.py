@@ -17,6 +17,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import IO
 
+from ..core.openblas import without_chosen
 from ..process import host_watcher, rank_status
 from ..process.pid import is_alive, process_state
 from ..process.reaper import end_with_parent
@@ -114,7 +115,7 @@ class Attempt:
         """Run the launcher until it ends, then kill all leftover ranks. Call it once."""
         rank_status.clear(self._run_dir)
         began = time.time()
-        process = self._launch(self._command.words, {**os.environ, **self._command.environment})
+        process = self._launch(self._command.words, {**without_chosen(os.environ), **self._command.environment})
         ended_at = time.time()
         statuses = rank_status.read(self._run_dir)
         tracebacks = rank_status.read_tracebacks(self._run_dir)

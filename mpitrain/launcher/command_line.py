@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..batch_systems.registry import is_allocation, restart_arguments
-from ..core import openblas as blas
+from ..core.openblas import without_chosen
 from ..process import fork_server
 from .hosts import Host
 from .mpi_flavors import Launcher
@@ -77,7 +77,7 @@ class LocalMachine:
     Attributes:
         cores: Number of cores that this process may use.
         root: Whether this process runs as the superuser.
-        environ: The environment of this process.
+        environ: The environment of this process, without the variables that this package has set.
     """
 
     cores: int
@@ -87,7 +87,7 @@ class LocalMachine:
     @classmethod
     def detect(cls) -> LocalMachine:
         """Return the machine that this process runs on."""
-        return cls(len(os.sched_getaffinity(0)), os.geteuid() == 0, os.environ)
+        return cls(len(os.sched_getaffinity(0)), os.geteuid() == 0, without_chosen(os.environ))
 
     @property
     def allocated(self) -> bool:
@@ -158,7 +158,7 @@ def _open_mpi(launcher: Launcher, spec: LaunchSpec, machine: LocalMachine) -> tu
         words += [*daemons, spec.network, "--mca", "btl_tcp_if_include", spec.network]
     if spec.hosts is not None or machine.allocated:
         known = {**machine.environ, **environment, **spec.env}
-        for name in sorted(name for name in known if name in spec.env or _passed(name, known[name])):
+        for name in sorted(name for name in known if name in spec.env or _passed(name)):
             words += ["-x", name]
     return words, environment
 
@@ -207,7 +207,5 @@ def _binds_itself(spec: LaunchSpec, machine: LocalMachine) -> bool:
     return not options.isdisjoint(_BINDING_WORDS) or any(name in machine.environ for name in _BINDING_VARIABLES)
 
 
-def _passed(name: str, value: str) -> bool:
-    if name in _NOT_PASSED or blas.CHOSEN.get(name) == value:
-        return False
-    return name in _PASSED_NAMES or name.startswith((*_PASSED, "OMPI_MCA_"))
+def _passed(name: str) -> bool:
+    return name not in _NOT_PASSED and (name in _PASSED_NAMES or name.startswith((*_PASSED, "OMPI_MCA_")))

@@ -15,9 +15,11 @@ from pathlib import Path
 
 from .. import checkpoint
 from ..batch_systems.registry import remote_agent
+from ..core import openblas
 from ..errors import LaunchError, UserError
 from ..monitor import heartbeat as status
 from ..monitor.console import COLUMNS_VARIABLE, terminal_columns
+from ..monitor.run_record import recorded_kernels
 from ..plan.request import LaunchRequest, Workload
 from ..process import fork_server, host_watcher, launcher_env, rank_status, state_folder
 from ..process.failure import Failure, record_failure
@@ -227,6 +229,9 @@ class _Supervisor:
                 ours[launcher_env.FAILED_STEP] = str(self._last_failure.step)
         if launch.keeps_state:
             ours[launcher_env.KEEPS_STATE] = "1"
+        resumes = self._continues or launch.request.workload.resumes
+        if resumes and (kernels := recorded_kernels(launch.run_dir)):
+            ours[openblas.KERNELS] = kernels
         if spec.network is not None:
             ours[launcher_env.NETWORK] = spec.network
         if columns := terminal_columns():

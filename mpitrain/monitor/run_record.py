@@ -22,6 +22,7 @@ from ..plan.option import flag
 
 PROGRAM = "program"  # in place of a mode, if the ranks execute a program
 HISTORY, CONFIG = "history", "config.toml"
+KERNELS = "blas_openblas"  # in the table of versions: OpenBLAS's version and the name of its kernels
 _UNCOMPARED = {"run_dir", "resume", "time_limit", "job_path"}  # where and until when a run trains, not how
 _GIT_S = 10.0  # at most, for one command
 
@@ -45,7 +46,7 @@ class RunRecord:
         self.tables = {**tables, "versions": versions}
 
     def changes(self) -> list[str]:
-        """Return each option that differs from the last start, such as ``--batch-size: 100 -> 50``."""
+        """Return what differs from the last start: options, such as ``--batch-size: 100 -> 50``, OpenBLAS's kernels."""
         before, now = _compared(_read(self._folder / CONFIG)), _compared(self.tables)
         changed: list[str] = []
         if PROGRAM in (before.get("run", {}).get("mode"), now["run"].get("mode")):
@@ -54,6 +55,9 @@ class RunRecord:
             old, new = before.get(table, {}), now[table]
             names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
             changed += [f"{flag(name)}: {old.get(name, 'none')} -> {new.get(name, 'none')}" for name in names]
+        old_kernels, new_kernels = _kernels(before), _kernels(now)
+        if old_kernels and old_kernels != new_kernels:
+            changed.append(f"kernels of OpenBLAS: {old_kernels} -> {new_kernels or 'none'}, so results may differ")
         return changed
 
     def write(self, step: int) -> None:
@@ -115,6 +119,16 @@ def recorded_job(run_dir: Path, step: int) -> RecordedJob:
     original = Path(tables.get("versions", {}).get("job_path", copies[0]))
     unchanged = original.is_file() and original.read_bytes() == copies[0].read_bytes()
     return RecordedJob(original if unchanged else copies[0], original.parent, tables)
+
+
+def recorded_kernels(run_dir: Path) -> str:
+    """Return the name of the OpenBLAS kernels with which a run has begun; empty if its record names none."""
+    return _kernels(_read(run_dir / CONFIG))
+
+
+def _kernels(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the name of OpenBLAS's kernels."""
+    return str(tables.get("versions", {}).get(KERNELS, "")).partition(" ")[2]
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..core import openblas
 from ..process import launcher_env
 from ..process.network import interface_of
 from .world import World
@@ -49,8 +48,3 @@ def environment_of(world: World, rank: int, run_dir: Path, environ: Mapping[str,
     if (network := environ.get(launcher_env.NETWORK)) is not None:
         defaults |= dict.fromkeys(_INTERFACES, interface_of(network))
     return {**{name: value for name, value in defaults.items() if name not in environ}, **variables}
-
-
-def without_own_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without the variables that this package has set."""
-    return {name: value for name, value in environ.items() if openblas.CHOSEN.get(name) != value}

@@ -16,6 +16,7 @@ from typing import NoReturn
 from ..batch_systems.registry import end_of_time
 from ..core import activity
 from ..core.activity import ActivityPage
+from ..core.openblas import without_chosen
 from ..errors import LaunchError, UserError
 from ..monitor import heartbeat
 from ..monitor.format import format_table
@@ -28,7 +29,7 @@ from ..process.rank_status import MEETING, RUN_DIR_VARIABLE, RankStatusFile, fol
 from ..process.reaper import end_with_parent, fork_rank
 from ..process.run_directory import make_run_dir
 from ..version import __version__
-from .environment import environment_of, without_own_settings
+from .environment import environment_of
 from .output import RankOutput
 from .reaper import ProgramRank, ProgramReaper, adopt_orphans, describe_ranks
 from .world import World, meet, own_entry
@@ -62,7 +63,7 @@ def run_program(request: ProgramRequest) -> NoReturn:
     if rank == 0:
         for note in _notes(world):
             print(f"mpitrain: {note}", file=sys.stderr, flush=True)
-    variables = {**without_own_settings(environ), **environment_of(world, rank, run_dir, environ)}
+    variables = {**without_chosen(environ), **environment_of(world, rank, run_dir, environ)}
     _start(ProgramRank(rank, world, folder, run_dir, request), variables)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from tensorboard.backend.event_processing import event_accumulator
 
 from mpitrain.cli.main import main
+from mpitrain.core.openblas import without_chosen
 from mpitrain.monitor.heartbeat import read, states
 from mpitrain.monitor.trace import KINDS
 from mpitrain.report.history import read_run
@@ -144,6 +146,26 @@ def test_the_versions_of_everything(openmpi: Mpi, tmp_path: Path) -> None:
     versions = tomllib.loads((tmp_path / "config.toml").read_text())["versions"]
     assert {"python", "system", "mpitrain", "mpi4py", "numpy", "numba", "h5py", "hdf5", "mpi"} <= versions.keys()
     assert any(name.startswith("blas") for name in versions)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the kernels are those of x86 CPUs")
+def test_a_resumed_run_keeps_the_kernels_of_openblas(openmpi: Mpi, tmp_path: Path) -> None:
+    environ = without_chosen(os.environ)
+
+    def train(steps: int, **env: str) -> str:
+        words = [sys.executable, "-m", "mpitrain", "run", "-n", "1", SMALL, "--run-dir", tmp_path]
+        words += ["--train-steps", str(steps)]
+        return subprocess.run(words, env=environ | env, timeout=60, check=True, capture_output=True, text=True).stdout
+
+    begun, resumed = train(2, OPENBLAS_CORETYPE="Sandybridge"), train(4)
+    assert kernels_of(tmp_path) == "Sandybridge"
+    changed = train(6, OPENBLAS_CORETYPE="Haswell")
+    assert kernels_of(tmp_path) == "Haswell"
+    assert ["Sandybridge -> Haswell" in output for output in (begun, resumed, changed)] == [False, False, True]
+
+
+def kernels_of(run_dir: Path) -> str:
+    return tomllib.loads((run_dir / "config.toml").read_text())["versions"]["blas_openblas"].split()[1]
 
 
 MODES = {

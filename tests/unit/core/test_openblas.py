@@ -1,12 +1,12 @@
-"""OpenBLAS's kernels are chosen on Zen 4 alone, and never against the user."""
+"""OpenBLAS's kernels are those of the run, else chosen on Zen 4 alone, and never against the user."""
 
 from __future__ import annotations
 
 import pytest
 
-from mpitrain.core.openblas import choose_kernels
+from mpitrain.core.openblas import KERNELS, choose_kernels
 
-ZEN_4 = "vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\nflags\t\t: fpu avx2 avx512f avx512dq\n"
+ZEN_4 = "vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\nflags\t\t: fpu avx avx2 fma avx512f avx512dq \n"
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,12 @@ def test_kernels(cpuinfo: str, chosen: str | None) -> None:
     theirs = {"OPENBLAS_CORETYPE": "Zen"}
     choose_kernels(theirs, cpuinfo)
     assert theirs == {"OPENBLAS_CORETYPE": "Zen"}
+
+
+@pytest.mark.parametrize(
+    ("kernels", "chosen"), [("Sandybridge", "Sandybridge"), ("SkylakeX", "Haswell"), ("unknown", "Haswell")]
+)
+def test_kernels_of_the_run_are_used_if_the_cpu_can_execute_them(kernels: str, chosen: str) -> None:
+    environ = {KERNELS: kernels}
+    choose_kernels(environ, ZEN_4)
+    assert environ["OPENBLAS_CORETYPE"] == chosen
