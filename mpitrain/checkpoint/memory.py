@@ -147,15 +147,20 @@ def newest_state(run_dir: str) -> StateInMemory | None:
     return next(iter(states(run_dir)), None)
 
 
-def read_state(path: Path, vectors: Mapping[str, Array]) -> tuple[Progress, StoredState]:
+def read_state(
+    path: Path, vectors: Mapping[str, Array], start: int = 0, stop: int | None = None
+) -> tuple[Progress, StoredState]:
     """Fill vectors, shape (layout.size,) each, from a complete state; return its progress and extra state. Local.
+
+    Args:
+        start, stop: The range of the vectors to fill.
 
     Raises:
         OSError, ValueError: The state is not there any more.
     """
     snapshot = _open_state(path)[0]
     for name, vector in vectors.items():
-        vector[:] = snapshot.vectors[name]
+        vector[start:stop] = snapshot.vectors[name][start:stop]
     return Progress(snapshot.step, snapshot.data_cursor), StoredState(snapshot.extra_state)
 
 

@@ -23,6 +23,7 @@ from .validation import FORMAT
 
 _STATE = "run/state"  # group of the extra state, with a group for each namespace; those of ARRAY_GROUPS are at the top
 _VERSION = "version"  # attribute of the group of a namespace
+_SHOWN = 3  # differences in a message
 
 
 class Restored(NamedTuple):
@@ -109,7 +110,7 @@ def read(path: Path, layout: Layout, vectors: Mapping[str, Array], seed: int) ->
 
     Raises:
         DamagedCheckpoint: The checkpoint is damaged; the content of ``vectors`` is then undefined.
-        CheckpointError: It does not match the model; the message lists all differences.
+        CheckpointError: It does not match the model; the message lists the first differences.
     """
     with Checkpoint(path) as checkpoint:
         _check_groups(checkpoint, {_group(name) for name in vectors})
@@ -224,16 +225,15 @@ class Fit:
         return bool(self.missing or self.unexpected or self.reshaped)
 
     def __str__(self) -> str:
-        return "; ".join(
-            [
-                *(f"{name} is missing in the checkpoint" for name in self.missing),
-                *(f"{name} is not in the model" for name in self.unexpected),
-                *(
-                    f"{name} has shape {stored} in the checkpoint but {wanted} in the model"
-                    for name, (stored, wanted) in self.reshaped.items()
-                ),
-            ]
-        )
+        """Return the first differences, those of parameters before those of optimizer slots, and how many follow."""
+        differences = {
+            **{name: f"has shape {a} in the checkpoint but {b} in the model" for name, (a, b) in self.reshaped.items()},
+            **dict.fromkeys(self.missing, "is missing in the checkpoint"),
+            **dict.fromkeys(self.unexpected, "is not in the model"),
+        }
+        names = sorted(differences, key=lambda name: name.startswith("optimizer/"))
+        shown = [f"{name} {differences[name]}" for name in names[:_SHOWN]]
+        return "; ".join([*shown, *([f"and {len(names) - _SHOWN} more differences"] if len(names) > _SHOWN else [])])
 
 
 def compare(stored: Mapping[str, Shape], wanted: Mapping[str, Shape]) -> Fit:

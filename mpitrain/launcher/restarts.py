@@ -2,9 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 from .outcome import Outcome
 
 _LONGEST_PAUSE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Interruption:
+    """An interruption of training by a failure.
+
+    Attributes:
+        time: When the first rank ended, in seconds since the epoch.
+        step: The number of completed steps; None if training had not started.
+        restarts: The number of restarts since then, of which all but the last one failed before training.
+    """
+
+    time: float
+    step: int | None
+    restarts: int = 1
+
+
+def interruption_after(failure: Outcome, before: Interruption | None) -> Interruption:
+    """Return the interruption that the next restart is to end: that ``before`` if training has not continued since."""
+    if before is not None and failure.step is None:
+        return replace(before, restarts=before.restarts + 1)
+    return Interruption(failure.ended_at, failure.step)
 
 
 def restart_delay_s(restart: int) -> float:

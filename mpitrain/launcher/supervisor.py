@@ -33,7 +33,7 @@ from .interrupts import Interrupts
 from .mpi_flavors import Launcher
 from .outcome import Kind, Outcome, classify
 from .preparation import make_launch_spec, prepare
-from .restarts import has_advanced, reason_to_give_up, restart_delay_s
+from .restarts import Interruption, has_advanced, interruption_after, reason_to_give_up, restart_delay_s
 from .saved_states import SavedStates
 from .scaling import ScaleRequest, answer_request, remove_request, remove_requests
 from .terminal import say
@@ -131,6 +131,7 @@ class _Supervisor:
         self._next_spec: LaunchSpec | None = None  # for which the ranks of the present attempt stop
         self._in_a_row = 0  # restarts since training has last advanced
         self._last_failure: Outcome | None = None  # that the present attempt follows
+        self._interruption: Interruption | None = None  # of training, which has not continued since
         self._ranks_were_killed = False  # those of the last attempt
         if not (launch.keeps_state and launch.request.workload.resumes):
             state_folder.remove(str(launch.run_dir))  # of a run whose supervisor was killed
@@ -155,12 +156,13 @@ class _Supervisor:
                     record_failure(run_dir, Failure(outcome.reason, outcome.rank, outcome.traceback))
                     return 1
                 self._last_failure = outcome
+                self._interruption = interruption_after(outcome, self._interruption)
                 if self._interrupts.received:
                     return self._interrupted()
             elif outcome.kind is Kind.STOPPED and self._next_spec is not None and not self._interrupts.received:
                 self._spec, self._next_spec = self._next_spec, None
                 remove_request(run_dir)
-                self._last_failure = None
+                self._last_failure = self._interruption = None
                 say(f"continuing from {self._saved.describe()}, with {self._describe()}")
             elif outcome.kind is Kind.USER_ERROR:  # it has changed nothing
                 self._save_state()
@@ -223,10 +225,11 @@ class _Supervisor:
             launcher_env.RESTART_COUNT: str(self._restarts),
             launcher_env.MAX_RESTARTS: str(launch.request.options.max_restarts),
         }
-        if self._last_failure is not None:
-            ours[launcher_env.FAILED_AT] = str(self._last_failure.ended_at)
-            if self._last_failure.step is not None:
-                ours[launcher_env.FAILED_STEP] = str(self._last_failure.step)
+        if self._interruption is not None:
+            ours[launcher_env.FAILED_AT] = str(self._interruption.time)
+            ours[launcher_env.RESTARTS_SINCE] = str(self._interruption.restarts)
+            if self._interruption.step is not None:
+                ours[launcher_env.FAILED_STEP] = str(self._interruption.step)
         if launch.keeps_state:
             ours[launcher_env.KEEPS_STATE] = "1"
         resumes = self._continues or launch.request.workload.resumes

@@ -16,7 +16,7 @@ _LINE_BYTES = 1 << 20  # upper limit of a line's length
 
 # The keys that a run itself records, besides ``validation_`` and the name of a metric.
 RECORDED = frozenset(
-    "step time_s resumed repeated_steps restart_s loss learning_rate examples_per_s step_s skipped_steps "
+    "step time_s resumed restarts repeated_steps restart_s loss learning_rate examples_per_s step_s skipped_steps "
     "staleness_mean staleness_max staleness_histogram dropped moved_bytes internode_bytes saved_bytes workers "
     "device_memory grad_norm".split()
 )

@@ -12,9 +12,11 @@ MAX_RESTARTS = "MPITRAIN_MAX_RESTARTS"
 ATTEMPT = "MPITRAIN_ATTEMPT"
 NETWORK = "MPITRAIN_NETWORK"
 KEEPS_STATE = "MPITRAIN_KEEPS_STATE"
-# After a restart: when the failure happened, in seconds since the epoch, and the last completed step.
+# After a restart: when training was interrupted, in seconds since the epoch, at which step, and the number of restarts
+# since then.
 FAILED_AT = "MPITRAIN_FAILED_AT"
 FAILED_STEP = "MPITRAIN_FAILED_STEP"
+RESTARTS_SINCE = "MPITRAIN_RESTARTS_SINCE"
 
 # The rank number: set by Open MPI's launcher; by MPICH's, Intel MPI's and srun with PMI; by launchers with PMIx.
 _RANK = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")

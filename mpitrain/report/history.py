@@ -74,14 +74,16 @@ class Tail:
 
 
 class Restart(NamedTuple):
-    """A restart after a failure.
+    """A restart after a failure, or several of which only the last one led to training.
 
     Attributes:
+        attempts: Their number.
         step: The step from which training continued.
         repeated_steps: Steps that had been completed before the failure, and were repeated.
         seconds: Time from the failure until training continued.
     """
 
+    attempts: int
     step: int
     repeated_steps: int
     seconds: float
@@ -112,6 +114,11 @@ class Run:
     def job(self) -> str:
         """Name of the job file."""
         return str(self.config.get("versions", {}).get("job_file", "?"))
+
+    @property
+    def n_restarts(self) -> int:
+        """The number of restarts by ``mpitrain run``, including those that failed before training."""
+        return sum(restart.attempts for restart in self.restarts)
 
     def option(self, name: str) -> Any:
         """Return one of the run's options, or None."""
@@ -171,7 +178,8 @@ class Run:
         for line in lines:
             if RESUMED in line:
                 if "restart_s" in line:
-                    self.restarts.append(Restart(line["step"], line.get("repeated_steps", 0), line["restart_s"]))
+                    count, repeated_steps = line.get("restarts", 1), line.get("repeated_steps", 0)
+                    self.restarts.append(Restart(count, line["step"], repeated_steps, line["restart_s"]))
                 self.lines = [before for before in self.lines if before["step"] <= line["step"]]
             self.lines.append(line)
 

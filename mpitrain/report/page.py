@@ -213,7 +213,7 @@ def _cells(run: Run, label: str, state: State) -> dict[str, str]:
         "time": duration(run.seconds),
         "best accuracy, at step": _best(run, _GOALS[0]),
         "best validation loss, at step": _best(run, _GOALS[1]),
-        "restarts": f"{len(run.restarts)}" if run.restarts else "",
+        "restarts": f"{run.n_restarts}" if run.restarts else "",
         "steps repeated": f"{sum(restart.repeated_steps for restart in run.restarts):,}" if run.restarts else "",
         "restarting": duration(sum(restart.seconds for restart in run.restarts)) if run.restarts else "",
         "final loss": last("loss"),

@@ -178,7 +178,7 @@ def _row(path: Path, run: Run | None, folder: Path, state: State, description: s
         step = max(step, _saved_step(path))  # it may have died before its first metrics line and second heartbeat
     mode = str(run.option("mode") or "?")
     if run.restarts:
-        description += f", {len(run.restarts)} restart{'s' * (len(run.restarts) != 1)}"
+        description += f", {run.n_restarts} restart{'s' * (run.n_restarts != 1)}"
     job = status.job.name if status is not None and status.job is not None and not run.config else run.job
     return (name, job, mode, _ranks(status), _progress(step, run), best_validation(run), description, duration(age))
 

@@ -174,6 +174,18 @@ class DefersParams(ABC):
         """
 
 
+class SharedVectors(NamedTuple):
+    """Vectors in memory that several ranks share.
+
+    Attributes:
+        ranks: The ranks; the first of them has the vectors as its ``initial_vectors``.
+        vectors: The same memory on all of them.
+    """
+
+    ranks: MPI.Intracomm
+    vectors: dict[str, Array]
+
+
 class Strategy(Protocol):
     """Turns this worker's gradient of a step into the parameters of the next one.
 
@@ -189,6 +201,8 @@ class Strategy(Protocol):
         grads: Shape (layout.size,): written by the model's backward pass; where ``params`` is.
         initial_vectors: ``plan.vectors`` by name, shape (layout.size,) each, in host memory; None on ranks
             that share another rank's vectors.
+        shared_vectors: The memory of ``initial_vectors`` on all ranks that share it, which then fill it together as far
+            as they can. Optional.
         has_ended: Whether no step follows; the same on all workers after a step that all of them take. Optional.
     """
 
@@ -197,6 +211,7 @@ class Strategy(Protocol):
     params: Array
     grads: Array
     initial_vectors: dict[str, Array] | None
+    shared_vectors: SharedVectors | None = None
 
     def start(self, progress: Progress, extra_state: ExtraState) -> None:
         """Begin to train from ``initial_vectors``, which have been filled.

@@ -13,7 +13,7 @@ from ..core.layout import Array
 from ..monitor.trace import span
 from ..plan.plan import Plan
 from ..plan.progress import ConsistentPoint, Progress, WorkItem
-from .base import PauseRequests, Stats, StepResult
+from .base import PauseRequests, SharedVectors, Stats, StepResult
 from .non_finite import NonFinitePolicy
 from .tensor_updates import TensorUpdates
 
@@ -51,6 +51,7 @@ class BulkSynchronous:
     params: Array
     grads: Array
     initial_vectors: dict[str, Array] | None
+    shared_vectors: SharedVectors | None = None
     last_result = StepResult(math.nan, True)
     step_offset = 0
     tensors: TensorUpdates | None = None

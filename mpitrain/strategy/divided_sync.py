@@ -32,7 +32,7 @@ from ..optim import Optimizer
 from ..optim.whole_tensors import WholeTensorOptimizer
 from ..plan.plan import Plan
 from ..plan.progress import Progress
-from .base import Part, Stats, UpdatesOnRequest
+from .base import Part, SharedVectors, Stats, UpdatesOnRequest
 from .bulk_synchronous import BulkSynchronous
 from .node_codec import make_node_codec
 from .tensor_updates import TensorUpdates, tensor_ranges
@@ -80,6 +80,7 @@ class DividedSync(BulkSynchronous, UpdatesOnRequest):
         self._rows = shared.allocate((node.size, stride), plan.dtype)
         self._vectors = {name: shared.allocate((stride,), plan.dtype)[:size] for name in plan.vectors}
         self.initial_vectors = self._vectors if node.rank == 0 else None
+        self.shared_vectors = SharedVectors(node, self._vectors)
         self.shares_params = node.size > 1
         self.params, self.grads = self._vectors["params"], self._rows[node.rank, :size]
         self.grads[:] = 0  # gaps between parameters must stay zero

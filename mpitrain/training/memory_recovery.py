@@ -16,6 +16,7 @@ from ..comm.cluster import Cluster
 from ..comm.mpi import MPI
 from ..core.extra_state import StoredState
 from ..core.layout import Array
+from ..core.ranges import aligned_range
 from ..errors import CheckpointError
 from ..monitor.trace import span
 from ..plan.hook import Hook, TrainingLoop
@@ -23,6 +24,7 @@ from ..plan.plan import Plan
 from ..plan.progress import ConsistentPoint, Progress
 from ..process.launcher_env import KEEPS_STATE
 from ..process.rank_status import RUN_DIR_VARIABLE
+from ..strategy.base import SharedVectors
 from .checkpointing import facts_of_run
 from .run_state import RunState
 
@@ -116,12 +118,18 @@ class KeepInMemory(Hook):
 
 
 def resume_from_memory(
-    cluster: Cluster, plan: Plan, vectors: dict[str, Array] | None, run_dir: str | None, newer_than: int
+    cluster: Cluster,
+    plan: Plan,
+    vectors: dict[str, Array] | None,
+    shared_vectors: SharedVectors | None,
+    run_dir: str | None,
+    newer_than: int,
 ) -> tuple[Progress, StoredState] | None:
     """Fill the vectors with the newest state in memory of any host. Collective over all ranks.
 
     Args:
         vectors: Those of this rank, by name; None if it has none.
+        shared_vectors: Memory that this rank fills together with others; None if there is none.
         run_dir: See ``kept_run_dir``.
         newer_than: Only a state of a higher step.
 
@@ -150,7 +158,11 @@ def resume_from_memory(
     lacks = vectors is not None and step not in here
     with cluster.agree("reading the state in memory"):
         restored = Progress(step, 0), StoredState()
-        if vectors is not None and not lacks:
+        if step in here and shared_vectors is not None:
+            ranks, filled = shared_vectors
+            part = aligned_range(0, plan.layout.size, ranks.rank, ranks.size)
+            restored = read_state(here[step].path, filled, *part)
+        elif step in here and vectors is not None:
             restored = read_state(here[step].path, vectors)
     if cluster.any(lacks):
         restored = _send(cluster, plan, here.get(step), vectors, restored, root, lacks)

@@ -17,6 +17,7 @@ from ..errors import CheckpointError, ConfigError
 from ..plan.network import Network
 from ..plan.plan import Plan
 from ..plan.progress import Progress
+from ..strategy.base import SharedVectors
 from .memory_recovery import resume_from_memory
 
 
@@ -48,6 +49,7 @@ def restore(
     network: Network,
     resume_plan: ResumePlan,
     vectors: dict[str, Array] | None,
+    shared_vectors: SharedVectors | None = None,
     run_dir: str | None = None,
 ) -> Beginning:
     """Fill the vectors with initial values, or those of a checkpoint or of memory. Collective over all ranks.
@@ -57,12 +59,13 @@ def restore(
 
     Args:
         vectors: ``Strategy.initial_vectors``, of which some rank must have some.
+        shared_vectors: ``Strategy.shared_vectors``.
         run_dir: See ``kept_run_dir``.
 
     Raises:
         CheckpointError: On every rank: all checkpoints are damaged, or the newest intact one does not fit.
     """
-    kept = resume_from_memory(cluster, plan, vectors, run_dir, newer_than=resume_plan.step)
+    kept = resume_from_memory(cluster, plan, vectors, shared_vectors, run_dir, newer_than=resume_plan.step)
     if kept is not None:
         beginning = Beginning(*kept, resumed="memory")
     elif resume_plan.resume:

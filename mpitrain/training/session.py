@@ -123,7 +123,9 @@ def _serve(setup: Setup, telemetry: Telemetry) -> None:
     cluster, plan, network = setup.cluster, setup.plan, setup.job.network
     server = make_server(cluster, plan, TrainingState(plan.layout, network.frozen))
     run_dir = kept_run_dir(setup.files.folder)
-    beginning = restore(cluster, plan, network, setup.resume_plan, server.initial_vectors, run_dir)
+    beginning = restore(
+        cluster, plan, network, setup.resume_plan, server.initial_vectors, server.shared_vectors, run_dir
+    )
     server.start(beginning.progress)
     if not beginning.is_complete(plan):
         telemetry.open(None, 0)

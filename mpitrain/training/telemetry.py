@@ -21,7 +21,7 @@ from ..monitor.run_record import RunRecord
 from ..monitor.tensorboard import Events, available
 from ..plan.config import RunConfig
 from ..plan.hook import Hook, TrainingLoop
-from ..process.launcher_env import FAILED_AT, FAILED_STEP
+from ..process.launcher_env import FAILED_AT, FAILED_STEP, RESTARTS_SINCE
 from ..process.rank_status import RUN_DIR_VARIABLE
 from ..process.run_directory import cannot_write
 from ..version import __version__
@@ -95,8 +95,9 @@ class Telemetry:
         chief = self._chief
         if chief is None:
             return
-        if resumed:
-            chief.metrics.write(loop.step, 0.0, {"resumed": loop.step, **_restart(loop.step)})
+        restart = _restart(loop.step)
+        if resumed or restart:
+            chief.metrics.write(loop.step, 0.0, {"resumed": loop.step, **restart})
         if chief.events is not None:
             chief.events.begin(loop.step)
             chief.metrics.listeners.append(chief.events.scalars)
@@ -180,9 +181,13 @@ def _trained(layout: Layout, vector: Array, states: bool) -> dict[str, Array]:
 
 
 def _restart(step: int) -> dict[str, float]:
-    """Return what a restart by ``mpitrain run`` has cost, if there was one: the steps to repeat, and seconds."""
+    """Return what restarts by ``mpitrain run`` have cost: their number, the steps to repeat, and seconds.
+
+    Empty if this is the first start, or training has continued between the failure and this start.
+    """
     failed_at, failed_step = os.environ.get(FAILED_AT), os.environ.get(FAILED_STEP)
     if failed_at is None:
         return {}
     repeated = {} if failed_step is None else {"repeated_steps": max(0, int(failed_step) - step)}
-    return {**repeated, "restart_s": round(time.time() - float(failed_at), 3)}
+    seconds = round(time.time() - float(failed_at), 3)
+    return {"restarts": int(os.environ.get(RESTARTS_SINCE, "1")), **repeated, "restart_s": seconds}

@@ -65,6 +65,25 @@ def test_runs_with_servers_continue(mpi: Mpi, mode: str, role: str, tmp_path: Pa
 
 
 @pytest.mark.full
+def test_restarts_that_fail_before_training_are_counted(openmpi: Mpi, tmp_path: Path) -> None:
+    job = tmp_path / "job.py"
+    job.write_text(
+        f"""import os, runpy, signal
+def job():
+    if os.environ["MPITRAIN_RESTART_COUNT"] in ("1", "2"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return runpy.run_path({str(SMALL)!r})["job"]()
+"""
+    )
+    with KilledRun(openmpi, 2, tmp_path / "run", job, "--train-steps", str(STEPS)) as killed:
+        killed.wait_for_state()
+        killed.kill("worker", 1)
+        killed.end()
+    (restart,) = read_run(tmp_path / "run").restarts
+    assert restart.attempts == 3 and restart.seconds > 1  # the pause before the third one
+
+
+@pytest.mark.full
 def test_the_fork_server_starts_the_ranks_of_restarts(mpi: Mpi, tmp_path: Path) -> None:
     """The first restart is by the server; it is killed with its ranks, so the second one is not."""
     with KilledRun(mpi, 2, tmp_path / "run", SMALL, "--train-steps", "100000000", "--max-restarts", "3") as killed:

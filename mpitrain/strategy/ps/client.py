@@ -58,7 +58,7 @@ class PsStrategy:
     def __init__(self, store: ParameterStore, state: TrainingState) -> None:
         self.store, plan, cluster = store, store.plan, store.cluster
         self.plan, self.worker, self._chief = plan, cluster.task_index, cluster.chief
-        self.initial_vectors = store.initial_vectors
+        self.initial_vectors, self.shared_vectors = store.initial_vectors, store.shared_vectors
         self.progress = Progress(0, 0)
         self.non_finite = NonFinitePolicy(plan.config.training.nan, plan.workers)
         self._training_state, self._frozen = state, state.frozen.tobytes()  # the latter as the shards have them

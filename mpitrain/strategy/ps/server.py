@@ -36,7 +36,7 @@ class Server:
         store: The store of this rank.
 
     Attributes:
-        initial_vectors: See ``Strategy``.
+        initial_vectors, shared_vectors: See ``Strategy``.
     """
 
     polls = False  # whether there is work that does not arrive as requests
@@ -44,7 +44,7 @@ class Server:
     def __init__(self, store: ParameterStore) -> None:
         cluster = store.cluster
         self._store, self._comm = store, cluster.comm
-        self.initial_vectors = store.initial_vectors
+        self.initial_vectors, self.shared_vectors = store.initial_vectors, store.shared_vectors
         self._number = cluster.task_index
         self._shard = store.memory.shards[self._number]
         self._worker_of = {rank: index for index, rank in enumerate(cluster.worker_ranks)}

@@ -25,6 +25,7 @@ from ...errors import ConfigError
 from ...plan.placement import ranges_of
 from ...plan.plan import Plan
 from ...plan.progress import Progress
+from ..base import SharedVectors
 from .coordinator import STATS_WORDS, CoordinatorMemory, StepCoordinator
 from .remote import PrefetchingShard, RemoteShard, ServerCalls
 from .shard import LocalShard, Shard, ShardClient
@@ -94,6 +95,7 @@ class ParameterStore(ABC):
         reads: Another channel for parameters that are prefetched.
         waiting: How this rank waits.
         initial_vectors: The node's vectors on the rank that fills them; None on all others.
+        shared_vectors: The node's vectors on all its ranks; None if no shard is there.
 
     Raises:
         ConfigError: On every rank: there are several nodes and no server.
@@ -123,6 +125,7 @@ class ParameterStore(ABC):
             self.memory.coordinator = self._allocate_coordinator(self._shared)
         fills = self.memory.shards and self.nodes.comm.rank == 0
         self.initial_vectors = self.memory.vectors if fills else None
+        self.shared_vectors = SharedVectors(self.nodes.comm, self.memory.vectors) if self.memory.shards else None
         self._routes = self._make_routes()
         self.requests, self.reads = Channel(), Channel()
         self._reads_comm: MPI.Intracomm | None = None

@@ -45,8 +45,10 @@ def snapshot_of(step: int, n_extra: int = 3) -> Snapshot:
 def read_back(run_dir: str, step: int) -> None:
     kept = newest_state(run_dir)
     assert kept is not None and kept.step == step
-    vectors = {name: np.empty(LAYOUT.size, np.float32) for name in ("params", "m")}
-    progress, extra = read_state(kept.path, vectors)
+    vectors = {name: np.full(LAYOUT.size, np.nan, np.float32) for name in ("params", "m")}
+    progress, extra = read_state(kept.path, vectors, 3)
+    assert all(np.isnan(vector[:3]).all() and not np.isnan(vector[3:]).any() for vector in vectors.values())
+    read_state(kept.path, vectors, 0, 3)
     expected = snapshot_of(step)
     assert progress == (step, 10 * step)
     assert all(vectors[name].tobytes() == expected.vectors[name].tobytes() for name in vectors)

@@ -16,7 +16,7 @@ import pytest
 
 from mpitrain import checkpoint
 from mpitrain.checkpoint.container import Compression, write_container
-from mpitrain.checkpoint.state import contents
+from mpitrain.checkpoint.state import compare, contents
 from mpitrain.core.extra_state import ExtraState, Versioned, values_of
 from mpitrain.core.layout import Layout
 from mpitrain.errors import CheckpointError, DamagedCheckpoint, JobError
@@ -52,6 +52,14 @@ def test_what_is_written_is_read(tmp_path: Path, extra_state: ExtraState | None)
             written[name][LAYOUT.n_trained :] = 0
         assert read[name].tobytes() == written[name].tobytes()
     assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_a_message_has_few_differences_and_those_of_parameters_first() -> None:
+    names = [f"{group}/{name}" for group in ("optimizer/mean", "params") for name in "abcd"]
+    fit = compare(dict.fromkeys(names, (2, 3)), dict.fromkeys(names[:-1], (2, 4)))
+    shown = str(fit).split("; ")
+    assert [difference.partition(" ")[0] for difference in shown[:3]] == ["params/a", "params/b", "params/c"]
+    assert len(shown) == 4 and "5" in shown[3]
 
 
 def test_state_in_another_byte_order_is_read(tmp_path: Path) -> None:
