@@ -38,6 +38,8 @@ WORD = 8  # bytes: encoded vectors are whole words, so that those that follow ar
 class Codec(ABC):
     """Encodes vectors as bytes and tracks the error. Local.
 
+    Besides gradients, a vector holds changes of layer state, such as of running variances.
+
     A subclass may stand in a module of the user's own: ``--compress package.module:Class``. The number of bytes depends
     on the number of elements alone, because the receivers compute it.
 
@@ -57,7 +59,8 @@ class Codec(ABC):
     def encode(self, vector: Array, residual: Array, out: Array) -> None:
         """Set ``out`` to ``vector + residual``, encoded, and ``residual`` to the error: exact minus decoded values.
 
-        Non-finite elements decode to non-finite values, and their residual is zero. ``vector`` must not change.
+        Non-finite elements decode to non-finite values, and their residual is zero. ``vector`` must not change. Where
+        the residual is zero, an element counts as sent: momentum that workers apply begins anew there.
 
         Args:
             vector, residual: Shape (n,), in the vectors' type.
@@ -106,11 +109,7 @@ class NarrowerType(Codec):
                 self.narrow(exact, elements[part])
             self.widen(elements[part], back)
             if update_residual(exact, back, residual[part]):
-                largest = np.abs(exact[np.isfinite(exact)]).max()
-                raise ConfigError(
-                    f"a gradient has an element of {largest:.3g}, which exceeds --compress {self.compression}; "
-                    "use bfloat16, or remove --compress (clip_norm does not help: it applies to what is received)"
-                )
+                raise _too_large(exact, self.compression)
 
     def decode(self, encoded: Array, out: Array) -> None:
         elements = self._elements(encoded, len(out))
@@ -168,6 +167,7 @@ class Int8(Codec):
     def encode(self, vector: Array, residual: Array, out: Array) -> None:
         scales, integers = self._parts(out, len(vector))
         encode_int8(vector, residual, scales, integers)
+        _check_scales(scales, vector, self.compression)
 
     def decode(self, encoded: Array, out: Array) -> None:
         decode_int8(*self._parts(encoded, len(out)), out)
@@ -187,7 +187,9 @@ class Int4(Codec):
         return _whole_words(4 * _groups(count) + (count + 1) // 2)
 
     def encode(self, vector: Array, residual: Array, out: Array) -> None:
-        encode_int4(vector, residual, *self._parts(out, len(vector)))
+        scales, pairs = self._parts(out, len(vector))
+        encode_int4(vector, residual, scales, pairs)
+        _check_scales(scales, vector, self.compression)
 
     def decode(self, encoded: Array, out: Array) -> None:
         decode_int4(*self._parts(encoded, len(out)), out)
@@ -262,6 +264,25 @@ def _load(compression: Compression) -> type[Codec]:
     if not (isinstance(loaded, type) and issubclass(loaded, Codec)):
         raise ConfigError(f"--compress {compression}: must be a subclass of mpitrain.comm.compression.Codec")
     return loaded
+
+
+def _check_scales(scales: Array, vector: Array, compression: Compression) -> None:
+    """Check the scales of an encoded vector: a group with NaN or infinity has the scale NaN.
+
+    Raises:
+        ConfigError: A scale is infinite, because float32 cannot hold it.
+    """
+    if np.isinf(scales).any():
+        raise _too_large(vector, compression)
+
+
+def _too_large(vector: Array, compression: Compression) -> ConfigError:
+    """Return the error for a vector that has an element which is too large for the encoding."""
+    largest = np.abs(vector[np.isfinite(vector)]).max()
+    return ConfigError(
+        f"a gradient has an element of {largest:.3g}, which exceeds --compress {compression}; "
+        "use bfloat16, or remove --compress (clip_norm does not help: it applies to what is received)"
+    )
 
 
 def _groups(count: int) -> int:

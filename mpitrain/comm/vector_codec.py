@@ -2,7 +2,8 @@
 
 The alignment gaps of a gradient are zero, because no layer writes them. A codec may decode them to other values: a sign
 to the mean magnitude, or a group of elements with a NaN to NaN. These would stay in the gradient, and be part of all
-later ones. So gaps are set to zero after decoding, and have no residual.
+later ones. So gaps are set to zero after decoding, and have no residual. Whatever else depends on the position in the
+vector belongs here, because a ``Codec`` depends on the number of elements alone.
 """
 
 from __future__ import annotations

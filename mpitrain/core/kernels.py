@@ -43,7 +43,8 @@ def kernel(function: F) -> F:
 def reduction(function: F) -> F:
     """Compile like ``kernel``, but allow sums in any order, which vectorization needs.
 
-    NaN and infinity are preserved, so that divergence is detected.
+    NaN and infinity in the sum are preserved, so that divergence is detected. Test for them in a ``kernel``: here
+    ``x - x`` may be folded to zero.
     """
     return _compile(function, _REORDER)
 

@@ -74,7 +74,7 @@ class OuterOptimization(Centered):
         self._averaging = Updater(optim.sgd(1.0), plan.layout, self.center, {}, frozen=frozen)
         self._fragments = list(fragments_of(size, parallel))
         scale = 1 / hierarchy.comm.size
-        codec = make_node_codec(plan, hierarchy, [(0, part.hi - part.lo) for part in self._fragments])
+        codec = make_node_codec(plan, hierarchy, [(part.lo, part.hi) for part in self._fragments])
         self._exchanges = [
             RangeAllreduce(hierarchy, mean.rows, self.center, part.lo, part.hi, scale, self._update, codec)
             for part in self._fragments

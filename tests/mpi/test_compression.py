@@ -28,7 +28,7 @@ def trained(results: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def total(run_dir: Path, name: str) -> float:
-    """Return the sum of a value over all reports."""
+    """Return the sum of a value over all reports; a run that is shorter than ``--log-steps`` has none."""
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return sum(line.get(name, 0) for line in lines)
 

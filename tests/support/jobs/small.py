@@ -1,4 +1,7 @@
-"""A small model with everything that could depend on how a batch is cut: Dropout, BatchNorm, averages."""
+"""A small model with everything that could depend on how a batch is cut: Dropout, BatchNorm, averages.
+
+Its matrices have 1,536, 576 and 240 elements.
+"""
 
 from mpitrain import Job, data, nn, optim
 

@@ -44,6 +44,12 @@ def test_the_first_is_rounded_to_the_nearest(precision, dtype) -> None:
     np.testing.assert_array_equal(sent(make_codec(precision, np.dtype(dtype)), vector, np.zeros(SIZE, dtype)), expected)
 
 
+@pytest.mark.parametrize("codec", ["int8", "int4", "bfloat16"])
+def test_an_element_that_is_too_large_for_the_encoding_is_an_error(codec: str) -> None:
+    with pytest.raises(ConfigError, match="1e\\+60"):
+        sent(make_codec(codec, np.dtype(np.float64)), np.array([1, 1e60, 2]), np.zeros(3))
+
+
 def test_halfway_between_two_the_even_one_is_taken() -> None:
     bits = np.array([0x3F808000, 0x3F818000, 0xBF808000, 0x3F808001], np.uint32)
     vector = bits.view(np.float32)

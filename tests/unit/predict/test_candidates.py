@@ -25,6 +25,11 @@ def test_permitted_changes_and_their_order() -> None:
     assert scores == sorted(scores, reverse=True)
 
 
+def test_options_of_compression_do_not_rule_out_other_modes() -> None:
+    made = candidates(PROBE, {"mode": "sync", "compress": "int8", "compress_after": 10}, ["mode"])
+    assert {"async", "local"} <= {candidate.options.get("mode") for candidate in made}
+
+
 def test_a_slow_link_calls_for_compression() -> None:
     link = dataclasses.replace(PROBE.between, bytes_per_s=1e7, node_bytes_per_s=1e7)  # type: ignore[type-var]
     exchanges = dataclasses.replace(PROBE.exchanges, sum_s_per_byte=1e-7)  # type: ignore[type-var]
