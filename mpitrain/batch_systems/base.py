@@ -72,8 +72,8 @@ class BatchSystem(ABC):
         node_check: A shell command that fails if a node of the job does not answer; empty if there is none.
         remote_agent: The program that runs a command on a host of the allocation, with host and command as its last
             arguments; empty if it is ``ssh``.
-        restart_arguments: Name and value of the parameter with which Open MPI's ``mpirun`` can start its daemons again
-            in an allocation while those on a failed node count as running.
+        restart_arguments: Arguments with which ``mpirun``'s own start command, such as ``srun``, can start its daemons
+            again in an allocation while those on a failed node count as running.
         restart_count_variable: The variable with the number of requeues; needed for ``node_check``.
         can_follow: Whether ``states`` and ``log_path`` suffice for ``--follow``.
         advice: Pairs of a word in the reason of a rejected job, and advice on how to fix it.
@@ -97,7 +97,7 @@ class BatchSystem(ABC):
     requeue_status: ClassVar[int] = 0
     node_check: ClassVar[str] = ""
     remote_agent: ClassVar[str] = ""
-    restart_arguments: ClassVar[tuple[str, ...]] = ()
+    restart_arguments: ClassVar[str] = ""
     restart_count_variable: ClassVar[str] = ""
     can_follow: ClassVar[bool] = False
     advice: ClassVar[tuple[tuple[str, str], ...]] = ()

@@ -38,10 +38,10 @@ def remote_agent(environ: Mapping[str, str]) -> str | None:
     return next((system.remote_agent for system in systems if system.remote_agent), None)
 
 
-def restart_arguments(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return Open MPI's parameter for restarts in this environment's allocation: name and value, or nothing."""
+def restart_arguments(environ: Mapping[str, str]) -> str:
+    """Return the arguments with which ``mpirun`` starts its daemons again in this environment's allocation."""
     systems = (system for system in SYSTEMS.values() if system.allocation_variable in environ)
-    return next((system.restart_arguments for system in systems if system.restart_arguments), ())
+    return next((system.restart_arguments for system in systems if system.restart_arguments), "")
 
 
 def is_allocation(environ: Mapping[str, str]) -> bool:

@@ -43,7 +43,7 @@ class Slurm(BatchSystem):
     )
     remote_agent = """sh -c 'exec srun --overlap --mem=0 --quiet --nodes=1 --ntasks=1 --nodelist="$1" sh -c "$2"' sh"""
     # The step of the ranks that were ended keeps its CPUs and memory until Slurm has noticed that its node failed.
-    restart_arguments = ("plm_slurm_args", "--overlap --mem=0")
+    restart_arguments = "--overlap --mem=0"
     restart_count_variable = "SLURM_RESTART_COUNT"
     can_follow = True
     advice = (

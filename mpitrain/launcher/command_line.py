@@ -128,8 +128,11 @@ def compose(
     """
     parts = _open_mpi(launcher, spec, machine) if launcher.flavor == "openmpi" else _hydra(launcher, spec, machine)
     words, environment = parts
-    if is_restart and launcher.flavor == "openmpi" and (parameter := restart_arguments(machine.environ)):
-        words += ["--prtemca" if launcher.major >= 5 else "--mca", *parameter]
+    if is_restart and (arguments_of_srun := restart_arguments(machine.environ)):
+        if launcher.flavor == "openmpi":
+            words += ["--prtemca" if launcher.major >= 5 else "--mca", "plm_slurm_args", arguments_of_srun]
+        else:
+            environment["HYDRA_LAUNCHER_EXTRA_ARGS"] = arguments_of_srun
     # Include variables that this package set in this process: the shell that the command is pasted into lacks them.
     ours = {n: value for n, value in environment.items() if n == "PATH" or machine.environ.get(n, value) == value}
     start = [launcher.program, *(["-n", str(spec.ranks)] if spec.ranks is not None else [])]

@@ -15,10 +15,10 @@ mpitrain run --max-restarts 1 --min-ranks 4 --link-timeout 5 --run-dir {run_dir}
 """
 
 
-def test_a_run_continues_without_a_failed_node(site: Site, openmpi: Mpi) -> None:
-    run_dir, script = site.folder / "shrinking", site.folder / "shrinking.sbatch"
+def test_a_run_continues_without_a_failed_node(site: Site, mpi: Mpi) -> None:
+    run_dir, script = site.folder / f"shrinking-{mpi.name}", site.folder / f"{mpi.name}.sbatch"
     script.write_text(SCRIPT.format(run_dir=run_dir, job=JOBS / "slow.py"))
-    number = site.script(openmpi, script)
+    number = site.script(mpi, script)
     metrics = run_dir / "metrics.jsonl"
     deadline = time.monotonic() + 90
     while not metrics.exists() or '"step": 60' not in metrics.read_text():

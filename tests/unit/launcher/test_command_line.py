@@ -266,3 +266,6 @@ def test_a_restart_in_a_slurm_allocation_does_not_wait_for_the_step_of_a_failed_
         assert words[at - 1 : at + 2] == [flag, *expected]
         assert "plm_slurm_args" not in compose(launcher, spec, in_slurm, []).words
         assert "plm_slurm_args" not in compose(launcher, spec, machine(), [], is_restart=True).words
+    name = "HYDRA_LAUNCHER_EXTRA_ARGS"
+    assert compose(MPICH, spec, in_slurm, [], is_restart=True).environment[name] == expected[1]
+    assert name not in compose(MPICH, spec, in_slurm, []).environment
