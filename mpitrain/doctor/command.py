@@ -109,8 +109,9 @@ class _Watchdog(threading.Timer):
 
 def _start_ranks(ranks: int | None, run_dir: Path, timeout_s: float) -> list[Finding]:
     """Start ranks that run the checks, and return their findings; check without them if they cannot be started."""
-    from ..launcher.command_line import LaunchSpec, LocalMachine, compose
+    from ..launcher.command_line import compose
     from ..launcher.mpi_flavors import find_launcher
+    from ..launcher.mpi_launcher import LaunchSpec, LocalMachine
 
     machine = LocalMachine.detect()
     if ranks is None and not machine.allocated:

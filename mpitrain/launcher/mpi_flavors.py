@@ -7,34 +7,15 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from ..errors import LaunchError
 from ..process.launcher_env import set_home
+from .hydra import IntelMpi, Mpich
+from .mpi_launcher import Launcher
+from .open_mpi import OpenMpi
 
-Flavor = Literal["openmpi", "mpich", "intel"]
-
-# Each flavor's mark in MPI_Get_library_version and in the output of 'mpirun --version'.
-_FLAVORS: tuple[tuple[Flavor, str, str], ...] = (
-    ("openmpi", "Open MPI", "Open MPI"),
-    ("intel", "Intel(R) MPI", "Intel(R) MPI"),
-    ("mpich", "MPICH", "HYDRA"),
-)
-
-
-@dataclass(frozen=True)
-class Launcher:
-    """An ``mpirun`` program and its MPI flavor.
-
-    Attributes:
-        major: Major version; Open MPI's options changed between 4 and 5.
-    """
-
-    flavor: Flavor
-    program: str
-    major: int = 0
+_LAUNCHERS: tuple[type[Launcher], ...] = (OpenMpi, IntelMpi, Mpich)  # Intel MPI's output also names Hydra
 
 
 def find_launcher() -> Launcher:
@@ -53,20 +34,14 @@ def find_launcher() -> Launcher:
             failures += f"{error}; "
         else:
             if launcher is not None and launcher.flavor == flavor:
-                return _without_script(launcher)
+                return launcher
     raise LaunchError(
         f"{failures}mpi4py uses {library}, but no working mpirun of {library} is in {Path(sys.prefix) / 'bin'} or on "
         f"PATH; add its directory to PATH, or run pip install 'mpitrain[{flavor}]'"
     )
 
 
-def _without_script(launcher: Launcher) -> Launcher:
-    """Replace Intel MPI's mpirun by ``mpiexec.hydra``: mpirun is a shell script that dies of signals, unforwarded."""
-    program = Path(launcher.program).with_name("mpiexec.hydra")
-    return replace(launcher, program=str(program)) if launcher.flavor == "intel" and program.is_file() else launcher
-
-
-def library_flavor() -> tuple[Flavor, str]:
+def library_flavor() -> tuple[str, str]:
     """Return the flavor of mpi4py's MPI library and the library's own name; does not initialize MPI.
 
     Raises:
@@ -81,9 +56,9 @@ def library_flavor() -> tuple[Flavor, str]:
         text = " ".join(str(error).split())
         raise LaunchError(f"no MPI library: {text}; install one with pip install 'mpitrain[openmpi]'") from error
     text = MPI.Get_library_version()
-    for flavor, mark, _ in _FLAVORS:
-        if mark in text:
-            return flavor, mark
+    for launcher in _LAUNCHERS:
+        if launcher.library_mark in text:
+            return launcher.flavor, launcher.library_mark
     raise LaunchError(
         f"mpi4py uses an unsupported MPI ({text.splitlines()[0]}); start 'mpitrain train' with that MPI's own mpirun"
     )
@@ -113,6 +88,6 @@ def _query(program: str) -> Launcher | None:
 
 def recognize(program: str, answer: str) -> Launcher | None:
     """Return the launcher identified by this output of ``--version``, or None."""
-    flavor = next((flavor for flavor, _, mark in _FLAVORS if mark in answer), None)
+    make = next((launcher for launcher in _LAUNCHERS if launcher.version_mark in answer), None)
     version = re.search(r"(\d+)\.\d+", answer)
-    return None if flavor is None else Launcher(flavor, program, int(version[1]) if version else 0)
+    return None if make is None else make(program, int(version[1]) if version else 0)

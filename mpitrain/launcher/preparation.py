@@ -9,10 +9,10 @@ from ..batch_systems.registry import allocated_hosts, allocated_ranks
 from ..errors import ConfigError, LaunchError
 from ..plan.launch_options import LaunchOptions
 from ..plan.request import LaunchRequest, Workload
-from ..process.network import interface_of, parse_subnet
-from .command_line import LaunchSpec, LocalMachine
+from ..process.network import parse_subnet
 from .hosts import Host, assign_ranks, parse_hosts, read_hostfile
-from .mpi_flavors import Launcher, find_launcher
+from .mpi_flavors import find_launcher
+from .mpi_launcher import Launcher, LaunchSpec, LocalMachine
 
 
 def prepare(request: LaunchRequest) -> tuple[LocalMachine, Launcher, LaunchSpec]:
@@ -50,12 +50,11 @@ def make_launch_spec(options: LaunchOptions, launcher: Launcher, machine: LocalM
     if ranks is None:
         ranks = allocated_ranks(machine.environ) or (None if machine.allocated else 1)
     agent, network = options.remote_agent, options.network
+    if agent is not None and not launcher.agent_takes_arguments and len(shlex.split(agent)) != 1:
+        raise LaunchError(f"--remote-agent {agent!r}: this MPI's launcher accepts only a program without arguments")
     if network is not None:
         parse_subnet(network)
-    if launcher.flavor != "openmpi":
-        if agent is not None and len(shlex.split(agent)) != 1:
-            raise LaunchError(f"--remote-agent {agent!r}: this MPI's launcher accepts only a program without arguments")
-        network = None if network is None else interface_of(network)
+        network = launcher.network_argument(network)
     try:
         words = shlex.split(options.launcher_args or "")
     except ValueError as error:

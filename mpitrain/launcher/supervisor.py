@@ -27,10 +27,10 @@ from ..process.pid import is_alive
 from ..process.run_directory import forget_launcher, make_run_dir, record_launcher, remove_empty
 from ..process.signals import STOPPED_EARLY
 from .attempt import Attempt, AttemptResult
-from .command_line import LaunchSpec, LocalMachine, compose
+from .command_line import compose
 from .hosts import Host, RemoteAgent, is_local
 from .interrupts import Interrupts
-from .mpi_flavors import Launcher
+from .mpi_launcher import Launcher, LaunchSpec, LocalMachine
 from .outcome import Kind, Outcome, classify
 from .preparation import make_launch_spec, prepare
 from .restarts import Interruption, has_advanced, interruption_after, reason_to_give_up, restart_delay_s

@@ -10,16 +10,19 @@ import pytest
 
 from mpitrain.comm.mpi import check_launcher
 from mpitrain.errors import ConfigError, LaunchError
-from mpitrain.launcher.command_line import LaunchSpec, LocalMachine, compose
+from mpitrain.launcher.command_line import compose
 from mpitrain.launcher.hosts import Host, assign_ranks, is_local, parse_hosts, read_hostfile
-from mpitrain.launcher.mpi_flavors import Launcher, recognize
+from mpitrain.launcher.hydra import IntelMpi, Mpich
+from mpitrain.launcher.mpi_flavors import recognize
+from mpitrain.launcher.mpi_launcher import Launcher, LaunchSpec, LocalMachine
+from mpitrain.launcher.open_mpi import OpenMpi
 from mpitrain.launcher.preparation import check_restarts, make_launch_spec
 from mpitrain.plan.config import RunConfig
 from mpitrain.plan.launch_options import LaunchOptions
 from mpitrain.process.network import interface_of
 
-OPEN, OPEN_4 = Launcher("openmpi", "/opt/mpirun", 5), Launcher("openmpi", "/opt/mpirun", 4)
-MPICH, INTEL = Launcher("mpich", "/opt/mpirun", 5), Launcher("intel", "/opt/mpirun", 2021)
+OPEN, OPEN_4 = OpenMpi("/opt/mpirun", 5), OpenMpi("/opt/mpirun", 4)
+MPICH, INTEL = Mpich("/opt/mpirun", 5), IntelMpi("/opt/mpirun", 2021)
 ALL = [OPEN, OPEN_4, MPICH, INTEL]
 RANK = [sys.executable, "-m", "mpitrain", "train", "a job.py"]
 TWO = [Host("a", 4), Host("b", 4)]

@@ -1,0 +1,72 @@
+"""Hydra, the launcher of MPICH and of Intel MPI."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..process.network import interface_of
+from .mpi_launcher import Arguments, Launcher, LaunchSpec, LocalMachine, binds_itself, is_oversubscribed
+
+
+@dataclass(frozen=True)
+class Mpich(Launcher):
+    """The ``mpirun`` of MPICH."""
+
+    flavor = "mpich"
+    library_mark, version_mark = "MPICH", "HYDRA"
+    agent_takes_arguments = False
+
+    def arguments(self, spec: LaunchSpec, machine: LocalMachine) -> Arguments:
+        words = _words(spec, "launcher")
+        fits = spec.hosts is None and spec.ranks is not None and spec.ranks <= machine.cores
+        if fits and not machine.allocated and not binds_itself(spec, machine):
+            words += ["-bind-to", f"core:{machine.cores // (spec.ranks or 1)}"]
+        return Arguments(words, _environment())
+
+    def restart_arguments(self, start_arguments: str) -> Arguments:
+        return Arguments([], {"HYDRA_LAUNCHER_EXTRA_ARGS": start_arguments})
+
+    def network_argument(self, network: str) -> str:
+        return interface_of(network)
+
+
+@dataclass(frozen=True)
+class IntelMpi(Mpich):
+    """``mpiexec.hydra`` of Intel MPI; ``mpirun`` is a shell script that signals end without being forwarded."""
+
+    flavor = "intel"
+    library_mark = version_mark = "Intel(R) MPI"
+
+    def __post_init__(self) -> None:
+        program = Path(self.program).with_name("mpiexec.hydra")
+        if program.is_file():
+            object.__setattr__(self, "program", str(program))
+
+    def arguments(self, spec: LaunchSpec, machine: LocalMachine) -> Arguments:
+        environment, folder = _environment(), str(Path(self.program).parent)
+        if folder not in machine.environ.get("PATH", "").split(":"):
+            environment["PATH"] = f"{folder}:{machine.environ.get('PATH', '')}"  # it finds its helpers on PATH
+        if spec.hosts is None and is_oversubscribed(spec, machine) and not binds_itself(spec, machine):
+            environment["I_MPI_PIN"] = "0"
+        return Arguments(_words(spec, "bootstrap"), environment)
+
+
+def _words(spec: LaunchSpec, option: str) -> list[str]:
+    """Return the arguments for hosts, the remote agent and the network.
+
+    Args:
+        option: The name of the option for the remote agent.
+    """
+    words = []
+    if spec.hosts is not None:
+        words += ["-hosts", ",".join(map(str, spec.hosts))]
+    if spec.agent is not None:
+        words += [f"-{option}", "ssh", f"-{option}-exec", spec.agent]
+    if spec.network is not None:
+        words += ["-iface", spec.network]
+    return words
+
+
+def _environment() -> dict[str, str]:
+    return {"UCX_LOG_LEVEL": "error"}  # silences warnings about memory pools at exit

@@ -1,0 +1,139 @@
+"""What is to be started, on which machine, and the interface of the launchers of MPI libraries."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+from ..batch_systems.registry import is_allocation
+from ..core.openblas import without_chosen
+from .hosts import Host
+
+# Launcher arguments and variables by which users choose process placement or binding themselves.
+_BINDING_WORDS = ("bind-to", "map-by", "rank-by", "cpu-set", "cpu-list", "rankfile", "rf", "binding", "cpu-bind", "ppn")
+_BINDING_VARIABLES = (
+    "PRTE_MCA_hwloc_default_binding_policy",
+    "PRTE_MCA_rmaps_default_mapping_policy",
+    "OMPI_MCA_hwloc_base_binding_policy",
+    "OMPI_MCA_rmaps_base_mapping_policy",
+    "HYDRA_BINDING",
+    "HYDRA_BIND",
+    "I_MPI_PIN",
+    "I_MPI_PIN_DOMAIN",
+    "I_MPI_PIN_PROCESSOR_LIST",
+)
+
+
+@dataclass(frozen=True)
+class LaunchSpec:
+    """What the user requested from the launcher.
+
+    Attributes:
+        ranks: Number of ranks; None for as many as the launcher has slots for in an allocation.
+        hosts: Hosts and their numbers of ranks; None for the launcher's default: the allocation's hosts, or this one.
+        agent: Program that starts processes on other hosts; None for ``ssh``, or the user's environment.
+        network: Network between the hosts, as ``10.1.0.0/16`` or an interface name; None for the launcher's choice.
+        env: Variables for the ranks.
+        words: Extra arguments for the launcher.
+    """
+
+    ranks: int | None
+    hosts: Sequence[Host] | None = None
+    agent: str | None = None
+    network: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    words: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class LocalMachine:
+    """The properties of this machine that the command depends on.
+
+    Attributes:
+        cores: Number of cores that this process may use.
+        root: Whether this process runs as the superuser.
+        environ: The environment of this process, without the variables that this package has set.
+    """
+
+    cores: int
+    root: bool
+    environ: Mapping[str, str]
+
+    @classmethod
+    def detect(cls) -> LocalMachine:
+        """Return the machine that this process runs on."""
+        return cls(len(os.sched_getaffinity(0)), os.geteuid() == 0, without_chosen(os.environ))
+
+    @property
+    def allocated(self) -> bool:
+        """Whether a scheduler's allocation determines the placement of ranks."""
+        return is_allocation(self.environ)
+
+
+class Arguments(NamedTuple):
+    """What a launcher is started with.
+
+    Attributes:
+        words: Its arguments, besides ``-n`` and the program.
+        environment: Variables to set, unless the user has.
+    """
+
+    words: list[str]
+    environment: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Launcher(ABC):
+    """An ``mpirun`` program; a subclass for each MPI library.
+
+    Attributes:
+        program: Its path.
+        major: Its major version.
+        flavor: The name of the MPI library, as in ``pip install 'mpitrain[FLAVOR]'``.
+        library_mark: Part of what ``MPI_Get_library_version`` returns.
+        version_mark: Part of what ``mpirun --version`` prints.
+        agent_takes_arguments: Whether the program that starts processes on other hosts may have arguments.
+    """
+
+    program: str
+    major: int = 0
+
+    flavor: ClassVar[str]
+    library_mark: ClassVar[str]
+    version_mark: ClassVar[str]
+    agent_takes_arguments: ClassVar[bool] = True
+
+    @abstractmethod
+    def arguments(self, spec: LaunchSpec, machine: LocalMachine) -> Arguments:
+        """Return the arguments that start the ranks of ``spec``."""
+
+    @abstractmethod
+    def restart_arguments(self, start_arguments: str) -> Arguments:
+        """Return the further arguments of a restart in an allocation.
+
+        Args:
+            start_arguments: For the command by which the launcher starts its daemons, such as ``srun``.
+        """
+
+    def network_argument(self, network: str) -> str:
+        """Return the value of ``--network`` as the launcher expects it.
+
+        Raises:
+            LaunchError: No interface of this host is in the network.
+        """
+        return network
+
+
+def is_oversubscribed(spec: LaunchSpec, machine: LocalMachine) -> bool:
+    """Return whether ranks share cores, assuming that other hosts have as many cores as this one."""
+    slots = max((host.slots for host in spec.hosts), default=0) if spec.hosts is not None else spec.ranks or 0
+    return slots > machine.cores
+
+
+def binds_itself(spec: LaunchSpec, machine: LocalMachine) -> bool:
+    """Return whether the user chose the binding or placement of ranks."""
+    options = {word.lstrip("-").split("=")[0] for word in spec.words if word.startswith("-")}
+    return not options.isdisjoint(_BINDING_WORDS) or any(name in machine.environ for name in _BINDING_VARIABLES)
