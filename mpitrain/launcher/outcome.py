@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
@@ -77,7 +77,7 @@ def classify(result: AttemptResult, ranks: int, launcher: str, is_recorded_as_st
         launcher: Its name and process id, for messages.
         is_recorded_as_stopped: Whether the run's heartbeat records that it was stopped before its last step.
     """
-    outcome = _classify_exit(result.status, result.output, result.statuses, ranks, launcher)
+    outcome = _classify_exit(_Evidence(result.status, result.output, result.statuses, ranks, launcher))
     if outcome.kind is Kind.FINISHED and is_recorded_as_stopped:
         outcome = Outcome(Kind.STOPPED)  # the signal also ended the launcher's daemons, and it exits with 0 then
     if result.is_reported and outcome.kind in (Kind.STOPPED, Kind.FAILED):
@@ -91,56 +91,145 @@ def classify(result: AttemptResult, ranks: int, launcher: str, is_recorded_as_st
     )
 
 
-def _classify_exit(status: int, output: str, statuses: Sequence[RankStatus], ranks: int, launcher: str) -> Outcome:
+class _Evidence:
+    """What is known about the end of an attempt.
+
+    Attributes:
+        status: The launcher's exit status.
+        output: What it printed.
+        statuses: The records of the ranks.
+        ranks: The number of ranks started.
+        launcher: Its name and process id.
+        exits: The ends of ranks as far as they are recorded, the likely cause first.
+        lost: The hosts that the launcher reports as lost, as text.
+        is_program: Whether the ranks execute a program.
+        step: The last completed step.
+        ended_well: Whether the launcher's status is one of success.
+    """
+
+    def __init__(self, status: int, output: str, statuses: Sequence[RankStatus], ranks: int, launcher: str) -> None:
+        self.status, self.output, self.statuses, self.ranks, self.launcher = status, output, statuses, ranks, launcher
+        self.exits, self.lost = recorded_exits(statuses), parse_lost_hosts(output)
+        self.is_program = any(rank_status.is_program for rank_status in statuses)
+        self.step = _step_of(statuses)
+        self.ended_well = status in (0, os.EX_TEMPFAIL)
+
+    @property
+    def launcher_exit(self) -> str:
+        """How the launcher ended."""
+        how = f"was killed by signal {-self.status}" if self.status < 0 else f"exited with status {self.status}"
+        return f"{self.launcher}, {how}"
+
+
+def _classify_exit(evidence: _Evidence) -> Outcome:
     """Classify by exit status, output, and the records of the ranks."""
-    # The ranks' records are more reliable than the launcher's status: Open MPI's launcher exits with 0 when it has lost
-    # a host, and with an error if a library crashes after training has finished.
-    ended_well = status in (0, os.EX_TEMPFAIL)
-    # A script may raise an exception after it has trained.
+    return next(outcome for cause in _CAUSES if (outcome := cause(evidence)) is not None)
+
+
+# Each of the following functions returns the outcome if a certain cause explains the evidence, otherwise None.
+
+
+def _end_of_training(evidence: _Evidence) -> Outcome | None:
+    """All ranks have finished.
+
+    Their records are more reliable than the launcher's status: Open MPI's launcher exits with 0 when it has lost a
+    host, and with an error if a library crashes after training has finished. A script may raise an exception after it
+    has trained.
+    """
+    statuses, ranks = evidence.statuses, evidence.ranks
     done = all(
         rank_status.done and (not rank_status.error or is_secondary_error(rank_status)) for rank_status in statuses
     )
-    if statuses and done and (ended_well or len(statuses) >= ranks):
-        # When one rank exits with an error, a launcher kills the others after a short time.
-        exits = [
-            rank_exit
-            for rank_exit in recorded_exits(statuses)
-            if rank_exit.signal not in (0, signal.SIGTERM, signal.SIGKILL)
-        ]
-        reason = f"{describe_exit(exits[0], statuses, ranks)}; everything was saved" if exits else ""
-        return Outcome(Kind.STOPPED if any(rank_status.stopped for rank_status in statuses) else Kind.FINISHED, reason)
-    if not statuses and ended_well and not parse_lost_hosts(output):
-        return Outcome(Kind.STOPPED if status else Kind.FINISHED)
-    if any(rank_status.is_user_error for rank_status in statuses):
-        return Outcome(Kind.USER_ERROR)
-    step = _step_of(statuses)
-    failed, exits, lost = first_error(statuses), recorded_exits(statuses), parse_lost_hosts(output)
-    is_program = any(rank_status.is_program for rank_status in statuses)
-    # Ranks of a program record how they ended. The first record is used even if its exit can be a consequence of
-    # another rank's exit: the records are sorted by how likely they are the cause.
-    caused = lost or (exits and (is_program or not is_secondary(exits[0])) and exits[0].rank != _rank_of(failed))
-    if failed is not None and not (caused and is_secondary_error(failed)):
-        step = _step_of([failed])
-        return Outcome(Kind.FAILED, describe_error(failed, statuses, ranks), step, failed.rank)
-    early = first_to_finish(statuses)
-    if early is not None and status >= 0 and not lost and _launcher_ended_others(early, exits, output, statuses):
-        return Outcome(Kind.FAILED, describe_early_exit(early, ranks), _step_of([early]), early.rank)
-    exits = exits or parse_exits(output)
-    if statuses and lost and (not exits or is_secondary(exits[0])):
-        return Outcome(Kind.FAILED, f"{launcher}, lost contact with {lost}{_at(step, is_program)}", step)
-    if exits:
-        rank_status = find_status(exits[0], statuses)
-        if rank_status is not None and rank_status.ready and rank_status.role != "ps":
-            step = _step_of([rank_status])
-        rank = exits[0].rank if rank_status is None else rank_status.rank
-        is_killed = exits[0].signal == signal.SIGKILL
-        return Outcome(Kind.FAILED, describe_exit(exits[0], statuses, ranks), step, rank, is_killed=is_killed)
-    how = f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
-    if not statuses:
-        reason = f"{launcher}, {how} before any rank started"
-        return Outcome(Kind.LAUNCH_FAILED, reason, is_killed=status == -signal.SIGKILL)
-    reason = f"{launcher}, {how}{_at(step, is_program)}"
-    return Outcome(Kind.FAILED, reason, step, is_killed=status == -signal.SIGKILL)
+    if not statuses or not done or not (evidence.ended_well or len(statuses) >= ranks):
+        return None
+    # When one rank exits with an error, a launcher kills the others after a short time.
+    exits = [rank_exit for rank_exit in evidence.exits if rank_exit.signal not in (0, signal.SIGTERM, signal.SIGKILL)]
+    reason = f"{describe_exit(exits[0], statuses, ranks)}; everything was saved" if exits else ""
+    return Outcome(Kind.STOPPED if any(rank_status.stopped for rank_status in statuses) else Kind.FINISHED, reason)
+
+
+def _end_without_ranks(evidence: _Evidence) -> Outcome | None:
+    """The launcher has succeeded without starting a rank."""
+    if evidence.statuses or not evidence.ended_well or evidence.lost:
+        return None
+    return Outcome(Kind.STOPPED if evidence.status else Kind.FINISHED)
+
+
+def _user_error(evidence: _Evidence) -> Outcome | None:
+    """A rank has reported an error of the user."""
+    return Outcome(Kind.USER_ERROR) if any(status.is_user_error for status in evidence.statuses) else None
+
+
+def _exception(evidence: _Evidence) -> Outcome | None:
+    """A rank has ended with an exception that does not follow from the end of another rank or host.
+
+    Ranks of a program record how they ended. The first record is used even if its exit can be a consequence of another
+    rank's exit: the records are sorted by how likely they are the cause.
+    """
+    failed, exits = first_error(evidence.statuses), evidence.exits
+    if failed is None:
+        return None
+    follows = evidence.lost or (
+        exits and (evidence.is_program or not is_secondary(exits[0])) and exits[0].rank != failed.rank
+    )
+    if follows and is_secondary_error(failed):
+        return None
+    reason = describe_error(failed, evidence.statuses, evidence.ranks)
+    return Outcome(Kind.FAILED, reason, _step_of([failed]), failed.rank)
+
+
+def _early_exit(evidence: _Evidence) -> Outcome | None:
+    """A rank of a program has exited with status 0, and the launcher has ended the others for it."""
+    early = first_to_finish(evidence.statuses)
+    if early is None or evidence.status < 0 or evidence.lost:
+        return None
+    if not _launcher_ended_others(early, evidence.exits, evidence.output, evidence.statuses):
+        return None
+    return Outcome(Kind.FAILED, describe_early_exit(early, evidence.ranks), _step_of([early]), early.rank)
+
+
+def _lost_host(evidence: _Evidence) -> Outcome | None:
+    """The launcher has lost a host, and no rank has ended for another reason."""
+    exits = evidence.exits or parse_exits(evidence.output)
+    if not evidence.statuses or not evidence.lost or (exits and not is_secondary(exits[0])):
+        return None
+    when = _at(evidence.step, evidence.is_program)
+    return Outcome(Kind.FAILED, f"{evidence.launcher}, lost contact with {evidence.lost}{when}", evidence.step)
+
+
+def _rank_exit(evidence: _Evidence) -> Outcome | None:
+    """A rank has exited with an error, or was killed."""
+    exits, statuses = evidence.exits or parse_exits(evidence.output), evidence.statuses
+    if not exits:
+        return None
+    rank_status = find_status(exits[0], statuses)
+    takes_steps = rank_status is not None and rank_status.ready and rank_status.role != "ps"
+    step = _step_of([rank_status]) if rank_status is not None and takes_steps else evidence.step
+    rank = exits[0].rank if rank_status is None else rank_status.rank
+    is_killed = exits[0].signal == signal.SIGKILL
+    return Outcome(Kind.FAILED, describe_exit(exits[0], statuses, evidence.ranks), step, rank, is_killed=is_killed)
+
+
+def _launcher_exit(evidence: _Evidence) -> Outcome:
+    """The launcher itself has failed."""
+    is_killed = evidence.status == -signal.SIGKILL
+    if not evidence.statuses:
+        reason = f"{evidence.launcher_exit} before any rank started"
+        return Outcome(Kind.LAUNCH_FAILED, reason, is_killed=is_killed)
+    reason = f"{evidence.launcher_exit}{_at(evidence.step, evidence.is_program)}"
+    return Outcome(Kind.FAILED, reason, evidence.step, is_killed=is_killed)
+
+
+_CAUSES: tuple[Callable[[_Evidence], Outcome | None], ...] = (
+    _end_of_training,
+    _end_without_ranks,
+    _user_error,
+    _exception,
+    _early_exit,
+    _lost_host,
+    _rank_exit,
+    _launcher_exit,
+)
 
 
 def _launcher_ended_others(
@@ -158,10 +247,6 @@ def _step_of(statuses: Sequence[RankStatus]) -> int | None:
     """Return the last completed step; None before training, and for a program that has reported none."""
     steps = [status.step for status in statuses if status.ready and (status.step or not status.is_program)]
     return max(steps, default=None)
-
-
-def _rank_of(status: RankStatus | None) -> int | None:
-    return None if status is None else status.rank
 
 
 def _at(step: int | None, is_program: bool) -> str:

@@ -1,10 +1,10 @@
-"""Decide whether and when a restart can help."""
+"""Decide whether and when to restart the ranks after a failure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from .outcome import Outcome
+from .outcome import Kind, Outcome
 
 _LONGEST_PAUSE_S = 60.0
 
@@ -24,11 +24,56 @@ class Interruption:
     restarts: int = 1
 
 
-def interruption_after(failure: Outcome, before: Interruption | None) -> Interruption:
-    """Return the interruption that the next restart is to end: that ``before`` if training has not continued since."""
-    if before is not None and failure.step is None:
-        return replace(before, restarts=before.restarts + 1)
-    return Interruption(failure.ended_at, failure.step)
+class Restarts:
+    """The restarts of a run after failures.
+
+    Args:
+        most: How many there may be.
+        repeats: Whether the ranks of a restart repeat what they did before the failure: a program does not.
+        time_limit_s: The time that the run may take, or None.
+
+    Attributes:
+        count: The number of restarts.
+        interruption: The interruption that the next attempt is to end; None if no failure precedes it.
+    """
+
+    def __init__(self, most: int, repeats: bool, time_limit_s: float | None) -> None:
+        self.most, self._repeats, self._time_limit_s = most, repeats, time_limit_s
+        self.count = 0
+        self.interruption: Interruption | None = None
+        self._in_a_row = 0  # since training has last advanced
+        self._last_failure: Outcome | None = None
+
+    def reason_against(self, failure: Outcome, ranks: int, elapsed_s: float) -> str:
+        """Return why not to restart after a failure; empty if a restart may help.
+
+        Args:
+            ranks: The number of ranks.
+            elapsed_s: The time since the run has begun.
+        """
+        if self.count >= self.most:
+            return f"--max-restarts {self.most} reached"
+        why = ""
+        if self._repeats or failure.kind is Kind.LAUNCH_FAILED:
+            why = reason_to_give_up(failure, self._last_failure, ranks)
+        if not why and self._time_limit_s is not None and elapsed_s + 1 > self._time_limit_s:
+            why = f"--time-limit {self._time_limit_s:g} is used up"
+        return why
+
+    def add(self, failure: Outcome, ranks: int) -> float:
+        """Count a restart after a failure; return the seconds to wait before it."""
+        self.count += 1
+        self._in_a_row = 1 if has_advanced(failure, self._last_failure, ranks) else self._in_a_row + 1
+        self._last_failure = failure
+        if self.interruption is not None and failure.step is None:
+            self.interruption = replace(self.interruption, restarts=self.interruption.restarts + 1)
+        else:
+            self.interruption = Interruption(failure.ended_at, failure.step)
+        return restart_delay_s(self._in_a_row)
+
+    def forget_failures(self) -> None:
+        """Continue as if there had been no failure, because the ranks were stopped on request."""
+        self.interruption = self._last_failure = None
 
 
 def restart_delay_s(restart: int) -> float:

@@ -33,7 +33,7 @@ from .interrupts import Interrupts
 from .mpi_launcher import Launcher, LaunchSpec, LocalMachine
 from .outcome import Kind, Outcome, classify
 from .preparation import make_launch_spec, prepare
-from .restarts import Interruption, has_advanced, interruption_after, reason_to_give_up, restart_delay_s
+from .restarts import Restarts
 from .saved_states import SavedStates
 from .scaling import ScaleRequest, answer_request, remove_request, remove_requests
 from .terminal import say
@@ -126,12 +126,10 @@ class _Supervisor:
         self._agent = RemoteAgent(_agent_program(launch))
         self._spec = launch.spec
         self._began = time.monotonic()
-        self._restarts = 0
+        options, workload = launch.request.options, launch.request.workload
+        self._restarts = Restarts(options.max_restarts, workload.keeps_checkpoints, workload.time_limit)
         self._continues = False  # whether the present attempt follows another one
         self._next_spec: LaunchSpec | None = None  # for which the ranks of the present attempt stop
-        self._in_a_row = 0  # restarts since training has last advanced
-        self._last_failure: Outcome | None = None  # that the present attempt follows
-        self._interruption: Interruption | None = None  # of training, which has not continued since
         self._ranks_were_killed = False  # those of the last attempt
         if not (launch.keeps_state and launch.request.workload.resumes):
             state_folder.remove(str(launch.run_dir))  # of a run whose supervisor was killed
@@ -155,14 +153,12 @@ class _Supervisor:
                     self._save_state()
                     record_failure(run_dir, Failure(outcome.reason, outcome.rank, outcome.traceback))
                     return 1
-                self._last_failure = outcome
-                self._interruption = interruption_after(outcome, self._interruption)
                 if self._interrupts.received:
                     return self._interrupted()
             elif outcome.kind is Kind.STOPPED and self._next_spec is not None and not self._interrupts.received:
                 self._spec, self._next_spec = self._next_spec, None
                 remove_request(run_dir)
-                self._last_failure = self._interruption = None
+                self._restarts.forget_failures()
                 say(f"continuing from {self._saved.describe()}, with {self._describe()}")
             elif outcome.kind is Kind.USER_ERROR:  # it has changed nothing
                 self._save_state()
@@ -222,14 +218,14 @@ class _Supervisor:
         ours = {
             rank_status.RUN_DIR_VARIABLE: str(launch.run_dir),
             launcher_env.ATTEMPT: secrets.token_hex(8),
-            launcher_env.RESTART_COUNT: str(self._restarts),
-            launcher_env.MAX_RESTARTS: str(launch.request.options.max_restarts),
+            launcher_env.RESTART_COUNT: str(self._restarts.count),
+            launcher_env.MAX_RESTARTS: str(self._restarts.most),
         }
-        if self._interruption is not None:
-            ours[launcher_env.FAILED_AT] = str(self._interruption.time)
-            ours[launcher_env.RESTARTS_SINCE] = str(self._interruption.restarts)
-            if self._interruption.step is not None:
-                ours[launcher_env.FAILED_STEP] = str(self._interruption.step)
+        if (interruption := self._restarts.interruption) is not None:
+            ours[launcher_env.FAILED_AT] = str(interruption.time)
+            ours[launcher_env.RESTARTS_SINCE] = str(interruption.restarts)
+            if interruption.step is not None:
+                ours[launcher_env.FAILED_STEP] = str(interruption.step)
         if launch.keeps_state:
             ours[launcher_env.KEEPS_STATE] = "1"
         resumes = self._continues or launch.request.workload.resumes
@@ -242,7 +238,7 @@ class _Supervisor:
         workload = self._workload()
         spec_of_attempt = replace(spec, env={**spec.env, **ours})
         command = compose(
-            launch.launcher, spec_of_attempt, launch.machine, workload.words, workload.command, self._restarts > 0
+            launch.launcher, spec_of_attempt, launch.machine, workload.words, workload.command, self._restarts.count > 0
         )
         hosts = [host.name for host in spec.hosts or ()]
         link_timeout_s = launch.request.options.link_timeout
@@ -270,27 +266,17 @@ class _Supervisor:
 
     def _prepare_restart(self, outcome: Outcome) -> bool:
         """Prepare another attempt and wait for the restart delay; return False if there is none."""
-        options, workload = self._launch.request.options, self._launch.request.workload
-        limit, before, ranks = workload.time_limit, self._last_failure, self._spec.ranks or 1
-        if self._restarts >= options.max_restarts:
-            if options.max_restarts:
-                say(f"not restarting: --max-restarts {options.max_restarts} reached")
-            return False
-        why = ""
-        if workload.keeps_checkpoints or outcome.kind is Kind.LAUNCH_FAILED:
-            why = reason_to_give_up(outcome, before, ranks)
-        if not why and limit is not None and self._elapsed_s() + 1 > limit:
-            why = f"--time-limit {limit:g} is used up"
+        restarts, ranks = self._restarts, self._spec.ranks or 1
+        why = restarts.reason_against(outcome, ranks, self._elapsed_s())
         if not why and outcome.lost_hosts:
             why = self._exclude_hosts(outcome.lost_hosts)
         if why:
-            say(f"not restarting: {why}")
+            if restarts.most:
+                say(f"not restarting: {why}")
             return False
-        self._restarts += 1
-        self._in_a_row = 1 if has_advanced(outcome, before, ranks) else self._in_a_row + 1
-        seconds = restart_delay_s(self._in_a_row)
-        where = f" from {self._saved.describe()}" if workload.keeps_checkpoints else ""
-        number = f"restart {self._restarts} of {options.max_restarts}"
+        seconds = restarts.add(outcome, ranks)
+        where = f" from {self._saved.describe()}" if self._launch.request.workload.keeps_checkpoints else ""
+        number = f"restart {restarts.count} of {restarts.most}"
         when = f" in {seconds:.0f} s" if seconds else ""
         say(f"restarting{when}{where}, with {self._describe()} ({number})")
         deadline = time.monotonic() + seconds
