@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,12 +31,12 @@ def verify(paths: tuple[Path, ...]) -> int:
     from .. import checkpoint
 
     status = 0
-    for path in (each for given in paths for each in checkpoint.find(given)):
+    for path in chain.from_iterable(map(checkpoint.find, paths)):
         try:
             with checkpoint.Checkpoint(path) as opened:
                 not_finite = opened.verify()
-                found = f"contains values that are not finite: {', '.join(not_finite)}" if not_finite else "ok"
-                print_wrapped(f"{path}: {found}, step {opened.step:,}", error=False)
+                finding = f"contains values that are not finite: {', '.join(not_finite)}" if not_finite else "ok"
+                print_wrapped(f"{path}: {finding}, step {opened.step:,}", error=False)
                 status = max(status, int(bool(not_finite)))
         except DamagedCheckpoint as error:
             print_wrapped(str(error), error=False)

@@ -79,8 +79,8 @@ def _read(path: Path) -> Array | Mapping[str, Array]:
         DataError: It is neither.
     """
     try:
-        found = np.load(path, allow_pickle=False)
-        arrays = found if isinstance(found, np.ndarray) else dict(found)
+        loaded = np.load(path, allow_pickle=False)
+        arrays = loaded if isinstance(loaded, np.ndarray) else dict(loaded)
     except OSError as error:
         raise DataError(f"--input {path} cannot be read: {error.strerror or error}") from error
     except Exception as error:

@@ -67,8 +67,8 @@ class _Commands(click.Group):
         if name not in _COMMANDS:
             return None
         module, attribute, _ = _COMMANDS[name]
-        found = getattr(importlib.import_module(f"..{module}", __package__), attribute)
-        return found if isinstance(found, click.Command) else found()  # type: ignore[no-any-return]
+        made = getattr(importlib.import_module(f"..{module}", __package__), attribute)
+        return made if isinstance(made, click.Command) else made()  # type: ignore[no-any-return]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

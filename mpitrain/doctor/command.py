@@ -141,5 +141,5 @@ def _start_ranks(ranks: int | None, run_dir: Path, timeout_s: float) -> list[Fin
     return _without_ranks(run_dir, timeout_s, f"{launcher.program} {status}", f"{why.strip()} (try: {command})")
 
 
-def _without_ranks(run_dir: Path, timeout_s: float, found: str, advice: str) -> list[Finding]:
-    return [Finding("Ranks", "start", "failure", found, advice), *(examine(run_dir, timeout_s) or [])]
+def _without_ranks(run_dir: Path, timeout_s: float, details: str, advice: str) -> list[Finding]:
+    return [Finding("Ranks", "start", "failure", details, advice), *(examine(run_dir, timeout_s) or [])]

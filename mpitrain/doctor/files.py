@@ -62,15 +62,15 @@ def check(cluster: Cluster, run_dir: Path) -> Iterator[Finding]:
 
 def file_system(path: Path) -> str:
     """Return the type of the file system that contains a path, such as ``ext4``. Local."""
-    found, longest = "unknown", -1
+    mounted_kind, longest = "unknown", -1
     resolved = str(path.resolve())
     for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():
         _, mount, kind, *_ = line.split()
         mount = mount.encode().decode("unicode_escape")  # mounts escapes a space as \040
         inside = resolved == mount or resolved.startswith(mount.rstrip("/") + "/")
         if inside and len(mount) > longest:
-            found, longest = kind, len(mount)
-    return found
+            mounted_kind, longest = kind, len(mount)
+    return mounted_kind
 
 
 def _hdf5() -> str:
@@ -114,8 +114,8 @@ def _locking(folder: Path) -> Finding:
         with h5py.File(folder / "locked.h5", "w", locking=True):
             pass
     except OSError as error:
-        found = f"not supported ({error.strerror or str(error).splitlines()[0][:60]}); mpitrain does not need them"
-        return Finding(TOPIC, "locks", "warning", found, "export HDF5_USE_FILE_LOCKING=FALSE for other HDF5 programs")
+        details = f"not supported ({error.strerror or str(error).splitlines()[0][:60]}); mpitrain does not need them"
+        return Finding(TOPIC, "locks", "warning", details, "export HDF5_USE_FILE_LOCKING=FALSE for other HDF5 programs")
     return Finding(TOPIC, "locks", "pass", "HDF5 can lock files; checkpoints do not need locks")
 
 
@@ -131,7 +131,7 @@ def _shared(cluster: Cluster, folder: Path) -> Finding:
     while not (seen := mark.exists()) and time.monotonic() - began < _SEEN_S:
         time.sleep(0.05)
     all_ranks = cluster.comm.allgather((seen, time.monotonic() - began, cluster.host))
-    blind = sorted({host for found, _, host in all_ranks if not found})
+    blind = sorted({host for is_visible, _, host in all_ranks if not is_visible})
     if blind:
         advice = (
             "pass a --run-dir on a file system that all hosts share, or copy the run directory to all before a restart"

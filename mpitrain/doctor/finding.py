@@ -27,14 +27,14 @@ class Finding:
         topic: The group that the check belongs to, such as ``Ranks``.
         check: The name of the check.
         verdict: The result.
-        found: Details of the result.
+        details: What the check has measured or noticed; ``found`` in JSON.
         advice: How to fix it, if needed.
     """
 
     topic: str
     check: str
     verdict: Verdict
-    found: str
+    details: str
     advice: str = ""
 
 
@@ -45,7 +45,9 @@ def exit_status(findings: Sequence[Finding]) -> int:
 
 def as_json(findings: Sequence[Finding]) -> str:
     """Return the findings as a JSON array of objects."""
-    return json.dumps([asdict(finding) for finding in findings], indent=2)
+    names = {"details": "found"}  # the key that earlier versions used
+    objects = [{names.get(name, name): value for name, value in asdict(finding).items()} for finding in findings]
+    return json.dumps(objects, indent=2)
 
 
 def show(findings: Sequence[Finding], console: Console) -> None:
@@ -58,7 +60,7 @@ def show(findings: Sequence[Finding], console: Console) -> None:
         grid.add_column(overflow="fold")
         for finding in group:
             style = _STYLES[finding.verdict]
-            grid.add_row(Text(f"  {_SHOWN[finding.verdict]}", style=style), finding.check, Text(finding.found))
+            grid.add_row(Text(f"  {_SHOWN[finding.verdict]}", style=style), finding.check, Text(finding.details))
             if finding.advice:
                 grid.add_row("", "", Text(f"-> {finding.advice}", style=style))
         console.print(grid)

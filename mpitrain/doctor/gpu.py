@@ -85,23 +85,23 @@ def _host(host: str, cards: list[nvml.GpuInfo], installed: bool, seen: bool) -> 
     for index, card in enumerate(cards):
         degrees = "" if card.temperature is None else f", {card.temperature} C"
         free = f"{size_of(card.memory - card.used)} of {size_of(card.memory)} free"
-        found = f"{card.name}, {free}{degrees}, driver {card.driver}"
+        details = f"{card.name}, {free}{degrees}, driver {card.driver}"
         if card.users:
-            found += f"; in use by {nvml.describe_processes(card.users)}"
+            details += f"; in use by {nvml.describe_processes(card.users)}"
         oversubscribed = card.used > card.memory // 2
         advice = "other processes use it; select another device with CUDA_VISIBLE_DEVICES" if oversubscribed else ""
-        yield Finding(TOPIC, f"{host} device {index}", "warning" if oversubscribed else "pass", found, advice)
+        yield Finding(TOPIC, f"{host} device {index}", "warning" if oversubscribed else "pass", details, advice)
 
 
 def _shares(all_ranks: list[VisibleGpus]) -> Iterator[Finding]:
     """Report the device that each rank would use in training."""
     shares = assign_gpus(all_ranks, 1, None)
     for host in dict.fromkeys(rank.host for rank in all_ranks):
-        found = []
+        placements = []
         for rank, (seen, own) in enumerate(zip(all_ranks, shares, strict=True)):
             if seen.host == host:
-                found.append(f"{rank} on {f'gpu:{own[0].index}' if own else 'cpu'}")
-        details = ", ".join(found[:8]) + (" ..." if len(found) > 8 else "")
+                placements.append(f"{rank} on {f'gpu:{own[0].index}' if own else 'cpu'}")
+        details = ", ".join(placements[:8]) + (" ..." if len(placements) > 8 else "")
         problems = [note for note in describe(all_ranks, shares) if host in note]
         if problems:
             yield Finding(TOPIC, f"{host} ranks", "warning", details, problems[0].removeprefix("warning: "))
@@ -124,8 +124,8 @@ def _kernels() -> Finding:
     """Check that the kernels of gpu:0 can be compiled. Local."""
     status, output = _run(_KERNELS)
     if status:
-        found, _, advice = output.removeprefix("mpitrain.errors.DeviceError: ").partition("; reinstall CuPy: ")
-        return Finding(TOPIC, "kernels", "failure", found, advice)
+        details, _, advice = output.removeprefix("mpitrain.errors.DeviceError: ").partition("; reinstall CuPy: ")
+        return Finding(TOPIC, "kernels", "failure", details, advice)
     return Finding(TOPIC, "kernels", "pass", "CuPy compiles them")
 
 
@@ -145,8 +145,8 @@ def _nccl() -> Finding:
     """Check NCCL. Local."""
     status, output = _run(_NCCL)
     if status:
-        found = "not installed; gradients are averaged by CUDA IPC or through the host"
-        return Finding(TOPIC, "NCCL", "warning", found, "pip install nvidia-nccl-cu13")
+        details = "not installed; gradients are averaged by CUDA IPC or through the host"
+        return Finding(TOPIC, "NCCL", "warning", details, "pip install nvidia-nccl-cu13")
     return Finding(TOPIC, "NCCL", "pass", f"version {output}")
 
 

@@ -42,10 +42,10 @@ def _plugins() -> Finding:
     answer, problem = _query("srun", "--mpi=list")
     if problem:
         return Finding(TOPIC, "srun", "warning", problem, "use mpirun inside the allocation, as mpitrain submit does")
-    found = plugins(answer)
+    available_plugins = plugins(answer)
     wanted = "pmix" if "Open MPI" in library_name() else "pmi2"
-    available = f"--mpi: {', '.join(found) or 'none'}"
-    if any(name.startswith(wanted) for name in found):
+    available = f"--mpi: {', '.join(available_plugins) or 'none'}"
+    if any(name.startswith(wanted) for name in available_plugins):
         return Finding(TOPIC, "srun", "pass", available)
     advice = f"{library_name()} needs srun --mpi={wanted}; use mpirun inside the allocation, as mpitrain submit does"
     return Finding(TOPIC, "srun", "warning", available, advice)

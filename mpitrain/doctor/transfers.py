@@ -33,8 +33,8 @@ def check(cluster: Cluster) -> Iterator[Finding]:
     rates = {}
     for where, rank in partners.items():
         latency_s, rates[where] = _ping_pong(cluster, rank)
-        found = f"{latency_s * 1e6:.1f} us, {rates[where] / 1e9:.2f} GB/s"
-        yield Finding(TOPIC, where, "pass", found)
+        details = f"{latency_s * 1e6:.1f} us, {rates[where] / 1e9:.2f} GB/s"
+        yield Finding(TOPIC, where, "pass", details)
     for where, rank in partners.items():
         yield _windows(cluster, where, rank)
     yield _large(cluster, *list(partners.items())[-1], min(rates.values()))
@@ -42,13 +42,13 @@ def check(cluster: Cluster) -> Iterator[Finding]:
 
 def _partners(cluster: Cluster) -> dict[str, int]:
     """Return rank 0's test partners: another rank on its host, and the first rank on each of three other hosts."""
-    found = {}
+    targets = {}
     local = [rank for rank in range(1, cluster.size) if cluster.node_of[rank] == 0]
     if local:
-        found["within a host"] = local[0]
+        targets["within a host"] = local[0]
     for leader in sorted(set(cluster.node_of) - {0})[:3]:
-        found[f"to {cluster.host_of[leader]}"] = leader
-    return found
+        targets[f"to {cluster.host_of[leader]}"] = leader
+    return targets
 
 
 def _shared(cluster: Cluster) -> Finding:
@@ -65,12 +65,12 @@ def _shared(cluster: Cluster) -> Finding:
 
 def _ping_pong(cluster: Cluster, partner: int) -> tuple[float, float]:
     """Return latency in seconds (8 bytes, one way) and bandwidth in bytes/s (4 MiB). Collective over all ranks."""
-    comm, found = cluster.comm, (0.0, 1.0)
+    comm, measured = cluster.comm, (0.0, 1.0)
     if comm.rank in (0, partner):
         other = partner if comm.rank == 0 else 0
         latency_s = _one_way(comm, other, np.zeros(1), 100)
-        found = latency_s, _MESSAGE_BYTES / _one_way(comm, other, np.zeros(_MESSAGE_BYTES, np.uint8), 5)
-    return comm.bcast(found, root=0)
+        measured = latency_s, _MESSAGE_BYTES / _one_way(comm, other, np.zeros(_MESSAGE_BYTES, np.uint8), 5)
+    return comm.bcast(measured, root=0)
 
 
 def _one_way(comm: MPI.Intracomm, other: int, data: np.ndarray, rounds: int) -> float:
@@ -116,11 +116,11 @@ def _windows(cluster: Cluster, where: str, partner: int) -> Finding:
     window.Free()
     if wrong:
         return Finding(TOPIC, check, "failure", "Fetch_and_op returned a wrong value", "train with --no-one-sided")
-    found = f"one word in {seconds * 1e3:.2g} ms while the target computed outside MPI"
+    details = f"one word in {seconds * 1e3:.2g} ms while the target computed outside MPI"
     if seconds < _AWAY_S / 2:
-        return Finding(TOPIC, check, "pass", found)
+        return Finding(TOPIC, check, "pass", details)
     why = "transfers wait for the target; servers are not affected, because they stay in MPI"
-    return Finding(TOPIC, check, "pass", f"{found}: {why}")
+    return Finding(TOPIC, check, "pass", f"{details}: {why}")
 
 
 def _large(cluster: Cluster, where: str, partner: int, rate: float) -> Finding:

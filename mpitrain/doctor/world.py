@@ -63,8 +63,8 @@ def _versions(cluster: Cluster) -> Finding:
     if len(counts) == 1:
         ranks = f"{cluster.size} rank{'s' * (cluster.size != 1)}"
         return Finding(TOPIC, "versions", "pass", f"{local}, on {ranks}")
-    found = "; ".join(f"{count} with {versions}" for versions, count in counts.most_common())
-    return Finding(TOPIC, "versions", "failure", found, "install the same versions on every host")
+    details = "; ".join(f"{count} with {versions}" for versions, count in counts.most_common())
+    return Finding(TOPIC, "versions", "failure", details, "install the same versions on every host")
 
 
 def _launcher() -> Finding:
@@ -105,8 +105,8 @@ def _blas() -> Finding:
     if not own.stdout or own.stdout in loaded:
         return Finding(TOPIC, "matrix kernels", "pass", loaded)
     advice = "unset OPENBLAS_CORETYPE, unless it is set on purpose: on some CPUs it costs a third of the speed"
-    found = f"{loaded}, because OPENBLAS_CORETYPE={chosen} is set; the default here is {own.stdout}"
-    return Finding(TOPIC, "matrix kernels", "warning", found, advice)
+    details = f"{loaded}, because OPENBLAS_CORETYPE={chosen} is set; the default here is {own.stdout}"
+    return Finding(TOPIC, "matrix kernels", "warning", details, advice)
 
 
 def _hosts(cluster: Cluster) -> Iterator[Finding]:
@@ -115,12 +115,12 @@ def _hosts(cluster: Cluster) -> Iterator[Finding]:
     nodes = [node for node in cluster.comm.allgather(local) if node is not None]
     for host, ranks, usable, cores, free in nodes:
         of = f"{usable} of {cores}" if usable < cores else f"{cores}"
-        found = f"{ranks} rank{'s' * (ranks != 1)}, {of} cores, {size_of(free)} of memory free"
+        details = f"{ranks} rank{'s' * (ranks != 1)}, {of} cores, {size_of(free)} of memory free"
         if ranks > usable:
             advice = f"this works but is slow; start {usable} ranks on this host, or request more cores"
-            yield Finding(TOPIC, f"host {host}", "warning", f"{found}: more ranks than cores", advice)
+            yield Finding(TOPIC, f"host {host}", "warning", f"{details}: more ranks than cores", advice)
         else:
-            yield Finding(TOPIC, f"host {host}", "pass", found)
+            yield Finding(TOPIC, f"host {host}", "pass", details)
     names = Counter(host for host, *_ in nodes)
     for host, count in names.items():
         if count > 1:
@@ -135,12 +135,12 @@ def _binding(cluster: Cluster) -> Finding:
     used = len(frozenset().union(*sets))
     oversubscribed = [cores for cores, count in Counter(sets).items() if count > len(cores)]
     squeezed = oversubscribed and used < min(node.size, os.cpu_count() or 1)
-    found = (
+    details = (
         f"{cluster.host}: {sum(sets.count(c) for c in oversubscribed)} ranks on {len(oversubscribed[0])} core"
         if squeezed
         else ""
     )
-    problems = [text for text in cluster.comm.allgather(found if node.rank == 0 else "") if text]
+    problems = [text for text in cluster.comm.allgather(details if node.rank == 0 else "") if text]
     if problems:
         advice = "pass --bind-to none (Open MPI), -bind-to none (MPICH) or --cpu-bind=cores (srun), or use mpitrain run"
         return Finding(TOPIC, "binding", "failure", "; ".join(problems[:4]), advice)
@@ -155,11 +155,11 @@ def _clocks(cluster: Cluster) -> Finding:
     worst, uncertain, host = max(hosts)
     if cluster.n_nodes == 1:
         return Finding(TOPIC, "clocks", "none", "one host")
-    found = f"{host} differs by {worst * 1e3:.3g} ms (± {uncertain * 1e3:.2g} ms)"
+    details = f"{host} differs by {worst * 1e3:.3g} ms (± {uncertain * 1e3:.2g} ms)"
     if worst < _SKEW_S:
-        return Finding(TOPIC, "clocks", "pass", found)
+        return Finding(TOPIC, "clocks", "pass", details)
     return Finding(
-        TOPIC, "clocks", "warning", found, "run an NTP client on every host to make times in logs comparable"
+        TOPIC, "clocks", "warning", details, "run an NTP client on every host to make times in logs comparable"
     )
 
 
@@ -167,10 +167,10 @@ def _limits(cluster: Cluster) -> Finding:
     files, locked = resource.getrlimit(resource.RLIMIT_NOFILE)[0], resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     least = min(cluster.comm.allgather(files if files >= 0 else 1 << 60))
     memory = "unlimited" if locked < 0 else size_of(locked)
-    found = f"{'unlimited' if least >= 1 << 60 else format(least, ',')} open files, {memory} locked memory"
+    details = f"{'unlimited' if least >= 1 << 60 else format(least, ',')} open files, {memory} locked memory"
     if least < _FILES:
-        return Finding(TOPIC, "limits", "warning", found, f"run ulimit -n {_FILES} before starting")
-    return Finding(TOPIC, "limits", "pass", found)
+        return Finding(TOPIC, "limits", "warning", details, f"run ulimit -n {_FILES} before starting")
+    return Finding(TOPIC, "limits", "pass", details)
 
 
 def _fault_tolerance() -> Finding:

@@ -73,8 +73,8 @@ def _gpu_info(nvml: Any, handle: Any, driver: str) -> GpuInfo:
     with suppress(nvml.NVMLError):
         temperature = int(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
     with suppress(nvml.NVMLError):
-        found = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-        users = [_process(nvml, process) for process in found if process.pid != os.getpid()]
+        processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        users = [_process(nvml, process) for process in processes if process.pid != os.getpid()]
     identifier = _text(nvml.nvmlDeviceGetUUID(handle)).removeprefix("GPU-").replace("-", "")
     name = _text(nvml.nvmlDeviceGetName(handle))
     return GpuInfo(identifier, name, int(memory.total), int(memory.used), temperature, driver, users)

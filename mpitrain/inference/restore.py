@@ -105,9 +105,9 @@ def _record(opened: checkpoint.Checkpoint) -> RecordedJob:
 
 def _config(record: RecordedJob) -> RunConfig:
     """Return the options of a run on which its model depends."""
-    given = {"flush_denormals": False, **record.tables.get("run", {})}  # versions that recorded none did not flush
-    config = run_config({name: given[name] for name in _USED if name in given})
-    return _with_bfloat16(config) if given.get("precision") == "bfloat16" else config
+    recorded = {"flush_denormals": False, **record.tables.get("run", {})}  # versions that recorded none did not flush
+    config = run_config({name: recorded[name] for name in _USED if name in recorded})
+    return _with_bfloat16(config) if recorded.get("precision") == "bfloat16" else config
 
 
 def _job(opened: checkpoint.Checkpoint, record: RecordedJob, config: RunConfig) -> Job:

@@ -45,14 +45,14 @@ def read_hostfile(path: Path) -> list[Host]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a UTF-8 text file"
         raise LaunchError(f"--hostfile {path}: {reason}") from error
-    found = []
+    hosts = []
     for number, line in enumerate(lines, 1):
         words = line.split("#")[0].split()
         if not words:
             continue
         slots = [word.removeprefix("slots=") for word in words[1:] if word.startswith("slots=")]
-        found.append(_parse(":".join([words[0], *slots[:1]]), f"--hostfile {path}, line {number}"))
-    return _merged(found, f"--hostfile {path}")
+        hosts.append(_parse(":".join([words[0], *slots[:1]]), f"--hostfile {path}, line {number}"))
+    return _merged(hosts, f"--hostfile {path}")
 
 
 def _parse(text: str, where: str) -> Host:
@@ -74,7 +74,7 @@ def _merged(hosts: Sequence[Host], where: str) -> list[Host]:
     if not slots:
         raise LaunchError(f"{where} contains no host; give at least one HOST or HOST:RANKS")
     # Scheduler hostfiles repeat a host once per rank.
-    return [Host(name, sum(n or (len(given) > 1) for n in given)) for name, given in slots.items()]
+    return [Host(name, sum(n or (len(counts) > 1) for n in counts)) for name, counts in slots.items()]
 
 
 def assign_ranks(hosts: Sequence[Host], ranks: int | None) -> list[Host]:
@@ -95,13 +95,13 @@ def assign_ranks(hosts: Sequence[Host], ranks: int | None) -> list[Host]:
         raise LaunchError(f"-n {ranks} exceeds the {total} slot{'s' * (total != 1)} of {names}; lower -n or add hosts")
     share, more = divmod(max(0, ranks - total), len(unsized)) if unsized else (0, 0)
     room = {host.name: share + (index < more) for index, host in enumerate(unsized)}
-    left, found = ranks, []
+    left, assigned = ranks, []
     for host in hosts:
         count = min(left, host.slots or room[host.name])
         left -= count
         if count:
-            found.append(Host(host.name, count))
-    return found
+            assigned.append(Host(host.name, count))
+    return assigned
 
 
 def is_local(name: str) -> bool:

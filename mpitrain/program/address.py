@@ -23,8 +23,8 @@ def choose_address(environ: Mapping[str, str], on_one_host: bool) -> str:
     Raises:
         LaunchError: The user's address is not one of this host.
     """
-    if given := environ.get("MASTER_ADDR"):
-        return _checked(given)
+    if address := environ.get("MASTER_ADDR"):
+        return _checked(address)
     return "127.0.0.1" if on_one_host else _own_address(environ.get(NETWORK))
 
 
@@ -34,9 +34,9 @@ def _checked(address: str) -> str:
     Raises:
         LaunchError: It is not one of this host, so that no rank could connect.
     """
-    for family, kind, *_, found in _addresses_of(address):
+    for family, kind, *_, socket_address in _addresses_of(address):
         with suppress(OSError), socket.socket(family, kind) as probe:
-            probe.bind(found)
+            probe.bind(socket_address)
             return address
     raise LaunchError(
         f"MASTER_ADDR={address}: not an address of {socket.gethostname()}, the host of rank 0; unset it, and the right "
@@ -69,16 +69,16 @@ def choose_port(environ: Mapping[str, str]) -> int:
     Raises:
         LaunchError: The user's port is not valid, or in use.
     """
-    given = environ.get("MASTER_PORT")
-    if given is None:
+    port = environ.get("MASTER_PORT")
+    if port is None:
         return next(port for port in _candidates() if _is_free(port))
-    if not given.isdigit() or not 0 < int(given) < 65_536:
-        raise LaunchError(f"MASTER_PORT={given}: must be a number from 1 to 65535, or not set")
-    if not _is_free(int(given)):
+    if not port.isdigit() or not 0 < int(port) < 65_536:
+        raise LaunchError(f"MASTER_PORT={port}: must be a number from 1 to 65535, or not set")
+    if not _is_free(int(port)):
         raise LaunchError(
-            f"MASTER_PORT={given}: the port is in use on {socket.gethostname()}; unset it, and a free one is chosen"
+            f"MASTER_PORT={port}: the port is in use on {socket.gethostname()}; unset it, and a free one is chosen"
         )
-    return int(given)
+    return int(port)
 
 
 def _candidates() -> Iterator[int]:

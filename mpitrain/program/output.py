@@ -65,8 +65,8 @@ class RankOutput:
     def traceback(self) -> str:
         """The last Python traceback on standard error; empty if there is none."""
         text = _TORCH_PREFIX.sub("", self._kept.decode(errors="replace"))
-        found = [match.start() for match in _TRACEBACK.finditer(text)]
-        return text[found[-1] :].strip() if found else ""
+        starts = [match.start() for match in _TRACEBACK.finditer(text)]
+        return text[starts[-1] :].strip() if starts else ""
 
     @property
     def last_line(self) -> str:
@@ -109,8 +109,8 @@ class RankOutput:
 def error_in(traceback: str) -> str:
     """Return the line of a traceback with the exception, such as ``ValueError: no file``; empty if there is none."""
     lines = traceback.splitlines()[1:]
-    found = [line for line in lines if _ERROR.match(line)]
-    return found[0] if found else ""
+    errors = [line for line in lines if _ERROR.match(line)]
+    return errors[0] if errors else ""
 
 
 def _write(descriptor: int, data: bytes) -> None:

@@ -73,8 +73,8 @@ def _run_dir(request: ProgramRequest, size: int) -> Path:
     Raises:
         LaunchError: It is not known on all ranks, or cannot be written.
     """
-    given = os.environ.get(RUN_DIR_VARIABLE)
-    run_dir = Path(given) if given else request.run_dir
+    run_dir_of_launcher = os.environ.get(RUN_DIR_VARIABLE)
+    run_dir = Path(run_dir_of_launcher) if run_dir_of_launcher else request.run_dir
     if run_dir is None and size > 1:
         raise LaunchError("mpitrain exec on several ranks needs a run directory: pass --run-dir, or use mpitrain run")
     return make_run_dir(request.name, run_dir)[0].absolute()
@@ -175,8 +175,10 @@ def exec_program(request: ProgramRequest) -> NoReturn:
     try:
         run_program(request)
     except UserError as error:
-        given = os.environ.get(RUN_DIR_VARIABLE)
-        RankStatusFile(Path(given) if given else None, launched_rank(os.environ)).set_failed(error, is_user_error=True)
+        run_dir_of_launcher = os.environ.get(RUN_DIR_VARIABLE)
+        RankStatusFile(
+            Path(run_dir_of_launcher) if run_dir_of_launcher else None, launched_rank(os.environ)
+        ).set_failed(error, is_user_error=True)
         if launched_rank(os.environ) == 0 or not error.on_all_ranks:
             print(f"mpitrain: {error}", file=sys.stderr, flush=True)
         else:

@@ -102,12 +102,12 @@ def meet(
         _write(folder / str(rank), asdict(entry))
         if rank == 0:
             _write(folder / _WORLD, _make_world(folder, size, environ, prepare))
-        (found,) = _read_all(folder, [_WORLD])
+        (content,) = _read_all(folder, [_WORLD])
     except OSError as error:
         raise LaunchError(f"the run directory {folder.parents[1]} cannot be written: {error.strerror}") from error
-    if "error" in found:
-        raise LaunchError(found["error"], on_all_ranks=True)
-    return _world_of(found)
+    if "error" in content:
+        raise LaunchError(content["error"], on_all_ranks=True)
+    return _world_of(content)
 
 
 def leave(folder: Path, rank: int, size: int, failed: bool, wait_s: float) -> None:

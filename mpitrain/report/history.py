@@ -70,7 +70,7 @@ class Tail:
             raise RecordError(f"{self._path} cannot be read: {error.strerror}") from error
         complete = data.rfind(b"\n") + 1
         self._offset += complete
-        return [found for line in data[:complete].splitlines() if (found := _object(line)) is not None]
+        return [values for line in data[:complete].splitlines() if (values := _object(line)) is not None]
 
 
 class Restart(NamedTuple):
@@ -136,11 +136,11 @@ class Run:
 
     def series(self, name: str) -> Series:
         """Return the values of one metric."""
-        found = _rising([line for line in self.lines if isinstance(line.get(name, ""), (int, float, type(None)))])
+        lines = _rising([line for line in self.lines if isinstance(line.get(name, ""), (int, float, type(None)))])
         return Series(
-            np.array([line["step"] for line in found], np.int64),
-            np.array([line.get("time_s", 0.0) for line in found], np.float64),
-            np.array([np.nan if line[name] is None else line[name] for line in found], np.float64),
+            np.array([line["step"] for line in lines], np.int64),
+            np.array([line.get("time_s", 0.0) for line in lines], np.float64),
+            np.array([np.nan if line[name] is None else line[name] for line in lines], np.float64),
         )
 
     @property
@@ -231,10 +231,10 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 def _object(line: bytes) -> dict[str, Any] | None:
     try:
-        found = json.loads(line)
+        values = json.loads(line)
     except ValueError:
         return None
-    return found if isinstance(found, dict) and isinstance(found.get("step"), int) else None
+    return values if isinstance(values, dict) and isinstance(values.get("step"), int) else None
 
 
 def _rising(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -99,9 +99,9 @@ def _runs_in(folder: Path) -> list[Path]:
 def labels(folders: Sequence[Path]) -> list[str]:
     """Return the shortest ends of the paths that are unique."""
     for depth in range(1, max(len(folder.parts) for folder in folders) + 1):
-        found = [str(Path(*folder.parts[-depth:])) for folder in folders]
-        if len(set(found)) == len(found):
-            return found
+        labels = [str(Path(*folder.parts[-depth:])) for folder in folders]
+        if len(set(labels)) == len(labels):
+            return labels
     raise AssertionError("the same folder twice")
 
 
@@ -172,8 +172,8 @@ def differences(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[st
         for config in configs
     ]
     names = dict.fromkeys(name for options in flat for name in options)
-    found = [(name, [str(options.get(name, "")) for options in flat]) for name in names if name not in _NOT_COMPARED]
-    return [(name, values) for name, values in found if len(set(values)) > 1]
+    rows = [(name, [str(options.get(name, "")) for options in flat]) for name in names if name not in _NOT_COMPARED]
+    return [(name, values) for name, values in rows if len(set(values)) > 1]
 
 
 @dataclass(frozen=True)

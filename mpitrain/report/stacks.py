@@ -29,21 +29,21 @@ def stacks_command(run: Path | None) -> int:
     run = run or latest_run()
     ranks = _ranks_of(run)
     try:
-        found = ask(run, len(ranks), _TIMEOUT_S)
+        answers = ask(run, len(ranks), _TIMEOUT_S)
     except FileExistsError:
         raise RecordError(
             f"{run}: its stacks are being read by another process; remove {run}/logs/.stacks if not"
         ) from None
     except OSError as error:
         raise RecordError(f"{run} cannot be written: {error.strerror}") from error
-    if not found:
+    if not answers:
         raise RecordError(f"{run}: no rank answers; is the run still running, started by mpitrain run, mpirun or srun?")
-    rows = [(str(s.rank), s.role, s.host, str(s.pid), f"{s.step:,}", duration(s.idle_s), s.doing) for s in found]
+    rows = [(str(s.rank), s.role, s.host, str(s.pid), f"{s.step:,}", duration(s.idle_s), s.doing) for s in answers]
     click.echo(format_table(_HEAD, rows))
-    for stacks in found:
+    for stacks in answers:
         click.echo(f"\nrank {stacks.rank}: {stacks.doing}")
         click.echo(textwrap.indent(stacks.stacks, "  ") or "  no stacks: the process cannot run", nl=not stacks.stacks)
-    missing = sorted(set(ranks) - {stacks.rank for stacks in found})
+    missing = sorted(set(ranks) - {stacks.rank for stacks in answers})
     if missing:
         click.echo(f"\nno answer within {_TIMEOUT_S:.0f} s from rank {', '.join(map(str, missing))}")
     return int(bool(missing))

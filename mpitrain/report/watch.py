@@ -172,16 +172,16 @@ class View:
         """Return as many curves as fit, in two columns if the terminal is wide enough."""
         from rich.table import Table
 
-        found = [(title, series) for name, title in self._numbers() if len(series := self.run.series(name)) > 1]
-        across = 2 if width >= 76 and len(found) > 1 else 1
-        down = min(-(-len(found) // across), max(1, height // 6))
-        if not found or height < 5:
+        charts = [(title, series) for name, title in self._numbers() if len(series := self.run.series(name)) > 1]
+        across = 2 if width >= 76 and len(charts) > 1 else 1
+        down = min(-(-len(charts) // across), max(1, height // 6))
+        if not charts or height < 5:
             return []
-        each = min(max(3, height // down - 3), 14)
+        chart_height = min(max(3, height // down - 3), 14)
         grid = Table.grid(padding=(0, 2, 0, 0))
         size = (width - 3 * (across - 1)) // across
         for at in range(0, down * across, across):
-            grid.add_row(*(_plot(title, series, size, each) for title, series in found[at : at + across]))
+            grid.add_row(*(_plot(title, series, size, chart_height) for title, series in charts[at : at + across]))
         return [grid]
 
 

@@ -86,10 +86,10 @@ class CudaAwareTransport:
             for index in range(len(self._parts)):
                 self.start(index)
             self.finish()
-            found = np.empty(self._vector.shape, self._vector.dtype)
-            self._gpu.download(self._vector, found)
+            sums = np.empty(self._vector.shape, self._vector.dtype)
+            self._gpu.download(self._vector, sums)
             self._vector[...] = 0
-        if not (found == self._comm.size).all():
+        if not (sums == self._comm.size).all():
             problem = "this MPI library reports CUDA support, but its sums of GPU memory are wrong"
         try:
             agree(hierarchy, problem)
