@@ -65,7 +65,9 @@ def describe_split(facts: SplitFacts) -> list[str]:
         lines.append(f"  order: {facts.order}")
     if facts.labels is not None:
         part = "" if facts.labelled == facts.count else f" of the first {facts.labelled:,}"
-        lines.append(f"  labels{part}: " + ", ".join(f"{label}: {count:,}" for label, count in facts.labels.items()))
+        names = dict(enumerate(facts.class_names))
+        counts = (f"{label}{_in_brackets(names.get(label), label)}: {n:,}" for label, n in facts.labels.items())
+        lines.append(f"  labels{part}: " + ", ".join(counts))
     for index, tree in enumerate(facts.examples):
         lines.append(f"  example {index}: {describe(tree)}  {_values(tree)}")
     return lines
@@ -93,6 +95,11 @@ def describe_speed(speed: Speed, splits: list[SplitFacts], ranks: int, workers: 
     if (threads := max(1, speed.cores - speed.data_workers)) < speed.threads:
         lines.append(f"a rank has {speed.cores} cores: with data workers use --threads {threads}")
     return lines
+
+
+def _in_brackets(name: str | None, label: int) -> str:
+    """Return the name of a class for readers; empty if it has none, or its label is its name."""
+    return "" if name in (None, str(label)) else f" ({name})"
 
 
 def _values(tree: Any) -> str:

@@ -41,7 +41,8 @@ def evaluate(run: Path | None, as_json: bool) -> None:
 
 @click.command(
     help="Write a trained model's outputs for the examples in a file.\n\n"
-    f"{_RUN_HELP} Examples have the form in which the training data stores them.",
+    f"{_RUN_HELP} Examples have the form in which the training data stores them, or if "
+    "it has transforms (map), the form that these return. The run must be one of a job file.",
     epilog=examples("mpitrain predict runs/mnist_mlp-20261121-141119 --input x.npy --output y.npy"),
 )
 @click.argument("run", type=_PATH)
@@ -85,6 +86,8 @@ def _read(path: Path) -> Array | Mapping[str, Array]:
         raise DataError(f"--input {path} cannot be read: {error.strerror or error}") from error
     except Exception as error:
         reason = " ".join(str(error).split())
+        if "pickle" in reason:  # NumPy's advice for any other file
+            reason = "save arrays of numbers with numpy.save; images must be decoded first"
         raise DataError(f"--input {path} is not a .npy or .npz file of numbers: {reason}") from error
     kinds = {array.dtype.kind for array in (arrays.values() if isinstance(arrays, dict) else [arrays])}
     if not kinds <= set("biuf"):

@@ -83,8 +83,8 @@ def image_folder(
     """Return a split of the images below a folder that has a folder for each class, as torchvision's ``ImageFolder``.
 
     An example is ``(image, label)``: an array of bytes, shape (height, width, channels), and the index of the class in
-    the sorted list of folders. Images are decoded when they are read: ``--data-workers`` does so in
-    processes of each rank, and ``map`` and ``random_map`` convert and augment them.
+    the sorted list of folders, which is the split's ``class_names``. Images are decoded when they are read:
+    ``--data-workers`` does so in processes of each rank, and ``map`` and ``random_map`` convert and augment them.
 
     Args:
         folder: The folder.
@@ -96,7 +96,9 @@ def image_folder(
     """
     _check_channels("image_folder", channels)
     images = ImageFolder(Path(folder), size, channels)
-    return DatasetSplit(images, str(folder), classes=len(images.classes))
+    split = DatasetSplit(images, str(folder), classes=len(images.classes))
+    split.class_names = images.classes
+    return split
 
 
 def decode_image(content: bytes, channels: int = 3) -> Array:

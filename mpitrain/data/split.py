@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -230,12 +230,14 @@ class DatasetSplit(Split):
         dataset: As given.
         collate: Makes a batch of a list of examples.
         batch_type: Type of the batch.
+        class_names: The names of the classes by label; empty if they have none.
 
     Raises:
         DataError: There are no examples.
     """
 
     is_array = False
+    class_names: Sequence[str] = ()
     _transforms: tuple[Transform, ...] = ()
 
     def __init__(self, dataset: Any, source: str | None = None, classes: int | None = None) -> None:

@@ -13,7 +13,7 @@ from .. import checkpoint
 from ..core import subnormals
 from ..core.layout import Array
 from ..data.batch import Batch
-from ..data.split import Split
+from ..data.split import DatasetSplit, Split
 from ..data.trees import describe
 from ..errors import ConfigError, JobError, UserError
 from ..models.base import Model
@@ -178,9 +178,23 @@ class Predictor:
         (examples,) = parts.values()
         if train.is_array and examples.shape[1:] != train.shape:
             raise JobError(f"an example has shape {examples.shape[1:]}: must have {train.shape}, as in training")
+        if examples.dtype.kind in "biu" and (dtype := _floating_point_input(train)):
+            raise JobError(
+                f"the examples have the type {examples.dtype}, but {dtype} in training: transform them as in training"
+            )
         if train.has_integers and examples.dtype.kind == "f":  # scaled already
             return examples.astype(self._dtype)
         return train.scaled(examples, _input_dtype(self._trained, train))
+
+
+def _floating_point_input(train: Split) -> str:
+    """Return the dtype of the inputs that a dataset makes; empty if they are integers, or not the first of a tuple."""
+    if not isinstance(train, DatasetSplit):
+        return ""
+    examples = train.read_batch(0, 1).examples
+    inputs = examples[0] if isinstance(examples, (tuple, list)) else examples
+    dtype = str(getattr(inputs, "dtype", ""))
+    return dtype if "float" in dtype else ""
 
 
 def _shapes(arrays: Mapping[str, Array]) -> str:

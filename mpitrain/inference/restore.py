@@ -26,7 +26,7 @@ from ..plan.options import job_options, run_config
 from ..plan.plan import make_plan
 from ..plan.script import is_script
 
-_PASS_IT = "as in mpitrain.load(path, model=my_model)"
+_PASS_IT = "as in mpitrain.load(path, model=my_model); the commands predict and evaluate need a job file"
 # Options that a model outside of training depends on, too; all others get their defaults.
 _USED = ("batch_size", "train_steps", "accumulate_steps", "dtype", "seed", "flush_denormals")
 

@@ -6,8 +6,10 @@ import contextlib
 import difflib
 import importlib.util
 import inspect
+import os
 import re
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -278,7 +280,7 @@ def _describe(path: Path, error: BaseException, source: str) -> str:
     if isinstance(error, SyntaxError):
         line = "" if error.lineno is None else f", line {error.lineno}"  # there is none for a null byte
         return f"{error.filename or path}{line}: {error.msg}"
-    place = _place(path, error, source) or f"job file {path}"
+    place = (_place(path, error, source) or f"job file {path}") + _deeper_place(path, error, source)
     text = " ".join(str(error).split())
     hint = f"; if it parses the command line, {_NO_ARGPARSE}" if isinstance(error, SystemExit) else _suggestion(error)
     return f"{place}: {type(error).__name__}{': ' if text else ''}{text}{hint}"
@@ -312,6 +314,21 @@ def _place(path: Path, error: BaseException, source: str = "") -> str:
         return f"{path}, line {lines[-1]}"
     lines = [frame.lineno for frame in frames if frame.filename == source]
     return f"{source}, line {lines[-1]}" if lines else ""
+
+
+def _deeper_place(path: Path, error: BaseException, source: str) -> str:
+    """Return the line of the user's module in which the error was raised; empty if it was in the job file."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if _is_users(frame.filename)]
+    if not own or _is_same(own[-1].filename, path) or own[-1].filename == source:
+        return ""
+    return f", in {os.path.relpath(own[-1].filename)}, line {own[-1].lineno}"
+
+
+def _is_users(file: str) -> bool:
+    """Return whether a file is a module of the user's, not of Python, of this package or of an installed one."""
+    installed = (*sysconfig.get_paths().values(), str(Path(__file__).parents[1]))
+    return os.path.isfile(file) and not any(Path(file).is_relative_to(folder) for folder in installed)
 
 
 def _is_same(file: str, path: Path) -> bool:

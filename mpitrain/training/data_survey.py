@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +46,7 @@ class SplitFacts:
         examples: The first ones, of any form.
         labels: How often each label occurs among the first ``labelled`` examples; None if labels are not classes.
         labelled: Number of examples whose labels were counted.
+        class_names: The names of the classes by label; empty if they have none.
     """
 
     name: str
@@ -55,6 +57,7 @@ class SplitFacts:
     examples: list[Any]
     labels: dict[int, int] | None
     labelled: int
+    class_names: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,7 @@ def facts_of(name: str, split: Split) -> SplitFacts:
         [_example(tree, index) for index in range(first.count)],
         counts,
         labelled,
+        split.class_names if isinstance(split, DatasetSplit) else (),
     )
 
 

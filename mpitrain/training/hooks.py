@@ -97,7 +97,8 @@ class Log(Hook):
 
     Args:
         every: N; 0 for never.
-        print_every_s: Shortest time between two printed reports; the first and the last one are always printed.
+        print_every_s: Shortest time between two printed reports. The first one is always printed, and the last one
+            unless a later validation was.
         counts_examples: Whether the speed is also reported in examples per second.
     """
 
@@ -167,8 +168,8 @@ class Log(Hook):
         self._reported_steps, self._reported_s = stats.step, now
 
     def _print(self, loop: TrainingLoop) -> None:
-        """Print the latest report, unless it was printed."""
-        if self._unprinted is not None:
+        """Print the latest report, unless it was printed, or a later validation was."""
+        if self._unprinted is not None and self._unprinted[0] >= loop.validation_step:
             loop.report(*self._unprinted, record=False)
             self._unprinted, self._printed_s = None, time.monotonic()
 

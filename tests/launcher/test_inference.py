@@ -127,3 +127,33 @@ def test_evaluation_needs_validation_examples(openmpi: Mpi, tmp_path: Path) -> N
     job_file.write_text(SMALL.read_text().replace("validation=digits.validation,", ""))
     openmpi.train(1, job_file, "--train-steps", "2", "--run-dir", tmp_path / "run")
     one_line(mpitrain_command(openmpi, "evaluate", tmp_path / "run", status=2).stderr)
+
+
+def test_examples_without_the_transforms_of_training_are_refused(openmpi: Mpi, tmp_path: Path) -> None:
+    job_file = tmp_path / "transformed.py"
+    job_file.write_text(
+        """import numpy as np
+from mpitrain import Job, data, nn, optim
+
+
+def scaled(example):
+    return np.float32(example[0]) / 255, example[1]
+
+
+def job() -> Job:
+    images = np.zeros((8, 4), np.uint8)
+    return Job(
+        model=nn.Dense(4, 3),
+        loss=nn.SoftmaxCrossEntropy(),
+        optimizer=optim.sgd(0.1),
+        train=data.dataset([(image, 1) for image in images], classes=3).map(scaled),
+        batch_size=4,
+        train_steps=2,
+    )
+"""
+    )
+    openmpi.train(1, job_file, "--run-dir", tmp_path / "run")
+    model = mpitrain.load(tmp_path / "run")
+    assert model(np.zeros((2, 4), np.float32)).shape == (2, 3)
+    with pytest.raises(JobError, match="uint8"):
+        model(np.zeros((2, 4), np.uint8))

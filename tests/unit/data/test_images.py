@@ -27,6 +27,7 @@ class TestImageFolder:
     def test_examples_are_pixels_and_classes(self, folder: Path) -> None:
         split = data.image_folder(folder)
         assert split.classes == 2
+        assert split.map(lambda example: example).class_names == ["cats", "dogs"]
         read = examples_of(split)
         assert [int(label[0]) for _, label in read] == [0, 0, 1, 1]
         for number, (image, _) in enumerate(read):

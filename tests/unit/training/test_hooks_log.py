@@ -16,7 +16,7 @@ class Loop:
     """Counts steps, and keeps the steps at which something is printed and recorded."""
 
     def __init__(self) -> None:
-        self.step, self.training_s, self.learning_rate = 0, 0.0, 0.1
+        self.step, self.training_s, self.learning_rate, self.validation_step = 0, 0.0, 0.1, -1
         self.cluster, self.plan = SimpleNamespace(chief=True), SimpleNamespace(step_examples=1, nbytes=4)
         self.printed: list[int] = []
         self.recorded: list[int] = []
@@ -28,7 +28,9 @@ class Loop:
             self.recorded.append(step)
 
 
-def reports(monkeypatch: pytest.MonkeyPatch, every_s: float, n: int) -> tuple[list[int], list[int]]:
+def reports(
+    monkeypatch: pytest.MonkeyPatch, every_s: float, n: int, validated_at: int = -1
+) -> tuple[list[int], list[int]]:
     """Return the printed and the recorded steps of a run of ``n`` steps, one second each."""
     loop = Loop()
     monkeypatch.setattr(hooks.time, "monotonic", lambda: 1000.0 + loop.step)
@@ -38,6 +40,8 @@ def reports(monkeypatch: pytest.MonkeyPatch, every_s: float, n: int) -> tuple[li
     for loop.step in range(1, n + 1):
         loop.training_s = float(loop.step)
         log.after_step(loop)
+        if loop.step == validated_at:
+            loop.validation_step = validated_at
         log.at_consistent_point(loop, ConsistentPoint(loop.step, 0, False, last=loop.step == n))
     log.end(loop)
     return loop.printed, loop.recorded
@@ -56,3 +60,10 @@ def reports(monkeypatch: pytest.MonkeyPatch, every_s: float, n: int) -> tuple[li
 )
 def test_printed_reports(monkeypatch: pytest.MonkeyPatch, every_s: float, n: int, printed: list[int]) -> None:
     assert reports(monkeypatch, every_s, n) == (printed, list(range(2, n + 1, 2)))
+
+
+@pytest.mark.parametrize(("validated_at", "printed"), [(7, [2, 8]), (8, [2, 8]), (9, [2])])
+def test_no_report_is_printed_after_a_later_validation(
+    monkeypatch: pytest.MonkeyPatch, validated_at: int, printed: list[int]
+) -> None:
+    assert reports(monkeypatch, 100, 9, validated_at) == (printed, [2, 4, 6, 8])
