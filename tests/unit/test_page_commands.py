@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "tutorial").glob("*.md"))]
 _COMMAND = re.compile(r"^(?: {4}|\$ | {4}\$ )mpitrain ((?:.*\\\n)*.*)$", re.MULTILINE)
 _MISTAKES = {"--hiden-units", "--hidden-unit"}  # pages show their messages
-_SCRIPTS = ("train.py", "-m")  # which parse the flags that follow them
+_PROGRAMS = ("train.py", "-m", "--")  # what follows are flags of the program
 _PARAMETERS = re.compile(r"^def \w+\(([^)]*)\)", re.MULTILINE)
 _ARGUMENT = re.compile(r"""add_argument\(["'](--[\w-]+)""")
 
@@ -60,7 +60,7 @@ def test_commands_and_flags_exist(page: Path, commands: click.Group) -> None:
         assert command is not None, f"{page.name}: mpitrain {name}"
         options = [*command.params, *run_options(), *(submit_flags() if name == "submit" else ())]
         known = {flag for option in options for flag in (*option.opts, *option.secondary_opts)}
-        script = next((index for index, word in enumerate(words) if word in _SCRIPTS), len(words))
-        flags = {word.partition("=")[0] for word in words[:script] if re.fullmatch(r"--[a-z][\w-]*(=.*)?", word)}
+        program = next((index for index, word in enumerate(words) if word in _PROGRAMS), len(words))
+        flags = {word.partition("=")[0] for word in words[:program] if re.fullmatch(r"--[a-z][\w-]*(=.*)?", word)}
         unknown = flags - known - own_flags(text) - _MISTAKES - {"--help", "--help-all"}
         assert not unknown, f"{page.name}: mpitrain {name} {' '.join(words)}: {unknown}"
