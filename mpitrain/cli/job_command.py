@@ -99,6 +99,8 @@ class JobCommand(click.Command):
                 name, [word for option in [*self._own, *self._run, *self._program] for word in option.opts]
             )
             hint = f", did you mean {near}?" if near else "; put a job's options after JOB"
+            if near == name:
+                hint = "; it is an option for programs"
             raise click.NoSuchOption(name, f"{name}: no such option before JOB{hint}")
         return len(args) - len(rest) if rest else None
 

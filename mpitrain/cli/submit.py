@@ -12,6 +12,7 @@ from ..launcher.batch.request import SubmitRequest, read_submit_options, submit_
 from ..launcher.batch.submit import submit_job
 from ..launcher.batch.sweep import combinations, free_options
 from ..plan import options as flags
+from ..plan.launch_options import LaunchOptions
 from ..plan.request import Workload
 from .help import HELP
 from .job_command import JobCommand
@@ -39,6 +40,7 @@ class SubmitCommand(JobCommand):
             return super().parse_args(ctx, args)
         if HELP.intersection(args):
             return super().parse_args(ctx, _split_options(self._own, args)[1])
+        self._check_flags(args[: next((at for at, word in enumerate(args) if word.endswith(".py")), len(args))])
         program = find_program([*self._own, *self._run, *self._program], args)
         if program is not None:
             own, words = _split_options(self._own, _join_values(self._program, program.flags))
@@ -54,6 +56,7 @@ class SubmitCommand(JobCommand):
             return super().parse_args(ctx, [*before, *args[at:]])
         job = self._options_of(Path(args[at]))
         names = {option.name for option in job}
+        self._check_flags([word for word in args[at + 1 :] if word.lstrip("-").replace("-", "_") not in names])
         own, before = _split_options(self._own, _join_values(self._run, args[:at]))
         more, after = _split_options(
             [option for option in self._own if option.name not in names],
@@ -62,6 +65,18 @@ class SubmitCommand(JobCommand):
         rest = super().parse_args(ctx, [*before, args[at], *after])
         ctx.meta["own"] = self._own_values(own, more)
         return rest
+
+    def _check_flags(self, words: Sequence[str]) -> None:
+        """Refuse flags that only ``mpitrain run`` has; those of a program follow ``--``."""
+        own = {flag for option in [*self._own, *self._run, *self._program] for flag in option.opts}
+        of_run = {flag for option in flags.options_of(LaunchOptions) for flag in option.opts} - own
+        for word in words[: words.index("--") if "--" in words else None]:
+            if (name := word.partition("=")[0]) in of_run:
+                raise click.NoSuchOption(
+                    name,
+                    f"{name} is an option of mpitrain run, and submit has none of that name; to use it in a batch job, "
+                    "submit a script that calls mpitrain run, such as slurm/preemptible.sbatch, with sbatch",
+                )
 
     def _request(self, **values: Any) -> Any:
         meta = click.get_current_context().meta
