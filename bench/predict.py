@@ -1,7 +1,7 @@
 """Predicted against measured speed: ``mpitrain simulate`` from a probe on two hosts, and real runs.
 
     python bench/predict.py [--rounds 3] [--rates 100mbit 1gbit none] [--models mlp accelerator] [--only TEXT]
-                            [--seconds 4] [--json FILE]
+                            [--seconds 4] [--json FILE] [--keep FOLDER]
 
 Hosts are network namespaces on this machine (root, iproute2), whose links ``tbf`` holds to a rate. In each round and
 for each rate, every model is probed on two hosts with one rank each and links that are not shaped; then every
@@ -26,13 +26,14 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from environment import one_thread_and_own_kernels, use_this_checkout
+from other_programs import undisturbed
 
 BENCH = Path(__file__).parent
 DATA = "/usr/share/datasets/fashion-mnist"
@@ -41,9 +42,9 @@ JOBS = {
     "accelerator": [str(BENCH / "jobs" / "accelerator.py")],
 }
 # tc counts the frame without preamble and checksum; its mb is 2**20.
-PAYLOAD, BURST = 1448 / 1514, float(1 << 20)
+PAYLOAD = 1448 / 1514
+BURST = PAYLOAD * (1 << 20)
 RATES = {"100mbit": 100e6 / 8, "300mbit": 300e6 / 8, "1gbit": 1e9 / 8}
-SLEEP_S = 18 * 1e-3  # of a step of ``accelerator``: the part that takes longer on a slow worker
 SLOW_FACTOR = 3.0
 CORES = len(os.sched_getaffinity(0))
 
@@ -68,6 +69,7 @@ class Configuration:
         return f"{self.model} {'+'.join(map(str, self.ranks))} {self.rate} {options}{slow}"
 
 
+Result = TypeVar("Result")
 Results = dict[Configuration, list[tuple[float, float]]]  # predicted and measured steps/s of each round
 
 
@@ -123,6 +125,9 @@ class Hosts:
 
     def probe(self, model: str) -> Any:
         """Return the probe of a model on the first two hosts."""
+        return self.undisturbed(lambda: self._probe(model))
+
+    def _probe(self, model: str) -> Any:
         from mpitrain.predict.measurements import read_probe
 
         with tempfile.TemporaryDirectory() as folder:
@@ -130,8 +135,19 @@ class Hosts:
             self.run("probe", [1, 1], ["--output", str(output), *JOBS[model]])
             return read_probe(output)
 
+    def slow_factor(self, model: str, probe: Any) -> float:
+        """Return the factor of the computing time of a slow worker, measured on it alone."""
+        alone = Configuration(model, (1,), "none", (("mode", "sync"),))
+        usual, slow = (1 / self.steps_per_s(dataclasses.replace(alone, slow=worker), 20.0) for worker in (-1, 0))
+        compute = probe.compute
+        index = compute.batches.index(probe.job.batch)
+        return 1 + (slow - usual) / (compute.forward_s[index] + compute.backward_s[index])
+
     def steps_per_s(self, configuration: Configuration, expected: float) -> float:
         """Return the measured speed; ``expected`` determines the number of steps."""
+        return self.undisturbed(lambda: self._steps_per_s(configuration, expected))
+
+    def _steps_per_s(self, configuration: Configuration, expected: float) -> float:
         options = dict(configuration.options)
         every = 8 * options.get("local_steps", 1)
         steps = min(20_000, max(3, round(expected * self._seconds / every))) * every
@@ -157,13 +173,22 @@ class Hosts:
         )
         start[start.index("run", start.index("mpitrain"))] = command
         environment = {**os.environ, **self._hosts.environment}
+
         done = subprocess.run([*start, *words], env=environment, capture_output=True, text=True, timeout=600)
         if done.returncode:
             raise SystemExit(f"{' '.join(words)}\n{done.stdout}{done.stderr}")
 
+    def undisturbed(self, measure: Callable[[], Result]) -> Result:
+        """Return what ``measure`` returns while other programs hardly use the processors."""
+        return undisturbed(measure, self._hosts.prefix)
 
-def scenario_for(configuration: Configuration, probe: Any) -> Any:
-    """Return the scenario of a configuration, with the cores and links of the test hosts."""
+
+def scenario_for(configuration: Configuration, probe: Any, slow: float) -> Any:
+    """Return the scenario of a configuration, with the cores and links of the test hosts.
+
+    Args:
+        slow: Factor of the slow worker's computing time.
+    """
     from mpitrain.plan.config import RunConfig
     from mpitrain.predict.scenario import scenario_of, shaped
 
@@ -176,15 +201,8 @@ def scenario_for(configuration: Configuration, probe: Any) -> Any:
         rate = RATES[configuration.rate] * PAYLOAD
         changes |= {"between": shaped(scenario.between, rate, BURST), "limits_receiver": False}
     if configuration.slow >= 0:
-        changes["slow"] = {configuration.slow: slowed(probe, SLOW_FACTOR)}
+        changes["slow"] = {configuration.slow: slow}
     return dataclasses.replace(scenario, **changes)
-
-
-def slowed(probe: Any, factor: float) -> float:
-    """Return the factor of a worker's computing time in ``accelerator`` if its sleep is multiplied by ``factor``."""
-    compute = probe.compute
-    index = compute.batches.index(probe.job.batch)
-    return 1 + (factor - 1) * SLEEP_S / (compute.forward_s[index] + compute.backward_s[index])
 
 
 def rank_of_worker(configuration: Configuration) -> int:
@@ -198,9 +216,7 @@ def rank_of_worker(configuration: Configuration) -> int:
     return Scenario(RunConfig.of(**options), configuration.ranks, 1, 1, link, link).workers[configuration.slow]
 
 
-def measure(
-    arguments: argparse.Namespace, chosen: list[Configuration]
-) -> dict[Configuration, list[tuple[float, float]]]:
+def measure(arguments: argparse.Namespace, chosen: list[Configuration]) -> Results:
     """Return predicted and measured steps/s of each configuration, of each round."""
     from mpitrain.predict.simulation import predict
     from tests.support.hosts.network import make_hosts
@@ -211,6 +227,9 @@ def measure(
             now = [one for one in chosen if one.rate == rate]
             with make_hosts(Path(sys.executable), 2) as network:
                 probes = {model: Hosts(network, 0).probe(model) for model in {one.model for one in now}}
+                slow = next(
+                    (Hosts(network, 2).slow_factor(one.model, probes[one.model]) for one in now if one.slow >= 0), 1.0
+                )
             if arguments.keep:
                 for model, probe in probes.items():
                     probe.write(Path(arguments.keep) / f"{model}-{rate}.json")
@@ -218,11 +237,21 @@ def measure(
                 hosts = Hosts(network, arguments.seconds)
                 for one in now:
                     probe = probes[one.model]
-                    predicted = predict(probe, scenario_for(one, probe)).steps_per_s
+                    predicted = predict(probe, scenario_for(one, probe, slow)).steps_per_s
                     measured = hosts.steps_per_s(one, predicted)
                     results[one].append((predicted, measured))
                     print(f"{one!s:75} {predicted:10.2f} {measured:10.2f} {predicted / measured - 1:+8.1%}", flush=True)
     return results
+
+
+def add_to(file: Path, results: Results) -> Results:
+    """Add the results to those in a file; return all that it then has."""
+    by_name = {str(one): one for one in configurations()}
+    kept = json.loads(file.read_text()) if file.exists() else {}
+    for one, rounds in results.items():
+        kept.setdefault(str(one), []).extend(rounds)
+    file.write_text(json.dumps(kept, indent=1) + "\n")
+    return {one: kept[name] for name, one in by_name.items() if name in kept}
 
 
 def report(results: Results) -> None:
@@ -250,13 +279,14 @@ def main() -> None:
     parser.add_argument("--only", default="", help="configurations whose line has this text")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each run")
     parser.add_argument("--keep", help="folder for the probes")
+    parser.add_argument("--json", type=Path, help="add the results to those of earlier calls in this file")
     arguments = parser.parse_args()
     one_thread_and_own_kernels()
     use_this_checkout()
     chosen = [one for one in configurations() if one.model in arguments.models and arguments.only in str(one)]
     print(f"load before: {os.getloadavg()[0]:.2f}, {CORES} cores", flush=True)
     results = measure(arguments, chosen)
-    report(results)
+    report(results if arguments.json is None else add_to(arguments.json, results))
     print(f"load afterwards: {os.getloadavg()[0]:.2f}")
 
 

@@ -84,7 +84,7 @@ def probe_of(name: str) -> Probe:
     batches = (model["batch"] // 2, model["batch"])
     compute = ComputeTimes(
         batches, (0.0, 0.0), (forward_s / 2, forward_s), (forward_s, 2 * forward_s), 1.0, (1, 8),
-        (update_s, update_s + 7 * pass_s), 2 * pass_s, 50e-6,
+        (update_s, update_s + 7 * pass_s), 2 * pass_s, 0.0, 50e-6,
     )  # fmt: skip
     sigma = [math.exp(SPREAD * x) for x in (-1.65, -1.04, -0.67, -0.39, -0.13, 0.13, 0.39, 0.67, 1.04, 1.65)]
     starts = tuple(accumulate(sizes[:-1], initial=0))

@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 from environment import one_thread_and_own_kernels, use_this_checkout
-from predict import slowed
 
 JOB = Path(__file__).parent / "jobs" / "accelerator.py"
 WORKERS, SLOW = 4, 3
@@ -39,6 +38,7 @@ MODES: dict[str, dict[str, Any]] = {
 }
 REPORTS = 8
 SECONDS = 4.0
+SLEEP_S = 18 * 1e-3  # of a step of the job: the part that takes longer on a slow worker
 
 
 def start(*words: object) -> None:
@@ -47,6 +47,13 @@ def start(*words: object) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
+
+
+def slowed(probe: Any, factor: float) -> float:
+    """Return the factor of a worker's computing time if its sleep is multiplied by ``factor``."""
+    compute = probe.compute
+    index = compute.batches.index(probe.job.batch)
+    return 1 + (factor - 1) * SLEEP_S / (compute.forward_s[index] + compute.backward_s[index])
 
 
 def predictions() -> dict[str, dict[str, float]]:

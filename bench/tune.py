@@ -1,16 +1,17 @@
 """The choice of ``mpitrain tune`` against exhaustive runs of all configurations that it could have chosen.
 
-    python bench/tune.py [--settings 0 1 2 3 4 5] [--seconds 3]
+    python bench/tune.py [--settings 0 1 2 3 4 5] [--seconds 3] [--rounds 2]
 
 A setting is a model, ranks on hosts (network namespaces, root and iproute2), a rate of their links, and what may
 change.
-``tune`` chooses; then every configuration that it has predicted is run for some seconds, in two rounds. Its choice is
+``tune`` chooses; then every configuration that it has predicted is run for some seconds, in some rounds. Its choice is
 compared with the best one, by the measured examples/s and the worth of an example.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import statistics
@@ -24,7 +25,6 @@ from environment import one_thread_and_own_kernels, use_this_checkout
 from predict import JOBS, Hosts
 
 REPORTS = 8
-ROUNDS = 2
 SETTINGS = [
     ("mlp", (2,), "none", "mode,batch"),
     ("mlp", (1, 1), "1gbit", "compression"),
@@ -62,19 +62,19 @@ def examples_per_s(
     return statistics.median([line["examples_per_s"] for line in lines if "examples_per_s" in line][1:])
 
 
-def compare(model: str, ranks: tuple[int, ...], rate: str, changes: str, seconds: float) -> float:
+def compare(model: str, ranks: tuple[int, ...], rate: str, changes: str, seconds: float, rounds: int) -> float:
     """Run one setting; return the score of the choice relative to the best."""
     from tests.support.hosts.network import make_hosts
 
     with make_hosts(Path(sys.executable), max(2, len(ranks)), "" if rate == "none" else rate) as network:
         hosts = Hosts(network, seconds)
-        result, took = tuned(hosts, model, ranks, changes)
+        result, took = hosts.undisturbed(lambda: tuned(hosts, model, ranks, changes))
         scores = []
         for one in result["configurations"]:
-            rates = [
-                examples_per_s(hosts, model, ranks, one["options"], one["predicted_examples_per_s"], seconds)
-                for _ in range(ROUNDS)
-            ]
+            measure = functools.partial(
+                examples_per_s, hosts, model, ranks, one["options"], one["predicted_examples_per_s"], seconds
+            )
+            rates = [hosts.undisturbed(measure) for _ in range(rounds)]
             scores.append((statistics.median(rates) * one["worth"], one["options"]))
     best = max(scores, key=lambda score: score[0])
     chosen = next(score for score, options in scores if options == result["use"])
@@ -90,11 +90,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--settings", type=int, nargs="+", default=[*range(len(SETTINGS))])
     parser.add_argument("--seconds", type=float, default=3.0, help="of each run")
+    parser.add_argument("--rounds", type=int, default=2)
     arguments = parser.parse_args()
     one_thread_and_own_kernels()
     use_this_checkout()
     print(f"load before: {os.getloadavg()[0]:.2f}", flush=True)
-    shares = [compare(*SETTINGS[index], arguments.seconds) for index in arguments.settings]
+    shares = [compare(*SETTINGS[index], arguments.seconds, arguments.rounds) for index in arguments.settings]
     print(f"worst: {min(shares):.1%} of the best; load afterwards: {os.getloadavg()[0]:.2f}")
 
 

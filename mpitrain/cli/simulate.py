@@ -36,7 +36,8 @@ _TRACED_STEPS = 20
 _TRACED_RANKS = 256
 # Options of a run on which its speed depends.
 _NAMES = """
-    mode staleness backup_workers local_steps outer_optimizer overlap_steps compress bucket_bytes ps ps_placement
+    mode staleness backup_workers local_steps outer_optimizer fragments overlap_steps compress bucket_bytes ps
+    ps_placement prefetch_params
 """.split()
 _OF_RUNS = [
     option for group in (ParallelConfig, ServerConfig) for option in flags.options_of(group) if option.name in _NAMES

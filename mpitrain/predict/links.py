@@ -13,18 +13,20 @@ from .measurements import LinkTimes
 class Senders:
     """The outgoing links of all nodes. Each sends one transfer after the other.
 
-    A link with bursts is a token bucket: ``burst_bytes`` go at once if it has paused long enough, and all others at
-    its rate.
+    A link with bursts is a token bucket: if it has paused long enough, ``burst_bytes`` go as fast as processors move
+    them, and all others at its rate.
 
     Args:
         count: Number of nodes.
+        burst_s_per_byte: Seconds in which processors move a byte.
 
     Attributes:
         sent: Bytes that each node has sent, shape (count,).
     """
 
-    def __init__(self, link: LinkTimes, count: int) -> None:
+    def __init__(self, link: LinkTimes, count: int, burst_s_per_byte: float = 0.0) -> None:
         self._rate, self._burst = link.node_bytes_per_s, link.burst_bytes
+        self._burst_s_per_byte = burst_s_per_byte
         self._free, self._tokens = np.zeros(count), np.full(count, link.burst_bytes)
         self._at = np.zeros(count)
         self.sent = np.zeros(count)
@@ -34,7 +36,7 @@ class Senders:
         begin = np.maximum(when, self._free)
         tokens = np.minimum(self._burst, self._tokens + self._rate * (begin - self._at))
         at_once = np.minimum(tokens, nbytes)
-        self._free = begin + (nbytes - at_once) / self._rate
+        self._free = begin + at_once * self._burst_s_per_byte + (nbytes - at_once) / self._rate
         self._tokens, self._at = tokens - at_once, self._free
         self.sent += nbytes
         return self._free.copy()
@@ -45,13 +47,15 @@ class Sender:
 
     Args:
         scale: Number of equal links that it stands for.
+        burst_s_per_byte: As of ``Senders``.
 
     Attributes:
         sent: Bytes that were sent over all of them.
         scale: As passed.
     """
 
-    def __init__(self, link: LinkTimes, scale: float = 1.0) -> None:
+    def __init__(self, link: LinkTimes, scale: float = 1.0, burst_s_per_byte: float = 0.0) -> None:
+        self._burst_s_per_byte = burst_s_per_byte
         self._rate, self._burst = link.node_bytes_per_s * scale, link.burst_bytes
         self._free, self._at, self._tokens = 0.0, 0.0, link.burst_bytes
         self.sent, self.scale = 0.0, scale
@@ -61,7 +65,7 @@ class Sender:
         begin = max(when, self._free)
         tokens = min(self._burst, self._tokens + self._rate * (begin - self._at))
         at_once = min(tokens, nbytes)
-        self._free = self._at = begin + (nbytes - at_once) / self._rate
+        self._free = self._at = begin + at_once * self._burst_s_per_byte + (nbytes - at_once) / self._rate
         self._tokens = tokens - at_once
         self.sent += nbytes
         return self._free

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import RecordError
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,7 @@ class ComputeTimes:
         update_rows: Numbers of gradients that an update sums.
         update_s: Seconds to update the whole vector by the sum of as many gradients.
         copy_s: Seconds to copy one vector.
+        handover_s: Seconds by which that takes longer if another core has written the vector; 0 if there is one core.
         loop_s: Seconds of a step outside of loading, computing, and updating.
     """
 
@@ -92,6 +93,7 @@ class ComputeTimes:
     update_rows: tuple[int, ...]
     update_s: tuple[float, ...]
     copy_s: float
+    handover_s: float
     loop_s: float
 
 

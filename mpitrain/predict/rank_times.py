@@ -44,9 +44,11 @@ class RankTimes:
         load_s, forward_s, backward_s: For a batch.
         apply_s, read_s: A server's for the whole vector.
         copy_s: To copy a vector.
+        handover_s: By which that takes longer if another core has written it.
         loop_s: For what else a step does.
         nbytes: Bytes of a vector.
         vectors, awaits_params: As of ``JobFacts``.
+        has_thread: Whether a thread lets MPI move gradients and parameters while the rank computes.
         stretch: Factor of all times because ranks share cores.
         codec: The compression between nodes; None if there is none.
     """
@@ -64,8 +66,10 @@ class RankTimes:
         self.backward_s = factor * at_batch(compute.batches, compute.backward_s, batch)
         self.apply_s, self.read_s = self.stretch * probe.server.apply_s, self.stretch * probe.server.read_s
         self.copy_s, self.loop_s = self.stretch * compute.copy_s, self.stretch * compute.loop_s
+        self.handover_s = self.stretch * compute.handover_s
         self.nbytes = float(job.nbytes)
         self.vectors, self.awaits_params = job.vectors, job.awaits_params
+        self.has_thread = job.nbytes >= _LEAST_NBYTES and max(scenario.ranks_per_node) <= scenario.cores_per_node
         self.codec = _codec(probe, scenario)
 
     @property
@@ -81,6 +85,13 @@ class RankTimes:
     def sum_s(self, rows: int) -> float:
         """Return the seconds to sum this number of vectors: to read each, and to write the sum."""
         return self.copy_s * (rows + 1) / 2 if rows > 1 else 0.0
+
+    def from_others_s(self, ranks: int) -> float:
+        """Return by how much the update of a vector takes longer because ``ranks`` of a node have divided it.
+
+        A rank reads the others' gradients in its part, and later the parameters in the parts of all others.
+        """
+        return 2 * self.handover_s * (ranks - 1) / ranks
 
     def encode_s(self) -> float:
         """Return the seconds to encode the whole vector; 0 without compression."""
@@ -151,11 +162,10 @@ class RankTimes:
         job, scenario = self._probe.job, self._scenario
         ready = dict(zip(reversed(job.layer_starts), reversed(job.ready), strict=True))
         calls = [*sorted(set(job.ready)), 1.0, 1.0]
-        has_thread = job.nbytes >= _LEAST_NBYTES and max(scenario.ranks_per_node) <= scenario.cores_per_node
         buckets = []
         for lo, hi in buckets_of(job.layer_starts, job.elements, scenario.config.parallel.bucket_bytes // job.itemsize):
             at = ready.get(lo, 1.0) if lo else 1.0
-            leaves = at if has_thread else calls[bisect(calls, at, hi=len(calls) - 2) + 1] if at < 1.0 else 1.0
+            leaves = at if self.has_thread else calls[bisect(calls, at, hi=len(calls) - 2) + 1] if at < 1.0 else 1.0
             buckets.append(BucketTimes((hi - lo) * job.itemsize, (hi - lo) / job.elements, at, leaves))
         return buckets
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -100,6 +104,18 @@ class RankModel:
         self._position += count
         return batch
 
+    def gradient(self, ready: Callable[[int], None] = lambda start: None) -> Array:
+        """Return the gradient of the next batch, shape (layout.size,), valid until the next one. Local.
+
+        Args:
+            ready: Called as backward calls ``Strategy.ready``.
+        """
+        batch = self._load(self.plan.batch)
+        self.model.load_params()
+        float(self.model.compute_loss(batch))
+        self.model.compute_grads(ready)
+        return self.grads
+
     def update_s(self, rows: int, seconds: float) -> float:
         """Return the time to update the whole vector by the sum of ``rows`` gradients. Local."""
         updater, size = self._updater, self.plan.layout.size
@@ -117,6 +133,31 @@ class RankModel:
         copy = np.empty_like(self.params)
         return median_s(lambda: np.copyto(copy, self.params), seconds)
 
+    def handover_s(self, seconds: float) -> float:
+        """Return by how much copying one vector takes longer if another core has written it. Local.
+
+        0 if this rank may use one core only.
+        """
+        vector, copy = np.zeros_like(self.params), np.empty_like(self.params)
+
+        def copy_time() -> float:
+            began = time.perf_counter()
+            np.copyto(copy, vector)
+            return time.perf_counter() - began
+
+        times: list[tuple[float, float]] = []
+        with _two_cores() as on_other:
+            if on_other is None:
+                return 0.0
+            until = time.perf_counter() + seconds
+            while len(times) < 3 or time.perf_counter() < until:
+                on_other(lambda: vector.fill(1))
+                after_other = copy_time()
+                vector.fill(2)
+                times.append((after_other, copy_time()))
+        after_other, after_own = np.median(times, axis=0).tolist()
+        return max(0.0, after_other - after_own)
+
     def server_times(self, cluster: Cluster, seconds: float) -> ServerTimes:
         """Return the times of a shard that holds the whole vector. Local."""
         shared = SharedArrays(cluster.self_comm)
@@ -130,7 +171,13 @@ class RankModel:
         return ServerTimes(apply_s, read_s)
 
     def codec_times(self, name: str, seconds: float) -> CodecTimes | None:
-        """Return the times of a compression of the whole vector; None if it cannot encode vectors of this type."""
+        """Return the times of a compression of the whole vector, for this number of seconds. Local.
+
+        A gradient is computed before each repetition, as in training: its elements are in the caches in part only.
+
+        Returns:
+            None if it cannot encode vectors of this type.
+        """
         compression = parse_compression(name)
         if compression.rank:
             return _factor_times(self.grads, compression.rank, seconds)
@@ -139,8 +186,16 @@ class RankModel:
         codec = make_codec(compression, self.plan.dtype)
         size = self.plan.layout.size
         encoded, residual, out = np.zeros(codec.nbytes(size), np.uint8), np.zeros_like(self.grads), self.grads.copy()
-        encode_s = median_s(lambda: codec.encode(self.grads, residual, encoded), seconds)
-        decode_s = median_s(lambda: codec.decode(encoded, out), seconds)
+        times: list[tuple[float, float]] = []
+        until = time.perf_counter() + seconds
+        while len(times) < 3 or time.perf_counter() < until:
+            grads = self.gradient()
+            began = time.perf_counter()
+            codec.encode(grads, residual, encoded)
+            middle = time.perf_counter()
+            codec.decode(encoded, out)
+            times.append((middle - began, time.perf_counter() - middle))
+        encode_s, decode_s = np.median(times[1:], axis=0).tolist()  # the first one may have compiled kernels
         return CodecTimes(len(encoded) / self.grads.nbytes, encode_s, decode_s)
 
     def train(self, seconds: float) -> None:
@@ -166,6 +221,22 @@ class RankModel:
         gradient = (large * of_mean - small * of_one) / (large - small)
         trace = (of_one - of_mean) / (1 / small - 1 / large)
         return Noise(max(0.0, trace / gradient) if gradient > 0 else 0.0, self._steps)
+
+
+@contextmanager
+def _two_cores() -> Iterator[Callable[[Callable[[], object]], object] | None]:
+    """Keep this thread on one core; yield what calls a function on another one, or None if there is none. Local."""
+    cores = os.sched_getaffinity(0)
+    if len(cores) == 1:
+        yield None
+        return
+    own, other, *_ = sorted(cores)
+    os.sched_setaffinity(0, {own})
+    with ThreadPoolExecutor(1, initializer=lambda: os.sched_setaffinity(0, {other})) as executor:
+        try:
+            yield lambda function: executor.submit(function).result()
+        finally:
+            os.sched_setaffinity(0, cores)
 
 
 def _factor_times(grads: Array, rank: int, seconds: float) -> CodecTimes:

@@ -1,4 +1,8 @@
-"""Exchanges between nodes as the strategies make them: sums of gradients, and requests to a server."""
+"""Exchanges between nodes as the strategies make them: sums of gradients, and requests to a server.
+
+Sums begin while the gradient is computed, as in training: what they cost is by how much this takes longer. It is more
+than a sum alone takes, because processors do other work between its parts.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +24,20 @@ from ..predict.measurements import ExchangeTimes
 from .turns import await_all
 
 LOW_RANK = 4  # of the measured ``powersgd``
-_SECONDS = 1.5  # for each measurement
+_SECONDS = 2.0  # for each measurement
 _FEWEST, _MOST = 3, 60
 _PING, _PUSH, _PULL, _END = range(4)
 
 
-def measure_exchanges(cluster: Cluster, plan: Plan) -> ExchangeTimes | None:
-    """Return the times of exchanges between all nodes; None if there is one node. Collective over all ranks."""
+Gradient = Callable[[Callable[[int], None]], Array]
+
+
+def measure_exchanges(cluster: Cluster, plan: Plan, gradient: Gradient) -> ExchangeTimes | None:
+    """Return the times of exchanges between all nodes; None if there is one node. Collective over all ranks.
+
+    Args:
+        gradient: Returns a gradient, shape (layout.size,); it calls its argument as backward calls ``Strategy.ready``.
+    """
     if cluster.n_nodes == 1:
         return None
     hierarchy = hierarchy_of(cluster, (cluster.node.size + 1) * plan.nbytes, plan.config.parallel.shared_memory)
@@ -34,48 +45,64 @@ def measure_exchanges(cluster: Cluster, plan: Plan) -> ExchangeTimes | None:
     grads = hierarchy.shared.allocate((hierarchy.node.size, row_stride(size)), plan.dtype)[hierarchy.node.rank, :size]
     params = hierarchy.shared.allocate((size,), plan.dtype)
     sums: NodeSums = DividedSums(hierarchy, plan.buckets, grads, params)
-    sum_s = _median_exchange(hierarchy, sums, grads, len(plan.buckets))
+    sum_s = _median_exchange(hierarchy, sums, plan, grads, gradient)
     low_rank_s = 0.0
     if compresses_any(plan.layout, LOW_RANK):
         sums = PowerSums(hierarchy, plan.buckets, plan.layout, grads, LOW_RANK, plan.config.training.seed)
-        low_rank_s = _median_exchange(hierarchy, sums, grads, len(plan.buckets))
+        low_rank_s = _median_exchange(hierarchy, sums, plan, grads, gradient)
     hierarchy.free()
     per_node = 2 * (hierarchy.n_nodes - 1) / hierarchy.n_nodes * plan.nbytes
     return ExchangeTimes(sum_s / per_node, low_rank_s, *_measure_requests(cluster, plan))
 
 
-def _median_exchange(hierarchy: Hierarchy, sums: NodeSums, grads: Array, n_buckets: int) -> float:
-    """Return the seconds in which all nodes sum a gradient, and free ``sums``. Collective over all ranks."""
-    values = np.linspace(-1, 1, len(grads), dtype=grads.dtype)
+def _median_exchange(hierarchy: Hierarchy, sums: NodeSums, plan: Plan, grads: Array, gradient: Gradient) -> float:
+    """Return the seconds by which sums over nodes delay a gradient, and free ``sums``. Collective over all ranks."""
+    buckets = plan.buckets
 
-    def exchange() -> None:
-        for index in range(n_buckets):
-            sums.start(index)
-        for index in range(n_buckets):
+    def compute() -> None:
+        np.copyto(grads, gradient(lambda start: None))
+
+    def compute_and_exchange() -> None:
+        started = 0
+
+        def ready(start: int) -> None:
+            nonlocal started
+            while started < len(buckets) and buckets[started].lo >= start:
+                sums.start(started)
+                started += 1
+            sums.progress()
+
+        gradient(ready)
+        ready(0)
+        for index in range(len(buckets)):
             sums.finish(index)
             sums.share(index)
-        for index in range(n_buckets):
+        for index in range(len(buckets)):
             sums.complete(index)
         sums.end_step()
 
-    seconds = _repeat(hierarchy.comm, lambda: np.copyto(grads, values), exchange)
+    alone, both = _repeat(hierarchy.comm, compute, compute_and_exchange)
     sums.free()
-    return seconds
+    return max(0.0, both - alone)
 
 
-def _repeat(comm: MPI.Intracomm, prepare: Callable[[], object], action: Callable[[], object]) -> float:
-    """Return the median time of a collective action, of the slowest rank in each repetition. Collective."""
-    times: list[float] = []
+def _repeat(comm: MPI.Intracomm, *actions: Callable[[], object]) -> list[float]:
+    """Return the median time of each of some collective actions, in turns, of the slowest rank. Collective."""
+    times: list[list[float]] = []
     count = _FEWEST
     while len(times) < count + 1:
-        prepare()
-        comm.Barrier()
-        began = time.perf_counter()
-        action()
-        times.append(comm.allreduce(time.perf_counter() - began, op=MPI.MAX))
+        times.append([_slowest(comm, action) for action in actions])
         if len(times) == 2:  # the first one may have compiled kernels
-            count = int(np.clip(_SECONDS / times[1], _FEWEST, _MOST))
-    return float(np.median(times[1:]))
+            count = int(np.clip(_SECONDS / sum(times[1]), _FEWEST, _MOST))
+    return np.median(times[1:], axis=0).tolist()  # type: ignore[no-any-return]
+
+
+def _slowest(comm: MPI.Intracomm, action: Callable[[], object]) -> float:
+    """Return the seconds of an action on the slowest rank. Collective over ``comm``."""
+    comm.Barrier()
+    began = time.perf_counter()
+    action()
+    return comm.allreduce(time.perf_counter() - began, op=MPI.MAX)
 
 
 def _measure_requests(cluster: Cluster, plan: Plan) -> tuple[float, float, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -25,14 +25,14 @@ from ..training.resources import limit_threads, limit_threads_of_torch
 from ..training.setup import TrainRequest
 from .compute import CODECS, ROWS, BatchTimes, RankModel
 from .exchanges import LOW_RANK, measure_exchanges
-from .steps import step_times
+from .steps import StepTimes, step_times
 from .transfers import measure_links
 from .turns import all_at_once, median_of_ranks, median_over_ranks, one_at_a_time
 
 _COMPUTING_S = 12.0  # for all batch sizes and ranks
 _STEPS_S = 4.0
 _TRAINING_S = 1.0  # before the noise scale is measured
-_SHORT_S = 0.1
+_SHORT_S, _CODEC_S = 0.1, 0.3
 _KEPT_FACTORS = 500
 
 
@@ -80,26 +80,24 @@ def _measure(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFil
         model = RankModel(job, plan, list(devices), position)
     limit_threads_of_torch(threads)
     cluster.check_layout(plan.layout)
+    ranks = RankFacts(tuple(np.unique(cluster.node_of, return_counts=True)[1].tolist()), cluster.cores, load)
     links = measure_links(cluster)
-    exchanges = measure_exchanges(cluster, plan)
     with subnormals.flushed(config.device.flush_denormals):
+        exchanges = measure_exchanges(cluster, plan, model.gradient)
         all_at_once(cluster, lambda: model.train(_TRAINING_S))
         noise = all_at_once(cluster, lambda: model.noise(plan.batch))
         compute, times = _compute_times(cluster, model)
         server = one_at_a_time(cluster, lambda: model.server_times(cluster, _SHORT_S))
-        codecs = _codec_times(cluster, model)
+        codecs = _codec_times(cluster, model, ranks.stretch)
     model.close()
-    own = step_times(cluster, request, rank_status, sum(_at(compute, plan.batch)), _STEPS_S)
-    typical = median_of_ranks(cluster.comm, float(np.median(own)))
-    factors = np.concatenate(cluster.comm.allgather(np.array(own) / np.median(own)))
-    ranks = RankFacts(tuple(np.unique(cluster.node_of, return_counts=True)[1].tolist()), cluster.cores, load)
-    expected = sum(_at(compute, plan.batch)) * compute.together + compute.update_s[0] * ranks.stretch
+    steps = step_times(cluster, request, rank_status, sum(_at(compute, plan.batch)), _STEPS_S)
+    factors = np.concatenate(cluster.comm.allgather(steps.compute_s / np.median(steps.compute_s)))
     apply_s, read_s = median_over_ranks(cluster.comm, [server.apply_s, server.read_s])
     return Probe(
         VERSION,
         _job_facts(request.name, job, plan, model, times),
         ranks,
-        _with_loop(compute, max(0.0, typical - expected) / ranks.stretch),
+        _as_in_steps(cluster, compute, plan.batch, steps, ranks.stretch),
         type(server)(apply_s, read_s),
         codecs,
         *links,
@@ -115,32 +113,28 @@ def _batches(batch: int) -> list[int]:
 
 
 def _compute_times(cluster: Cluster, model: RankModel) -> tuple[ComputeTimes, BatchTimes]:
-    """Return the compute times without those of the loop, and those of the job's batch. Collective over all ranks."""
+    """Return the times of one rank at a time, and this rank's of the job's batch. Collective over all ranks."""
     batches = _batches(model.plan.batch)
     seconds = _COMPUTING_S / ((cluster.size + 2) * len(batches))
     alone = [one_at_a_time(cluster, lambda n=n: model.measure_batch(n, seconds)) for n in batches]  # type: ignore[misc]
     at_batch = alone[batches.index(model.plan.batch)]
-    together = all_at_once(cluster, lambda: model.measure_batch(model.plan.batch, 2 * seconds))
-    ratio = _total(together) / _total(at_batch)
     updates = one_at_a_time(cluster, lambda: [model.update_s(rows, _SHORT_S) for rows in ROWS])
-    copy = one_at_a_time(cluster, lambda: model.copy_s(_SHORT_S))
+    copies = one_at_a_time(cluster, lambda: [model.copy_s(_SHORT_S), model.handover_s(_SHORT_S)])
     comm = cluster.comm
+    copy_s, handover_s = median_over_ranks(comm, copies)
     times = ComputeTimes(
         tuple(batches),
         median_over_ranks(comm, [b.load_s for b in alone]),
         median_over_ranks(comm, [b.forward_s for b in alone]),
         median_over_ranks(comm, [b.backward_s for b in alone]),
-        median_of_ranks(comm, max(1.0, ratio)),
+        1.0,
         ROWS,
         median_over_ranks(comm, updates),
-        median_of_ranks(comm, copy),
+        copy_s,
+        handover_s,
         0.0,
     )
     return times, at_batch
-
-
-def _total(times: BatchTimes) -> float:
-    return times.load_s + times.forward_s + times.backward_s
 
 
 def _at(compute: ComputeTimes, batch: int) -> tuple[float, float, float]:
@@ -149,16 +143,28 @@ def _at(compute: ComputeTimes, batch: int) -> tuple[float, float, float]:
     return compute.load_s[index], compute.forward_s[index], compute.backward_s[index]
 
 
-def _with_loop(compute: ComputeTimes, loop_s: float) -> ComputeTimes:
-    return ComputeTimes(**{**vars(compute), "loop_s": loop_s})
+def _as_in_steps(cluster: Cluster, compute: ComputeTimes, batch: int, steps: StepTimes, stretch: float) -> ComputeTimes:
+    """Return the compute times with those that only steps of all ranks at once show. Collective over all ranks."""
+    _, forward_s, backward_s = _at(compute, batch)
+    together, update_s, loop_s = median_over_ranks(
+        cluster.comm, [float(np.median(steps.compute_s)) / (forward_s + backward_s), steps.update_s, steps.loop_s]
+    )
+    more_s = max(0.0, update_s / stretch - compute.update_s[0])
+    return replace(
+        compute,
+        together=max(1.0, together),
+        update_s=tuple(seconds + more_s for seconds in compute.update_s),
+        loop_s=loop_s / stretch,
+    )
 
 
-def _codec_times(cluster: Cluster, model: RankModel) -> dict[str, CodecTimes]:
+def _codec_times(cluster: Cluster, model: RankModel, stretch: float) -> dict[str, CodecTimes]:
+    """Return the times of all compressions while all ranks encode at once. Collective over all ranks."""
     codecs = {}
     for name in CODECS:
-        times = one_at_a_time(cluster, lambda name=name: [model.codec_times(name, _SHORT_S)])[0]  # type: ignore[misc]
+        times = all_at_once(cluster, lambda name=name: [model.codec_times(name, _CODEC_S)])[0]  # type: ignore[misc]
         if times is not None:
-            encode_s, decode_s = median_over_ranks(cluster.comm, [times.encode_s, times.decode_s])
+            encode_s, decode_s = median_over_ranks(cluster.comm, [times.encode_s / stretch, times.decode_s / stretch])
             share = times.share if not name.startswith("powersgd") else _low_rank_share(model.plan)
             codecs[name] = CodecTimes(share, encode_s, decode_s)
     return codecs

@@ -1,15 +1,20 @@
-"""Times of training steps that all ranks take at once without communication, and the spread of these times."""
+"""Times of training steps that all ranks take at once without communication, and the spread of these times.
+
+They differ from those of repeated calls of one function: an update finds less of its vectors in the caches.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Iterator
-from dataclasses import replace
-from itertools import pairwise
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from ..comm.cluster import Cluster
+from ..core.layout import Array
+from ..monitor import trace
 from ..plan.hook import Hook, TrainingLoop
 from ..plan.job import Job
 from ..process.rank_status import RankStatusFile
@@ -19,20 +24,42 @@ from ..training.setup import TrainRequest
 _FEWEST, _MOST = 20, 1000
 
 
+@dataclass(frozen=True)
+class StepTimes:
+    """Times of this rank's steps.
+
+    Attributes:
+        compute_s: Seconds of forward and backward pass of each step, shape (steps,).
+        update_s: Median seconds of an update of the whole vector by this rank's gradient.
+        loop_s: Median seconds of what is neither this nor loading.
+    """
+
+    compute_s: Array
+    update_s: float
+    loop_s: float
+
+
 class _RecordSteps(Hook):
-    """Records when steps end."""
+    """Records how long all steps together have spent in each kind of span, after every step."""
 
     def __init__(self) -> None:
-        self.ends: list[float] = []
+        self.recorder: trace.Recorder | None = None
+        self.seconds: list[dict[str, float]] = []
 
     def after_step(self, loop: TrainingLoop) -> None:
-        self.ends.append(time.perf_counter())
+        if self.recorder is not None:
+            self.seconds.append(self.recorder.track.seconds)
+
+    def steps(self, *kinds: str) -> Array:
+        """Return the seconds of each step in spans of these kinds, without the first tenth of the steps."""
+        totals = np.array([sum(seconds.get(kind, 0.0) for kind in kinds) for seconds in self.seconds])
+        return np.diff(totals)[len(totals) // 10 : -1]  # the last one averages
 
 
 def step_times(
     cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile, step_s: float, seconds: float
-) -> list[float]:
-    """Train each worker alone for about this number of seconds; return the times of its steps. Collective over all.
+) -> StepTimes:
+    """Train each worker alone for about this number of seconds. Collective over all.
 
     Args:
         step_s: About how long a step takes.
@@ -52,9 +79,13 @@ def step_times(
     config = type(request.config).of(**options)
     with _quiet(), training_session(cluster, replace(request, config=config, make=make), rank_status) as session:
         if session.loop is not None:
-            session.loop.run()
-    ends = record.ends[steps // 10 :]
-    return [end - before for before, end in pairwise(ends)][:-1]
+            record.recorder = trace.record(1)
+            try:
+                session.loop.run()
+            finally:
+                trace.stop_recording()
+    update, loop = record.steps("update"), record.steps("step", "hooks")
+    return StepTimes(record.steps("forward", "backward"), float(np.median(update)), float(np.median(loop)))
 
 
 @contextlib.contextmanager

@@ -31,6 +31,7 @@ PROBE = Probe(
         (1, 2, 4),
         (UPDATE_S, 0.0025, 0.0035),
         0.0005,
+        0.0,
         LOOP_S,
     ),
     server=ServerTimes(0.002, 0.0005),

@@ -57,9 +57,12 @@ class _Progress:
 def _work(servers: ParameterServers, worker: int, factors: Array, progress: _Progress) -> Events:
     env, times, run = servers.env, servers.times, servers.run
     rank = servers.scenario.workers[worker]
+    prefetches = servers.scenario.config.servers.prefetch_params
     yield from servers.read(worker)
+    began, version = env.now, servers.version
     while True:
-        began, version = env.now, servers.version
+        # These are read while the gradient is computed and sent.
+        prefetched, next_version = env.process(servers.read(worker)) if prefetches else None, servers.version
         factor = factors[progress.counts[worker] % len(factors)]
         yield env.timeout(times.load_s + times.loop_s + (times.forward_s + times.backward_s) * factor)
         computed = env.now
@@ -71,10 +74,17 @@ def _work(servers: ParameterServers, worker: int, factors: Array, progress: _Pro
         yield from progress.wait(worker)
         waited = env.now
         if not servers.is_local(worker, 0):
-            # The next work item comes with the parameters of the first server.
+            # The next work item comes with the parameters of the first server, unless they are prefetched.
             yield from servers.message(servers.node_of[worker], servers.holders[0])
-        yield from servers.read(worker, with_reply=True)
+        if prefetched is None:
+            yield from servers.read(worker, with_reply=True)
+            next_version = servers.version
+        else:
+            if not servers.is_local(worker, 0):
+                yield from servers.message(servers.holders[0], servers.node_of[worker])
+            yield prefetched
         for kind, begin, end in (("forward", began, computed), ("push", computed, pushed), ("wait", pushed, waited)):
             run.add(rank, kind, begin, end)
         run.add(rank, "pull", waited, env.now)
         run.add(rank, "step", began, pushed)
+        began, version = env.now, next_version

@@ -52,7 +52,7 @@ class _Step:
     def _apply_s(self) -> float:
         times, needed = self._servers.times, self._needed
         if self._on_one_node:
-            return times.update_s(needed) / needed  # every worker updates one range
+            return times.update_s(needed) / needed + times.from_others_s(needed)  # every worker updates one range
         return (times.sum_s(needed) + times.update_s(1)) / self._servers.n_servers
 
 

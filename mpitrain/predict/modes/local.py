@@ -12,11 +12,12 @@ from ..timeline import Timeline
 
 
 def simulate(scenario: Scenario, times: RankTimes, steps: int, random: np.random.Generator, run: Timeline) -> None:
-    """Simulate steps of ``local``, in rounds that end with an average."""
+    """Simulate steps of ``local``, in rounds that end with an average, of one fragment after the other."""
     parallel = scenario.config.parallel
-    every, overlap = parallel.steps_per_average, parallel.steps_of_overlap
+    every, overlap = parallel.steps_per_average // parallel.n_fragments, parallel.steps_of_overlap
     rounds = max(3, -(-steps // every))
-    senders, now = Senders(scenario.between, scenario.n_nodes), np.zeros(len(scenario.workers))
+    senders = Senders(scenario.between, scenario.n_nodes, times.exchange_cpu_s_per_byte)
+    now = np.zeros(len(scenario.workers))
     step_s = times.compute_s + times.update_s(1) + times.loop_s
     fixed_s = step_s - times.forward_s - times.backward_s
     for _ in range(rounds):
@@ -41,15 +42,15 @@ def _average(scenario: Scenario, times: RankTimes, senders: Senders, ends: Array
     nodes, ranks, link = scenario.n_nodes, min(scenario.ranks_per_node), scenario.between
     others = (nodes - 1) / nodes
     now = float(ends.max())
-    has_outer = scenario.config.parallel.outer_optimizer is not None
+    has_outer, part = scenario.config.parallel.outer_optimizer is not None, 1 / scenario.config.parallel.n_fragments
     for _ in range(1 if has_outer else times.vectors):
-        now += 2 * times.copy_s + times.sum_s(ranks) / ranks
+        now += part * (2 * times.copy_s + times.sum_s(ranks) / ranks + times.from_others_s(ranks))
         if nodes > 1:
             work = times.sum_s(nodes) / nodes + (times.encode_s() * (1 + 1 / nodes) + times.decode_s() * (1 + others))
             for _ in range(2):  # reduce-scatter and allgather
-                nbytes = others * times.sent_nbytes
+                nbytes = part * others * times.sent_nbytes
                 busy = nbytes * times.exchange_cpu_s_per_byte / ranks + 2 * (nodes - 1) * link.message_s
                 sent = float(senders.send(np.full(nodes, now), nbytes).max())
                 now = max(sent + link.latency_s, now + busy)
-            now += work / ranks
-    return now + (times.update_s(1) / ranks / nodes if has_outer else 0.0)
+            now += part * work / ranks
+    return now + (part * times.update_s(1) / ranks / nodes if has_outer else 0.0)

@@ -41,7 +41,8 @@ class ParameterServers:
         self.node_of = [node_of[rank] for rank in workers]
         self.holders = [node_of[rank] for rank in servers] or [0]
         self.n_servers, self.version, self.stepped = len(self.holders), 0, self.env.event()
-        self._senders = [Sender(scenario.between) for _ in range(scenario.n_nodes)]
+        self._burst_s_per_byte = max(times.push_cpu_s_per_byte, times.pull_cpu_s_per_byte)
+        self._senders = [Sender(scenario.between, 1.0, self._burst_s_per_byte) for _ in range(scenario.n_nodes)]
         self._receivers = [Sender(scenario.between) for _ in range(scenario.n_nodes)]
         self._groups = [*range(min(self.n_servers, _MOST_GROUPS))]
         self._rate = scenario.between.node_bytes_per_s
@@ -51,11 +52,20 @@ class ParameterServers:
         self._servers = [simpy.Resource(self.env) for _ in self._groups]
         nodes_of_workers = set(self.node_of) if not scenario.config.mode.drops_late_gradients else set()
         self._copies = [node in nodes_of_workers for node in self.holders]
+        self._handovers = [self._handover_share(node) for node in self.holders]
+
+    def _handover_share(self, node: int) -> float:
+        """Return the probability that another rank than the one that uses a shard has changed it last."""
+        if self.scenario.config.mode.drops_late_gradients:
+            return 1.0  # servers change it, and workers read it
+        users = self.node_of.count(node)
+        users += users < len(self.node_of)  # the server, for workers on other nodes
+        return (users - 1) / max(1, users)
 
     def _use_links_of_groups(self) -> None:
         """Give each group a node of its own, with the links of its servers."""
         scale, n_nodes = self.n_servers / len(self._groups), self.scenario.n_nodes
-        self._senders += [Sender(self.scenario.between, scale) for _ in self._groups]
+        self._senders += [Sender(self.scenario.between, scale, self._burst_s_per_byte) for _ in self._groups]
         self._receivers += [Sender(self.scenario.between, scale) for _ in self._groups]
         self.holders = [n_nodes + group for group in self._groups]
 
@@ -95,7 +105,7 @@ class ParameterServers:
 
     def _read_group(self, worker: int, group: int, with_reply: bool) -> Events:
         times, part = self.times, self.times.nbytes / len(self._groups)
-        read_s = times.read_s / self.n_servers
+        read_s = (times.read_s + times.handover_s * self._handovers[group]) / self.n_servers
         if self.is_local(worker, group):
             yield from self._locked(group, read_s)
             return
@@ -122,7 +132,9 @@ class ParameterServers:
         yield self.env.all_of([self.env.process(self._push_to(worker, group, apply_s)) for group in self._groups])
 
     def _push_to(self, worker: int, group: int, apply_s: float) -> Events:
-        times, apply_s = self.times, apply_s / self.n_servers
+        times = self.times
+        handover_s = times.handover_s * times.vectors * self._handovers[group] if apply_s else 0.0
+        apply_s = (apply_s + handover_s) / self.n_servers
         if self.is_local(worker, group):
             yield from self._locked(group, apply_s)
             return

@@ -5,8 +5,9 @@ nodes that own its ranges (reduce-scatter) while earlier layers still compute; t
 parameters (allgather), which may arrive while the next step computes. A rank's processor is busy for a part of each
 transfer: the link and the processor work at the same time, but a transfer ends only when both are done.
 
-A transfer needs ``cpu_s_per_byte`` of a rank's time, which it takes after its backward pass: total work does not depend
-on when it is done.
+A transfer needs ``exchange_cpu_s_per_byte`` of a rank's time. For gradients it takes it after its backward pass: total
+work does not depend on when it is done. For parameters it takes it in the forward pass, when it needs them, because MPI
+moves data only inside of calls, unless a thread makes them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 
 from ...core.layout import Array
 from ..links import Senders
-from ..rank_times import RankTimes
+from ..rank_times import BucketTimes, RankTimes
 from ..scenario import Scenario
 from ..timeline import Timeline
 
@@ -52,7 +53,7 @@ def _forward_end(start: Array, forward_s: Array, arrived: Array, exchange: _OneN
     now, done = start, 0.0
     for bucket, at in zip(reversed(exchange.buckets), reversed(list(arrived)), strict=True):
         uses = 1.0 - bucket.ready  # backward passes the layers in the opposite order
-        now = np.maximum(now + (uses - done) * forward_s, at)
+        now = np.maximum(now + (uses - done) * forward_s + exchange.late_cpu_s(bucket), at)
         done = uses
     return now + (1.0 - done) * forward_s
 
@@ -91,7 +92,7 @@ class _OneNode:
     def __init__(self, scenario: Scenario, times: RankTimes) -> None:
         self.times, self.link, self.nodes = times, scenario.between, scenario.n_nodes
         self.ranks, self.buckets = min(scenario.ranks_per_node), times.buckets()
-        self.senders = Senders(scenario.between, scenario.n_nodes)
+        self.senders = Senders(scenario.between, scenario.n_nodes, times.exchange_cpu_s_per_byte)
         self.awaits_params = times.awaits_params
 
     def end_of_step(self, ready: list[Array], computed: Array) -> tuple[Array, Array]:
@@ -104,8 +105,12 @@ class _OneNode:
         Returns:
             Shapes (nodes,) and (buckets, nodes).
         """
-        end = computed + self.times.update_s(self.ranks) / self.ranks
+        end = computed + self.times.update_s(self.ranks) / self.ranks + self.times.from_others_s(self.ranks)
         return end, np.zeros((len(ready), self.nodes))
+
+    def late_cpu_s(self, bucket: BucketTimes) -> float:
+        """Return a rank's seconds to receive a bucket's parameters in its forward pass."""
+        return 0.0
 
     def transfer(self, when: Array, nbytes: float, busy: Array) -> tuple[Array, Array]:
         """Send from every node to all others, and receive as much.
@@ -132,7 +137,7 @@ class _Divided(_OneNode):
         owned = 1 / (self.nodes * self.ranks)
         busy, received = computed, []
         for bucket, at in zip(self.buckets, ready, strict=True):
-            work = bucket.part * times.sum_s(self.ranks) / self.ranks
+            work = bucket.part * (times.sum_s(self.ranks) / self.ranks + times.from_others_s(self.ranks))
             arrival, busy = self.transfer(at + work, others * bucket.nbytes, busy + work)
             received.append(arrival)
         updated = []
@@ -143,11 +148,20 @@ class _Divided(_OneNode):
             updated.append(now)
         order = range(len(self.buckets))
         if self.awaits_params:
-            order, updated = reversed(order), [now] * len(updated)  # type: ignore[assignment]
+            order = reversed(order)  # type: ignore[assignment]
         arrived, busy = np.zeros((len(self.buckets), self.nodes)), now
         for index in order:
-            arrived[index], busy = self.transfer(updated[index], others * self.buckets[index].nbytes, busy)
+            nbytes = others * self.buckets[index].nbytes
+            if self.awaits_params:
+                arrived[index] = self.senders.send(now, nbytes).max() + self.link.latency_s
+            else:
+                arrived[index], busy = self.transfer(updated[index], nbytes, busy)
         return (now if self.awaits_params else np.maximum(busy, arrived.max(axis=0))), arrived
+
+    def late_cpu_s(self, bucket: BucketTimes) -> float:
+        if not self.awaits_params or self.times.has_thread:
+            return 0.0
+        return (self.nodes - 1) / self.nodes * bucket.nbytes * self.times.exchange_cpu_s_per_byte / self.ranks
 
 
 class _Replicated(_OneNode):
@@ -159,7 +173,9 @@ class _Replicated(_OneNode):
         share = times.sent_nbytes / times.nbytes
         busy, received = computed, []
         for bucket, at in zip(self.buckets, ready, strict=True):
-            work = bucket.part * (times.sum_s(self.ranks) / self.ranks + others * encode)
+            work = bucket.part * (
+                times.sum_s(self.ranks) / self.ranks + times.from_others_s(self.ranks) + others * encode
+            )
             arrival, busy = self.transfer(at + work, share * others * bucket.nbytes, busy + work)
             received.append(arrival)
         returned = []
@@ -180,7 +196,7 @@ class _LowRank(_OneNode):
 
     def end_of_step(self, ready: list[Array], computed: Array) -> tuple[Array, Array]:
         times, others = self.times, (self.nodes - 1) / self.nodes
-        busy = computed + (times.sum_s(self.ranks) + times.low_rank_s()) / self.ranks
+        busy = computed + (times.sum_s(self.ranks) + times.low_rank_s()) / self.ranks + times.from_others_s(self.ranks)
         for _ in range(4):  # reduce-scatter and allgather of P, then of Q
             arrival, busy = self.transfer(busy, others * times.sent_nbytes / 2, busy)
             busy = np.maximum(arrival, busy)
