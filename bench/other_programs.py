@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 MOST = 0.04  # of one core, while something is measured
-_SAMPLE_S, _LONGEST_WAIT_S, _TRIES = 0.5, 200.0, 4
+_SAMPLE_S, _LONGEST_WAIT_S, _TRIES = 0.5, 100.0, 3
 _TICKS = os.sysconf("SC_CLK_TCK")
 _Result = TypeVar("_Result")
 

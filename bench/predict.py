@@ -1,13 +1,14 @@
 """Predicted against measured speed: ``mpitrain simulate`` from a probe on two hosts, and real runs.
 
     python bench/predict.py [--rounds 3] [--rates 100mbit 1gbit none] [--models mlp accelerator] [--only TEXT]
-                            [--seconds 4] [--json FILE] [--keep FOLDER]
+                            [--seconds 4] [--json FILE] [--probes FOLDER]
 
-Hosts are network namespaces on this machine (root, iproute2), whose links ``tbf`` holds to a rate. In each round and
-for each rate, every model is probed on two hosts with one rank each and links that are not shaped; then every
-configuration runs once. Neither the rate of the links, nor the third host, a mode, a compression, a server, another
-batch size or the slow worker is in the probe. A result is the median over rounds: of the steps/s that the round's
-probe predicts, and of those that are measured.
+Hosts are network namespaces on this machine (root, iproute2), whose links ``tbf`` holds to a rate. In each round, every
+model is probed on two hosts with one rank each and links that are not shaped; then every configuration runs once.
+Neither the rate of the links, nor the third host, a mode, a compression, a server, another batch size or the slow
+worker is in the probe, but how slow that worker is, is measured on it alone. A result is the median over rounds: of the
+steps/s that the round's probe predicts, and of those that are measured. Measurements that other programs disturb are
+repeated.
 
 Configurations with more ranks than cores are reported apart: hosts share this machine's cores, which the simulation is
 told (``mlp``); the layers of ``accelerator`` sleep, so that its ranks share cores only for transfers and updates.
@@ -123,17 +124,21 @@ class Hosts:
     def __init__(self, hosts: Any, seconds: float) -> None:
         self._hosts, self._seconds = hosts, seconds
 
-    def probe(self, model: str) -> Any:
-        """Return the probe of a model on the first two hosts."""
-        return self.undisturbed(lambda: self._probe(model))
-
-    def _probe(self, model: str) -> Any:
+    def probe(self, model: str, folder: Path | None) -> Any:
+        """Return the probe of a model on the first two hosts; that in ``folder``, if there is one."""
         from mpitrain.predict.measurements import read_probe
 
-        with tempfile.TemporaryDirectory() as folder:
-            output = Path(folder, "probe.json")
-            self.run("probe", [1, 1], ["--output", str(output), *JOBS[model]])
-            return read_probe(output)
+        if folder is not None:
+            folder.mkdir(exist_ok=True)
+            file = folder / f"{model}.json"
+            if not file.exists():
+                self.undisturbed(lambda: self._probe(model, file))
+            return read_probe(file)
+        with tempfile.TemporaryDirectory() as made:
+            return self.probe(model, Path(made))
+
+    def _probe(self, model: str, output: Path) -> None:
+        self.run("probe", [1, 1], ["--output", str(output), *JOBS[model]])
 
     def slow_factor(self, model: str, probe: Any) -> float:
         """Return the factor of the computing time of a slow worker, measured on it alone."""
@@ -222,36 +227,37 @@ def measure(arguments: argparse.Namespace, chosen: list[Configuration]) -> Resul
     from tests.support.hosts.network import make_hosts
 
     results: Results = defaultdict(list)
+    models = {one.model for one in chosen if one.rate in arguments.rates}
     for _ in range(arguments.rounds):
+        with make_hosts(Path(sys.executable), 2) as network:
+            probes = {model: Hosts(network, 0).probe(model, arguments.probes) for model in models}
+            slow = {one.model for one in chosen if one.rate in arguments.rates and one.slow >= 0}
+            factors = {model: Hosts(network, 2).slow_factor(model, probes[model]) for model in slow}
         for rate in arguments.rates:
-            now = [one for one in chosen if one.rate == rate]
-            with make_hosts(Path(sys.executable), 2) as network:
-                probes = {model: Hosts(network, 0).probe(model) for model in {one.model for one in now}}
-                slow = next(
-                    (Hosts(network, 2).slow_factor(one.model, probes[one.model]) for one in now if one.slow >= 0), 1.0
-                )
-            if arguments.keep:
-                for model, probe in probes.items():
-                    probe.write(Path(arguments.keep) / f"{model}-{rate}.json")
             with make_hosts(Path(sys.executable), 3, "" if rate == "none" else rate) as network:
                 hosts = Hosts(network, arguments.seconds)
-                for one in now:
-                    probe = probes[one.model]
-                    predicted = predict(probe, scenario_for(one, probe, slow)).steps_per_s
+                for one in (one for one in chosen if one.rate == rate):
+                    probe, factor = probes[one.model], factors.get(one.model, 1.0)
+                    predicted = predict(probe, scenario_for(one, probe, factor)).steps_per_s
                     measured = hosts.steps_per_s(one, predicted)
                     results[one].append((predicted, measured))
+                    if arguments.json is not None:
+                        add_to(arguments.json, one, (predicted, measured))
                     print(f"{one!s:75} {predicted:10.2f} {measured:10.2f} {predicted / measured - 1:+8.1%}", flush=True)
     return results
 
 
-def add_to(file: Path, results: Results) -> Results:
-    """Add the results to those in a file; return all that it then has."""
-    by_name = {str(one): one for one in configurations()}
+def add_to(file: Path, one: Configuration, speeds: tuple[float, float]) -> None:
+    """Add a prediction and a measurement to those in a file."""
     kept = json.loads(file.read_text()) if file.exists() else {}
-    for one, rounds in results.items():
-        kept.setdefault(str(one), []).extend(rounds)
+    kept.setdefault(str(one), []).append(speeds)
     file.write_text(json.dumps(kept, indent=1) + "\n")
-    return {one: kept[name] for name, one in by_name.items() if name in kept}
+
+
+def read_results(file: Path) -> Results:
+    """Return all that is in a file."""
+    kept = json.loads(file.read_text())
+    return {one: kept[str(one)] for one in configurations() if str(one) in kept}
 
 
 def report(results: Results) -> None:
@@ -278,7 +284,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=[*JOBS], choices=JOBS)
     parser.add_argument("--only", default="", help="configurations whose line has this text")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each run")
-    parser.add_argument("--keep", help="folder for the probes")
+    parser.add_argument("--probes", type=Path, help="folder for the probes; those of an earlier call are used")
     parser.add_argument("--json", type=Path, help="add the results to those of earlier calls in this file")
     arguments = parser.parse_args()
     one_thread_and_own_kernels()
@@ -286,7 +292,7 @@ def main() -> None:
     chosen = [one for one in configurations() if one.model in arguments.models and arguments.only in str(one)]
     print(f"load before: {os.getloadavg()[0]:.2f}, {CORES} cores", flush=True)
     results = measure(arguments, chosen)
-    report(results if arguments.json is None else add_to(arguments.json, results))
+    report(results if arguments.json is None else read_results(arguments.json))
     print(f"load afterwards: {os.getloadavg()[0]:.2f}")
 
 

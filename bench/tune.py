@@ -95,7 +95,9 @@ def main() -> None:
     one_thread_and_own_kernels()
     use_this_checkout()
     print(f"load before: {os.getloadavg()[0]:.2f}", flush=True)
-    shares = [compare(*SETTINGS[index], arguments.seconds, arguments.rounds) for index in arguments.settings]
+    shares = [
+        compare(*SETTINGS[index], seconds=arguments.seconds, rounds=arguments.rounds) for index in arguments.settings
+    ]
     print(f"worst: {min(shares):.1%} of the best; load afterwards: {os.getloadavg()[0]:.2f}")
 
 

@@ -95,6 +95,37 @@ def test_local_steps_and_an_outer_optimizer_save_bytes() -> None:
     assert outer.steps_per_s > often.steps_per_s  # one vector in place of three
 
 
+def test_fragments_are_exchanged_more_often_and_send_the_same_bytes() -> None:
+    rate = 1e6
+    outer = {"mode": "local", "local_steps": 64, "outer_optimizer": "nesterov"}
+    whole, quarters = (predict(PROBE, scenario((1, 1), rate, **outer, **more)) for more in ({}, {"fragments": 4}))
+    assert quarters.steps_per_s == pytest.approx(whole.steps_per_s, rel=0.1)
+    assert quarters.sent_bytes_per_s == pytest.approx(whole.sent_bytes_per_s, rel=0.1)
+    hidden = predict(PROBE, scenario((1, 1), rate, **outer, fragments=4, overlap_steps=15))
+    assert hidden.steps_per_s > 1.15 * quarters.steps_per_s
+
+
+def test_prefetched_parameters_are_older_and_save_the_time_to_read_them() -> None:
+    one_way = NBYTES / COMPUTE_S  # bytes/s: a transfer takes as long as a gradient
+    usual, prefetches = (
+        predict(PROBE, scenario((2, 1), one_way, mode="async", ps=1, **more))
+        for more in ({}, {"prefetch_params": True})
+    )
+    assert prefetches.staleness > usual.staleness
+    alone = [predict(PROBE, scenario((1, 1), one_way, mode="async", ps=1, prefetch_params=on)) for on in (False, True)]
+    assert alone[1].steps_per_s > 1.3 * alone[0].steps_per_s
+
+
+def test_parameters_that_arrive_in_the_forward_pass_cost_processor_time_there() -> None:
+    fast = shaped(PROBE.between, 1e15)  # type: ignore[arg-type]
+    made = dataclasses.replace(scenario((1, 1), mode="sync"), between=fast)
+    exchanges = PROBE.exchanges
+    assert exchanges is not None
+    free = dataclasses.replace(PROBE, exchanges=dataclasses.replace(exchanges, sum_s_per_byte=0.0))
+    more_s = 1 / predict(PROBE, made).steps_per_s - 1 / predict(free, made).steps_per_s
+    assert more_s == pytest.approx(NBYTES * exchanges.sum_s_per_byte, rel=0.05)  # half a vector in each direction
+
+
 def test_several_servers_share_the_load() -> None:
     # With one rank more on each node, so that the number of workers is the same.
     one = speed(scenario((2, *[1] * 8), 50e6, mode="backup", ps=1, backup_workers=0))
@@ -123,6 +154,8 @@ def test_a_link_with_bursts() -> None:
         assert of_one.send(when, nbytes) == pytest.approx(end)
         assert of_all.send(when, nbytes).tolist() == pytest.approx([end, end])
     assert of_one.sent == 325
+    paced = Sender(link, burst_s_per_byte=0.002)
+    assert paced.send(0.0, 150) == pytest.approx(0.1 + 1.0)
 
 
 def test_a_ring_sums_while_backward_computes() -> None:
