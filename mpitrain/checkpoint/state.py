@@ -23,7 +23,7 @@ from .validation import FORMAT
 
 _STATE = "run/state"  # group of the extra state, with a group for each namespace; those of ARRAY_GROUPS are at the top
 _VERSION = "version"  # attribute of the group of a namespace
-_SHOWN = 3  # differences in a message
+_MAX_DIFFERENCES = 3  # in the message of a refusal
 
 
 class Restored(NamedTuple):
@@ -125,7 +125,9 @@ def read(path: Path, layout: Layout, vectors: Mapping[str, Array], seed: int) ->
         }
         fit = compare(stored, {name: view.shape for name, view in wanted.items()})
         if fit.wrong:
-            raise CheckpointError(f"{path} does not match the model: {fit}; --init-from {path} loads what matches")
+            raise CheckpointError(
+                f"{path} does not match the model: {fit.first_differences()}; --init-from {path} loads what matches"
+            )
         root = checkpoint.attributes["/"]
         if root["seed"] != seed:
             raise CheckpointError(
@@ -150,7 +152,7 @@ def read_model(checkpoint: Checkpoint, layout: Layout, averages: bool = False) -
     entries = {entry.name: entry for entry in layout.entries}
     fit = compare(stored, {f"{group}/{name}": entry.shape for name, entry in entries.items()})
     if fit.wrong:
-        raise CheckpointError(f"{checkpoint.path} does not match the model: {fit}")
+        raise CheckpointError(f"{checkpoint.path} does not match the model: {fit.first_differences()}")
     dtype = checkpoint.datasets[fit.fitting[0]].dtype
     params = np.zeros(layout.size, dtype)
     checkpoint.read_into({f"{group}/{name}": view for name, view in layout.views(params).items()})
@@ -224,16 +226,25 @@ class Fit:
         """Whether anything does not match."""
         return bool(self.missing or self.unexpected or self.reshaped)
 
-    def __str__(self) -> str:
-        """Return the first differences, those of parameters before those of optimizer slots, and how many follow."""
+    @property
+    def _differences(self) -> list[str]:
+        """A description of each difference, those of parameters before those of optimizer slots."""
         differences = {
             **{name: f"has shape {a} in the checkpoint but {b} in the model" for name, (a, b) in self.reshaped.items()},
             **dict.fromkeys(self.missing, "is missing in the checkpoint"),
             **dict.fromkeys(self.unexpected, "is not in the model"),
         }
         names = sorted(differences, key=lambda name: name.startswith("optimizer/"))
-        shown = [f"{name} {differences[name]}" for name in names[:_SHOWN]]
-        return "; ".join([*shown, *([f"and {len(names) - _SHOWN} more differences"] if len(names) > _SHOWN else [])])
+        return [f"{name} {differences[name]}" for name in names]
+
+    def __str__(self) -> str:
+        return "; ".join(self._differences)
+
+    def first_differences(self) -> str:
+        """Return a description of the first differences, and how many follow."""
+        differences = self._differences
+        shown, more = differences[:_MAX_DIFFERENCES], len(differences) - _MAX_DIFFERENCES
+        return "; ".join([*shown, *([f"and {more} more differences"] if more > 0 else [])])
 
 
 def compare(stored: Mapping[str, Shape], wanted: Mapping[str, Shape]) -> Fit:

@@ -83,7 +83,7 @@ def opened(path: Path, layout: Layout) -> Iterator[Weights]:
 def _fit(weights: Weights, layout: Layout) -> Fit:
     fit = compare(weights.shapes, {entry.name: entry.shape for entry in layout.entries})
     if not fit.fitting:
-        raise CheckpointError(f"--init-from {weights.path}: no parameter matches the model: {fit}")
+        raise CheckpointError(f"--init-from {weights.path}: no parameter matches the model: {fit.first_differences()}")
     return fit
 
 

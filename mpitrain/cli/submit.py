@@ -40,13 +40,14 @@ class SubmitCommand(JobCommand):
             return super().parse_args(ctx, args)
         if HELP.intersection(args):
             return super().parse_args(ctx, _split_options(self._own, args)[1])
-        self._check_flags(args[: next((at for at, word in enumerate(args) if word.endswith(".py")), len(args))])
         program = find_program([*self._own, *self._run, *self._program], args)
         if program is not None:
+            self._check_flags(program.flags)
             own, words = _split_options(self._own, _join_values(self._program, program.flags))
             ctx.params = parse_flags(self._program, words)
             ctx.meta.update(own=self._own_values(own), program=program)
             return []
+        self._check_flags(args[: next((at for at, word in enumerate(args) if word.endswith(".py")), len(args))])
         at = self._find_job(ctx, list(args))
         if at is None:
             raise click.MissingParameter(ctx=ctx, param=self.params[-1])
@@ -56,7 +57,7 @@ class SubmitCommand(JobCommand):
             return super().parse_args(ctx, [*before, *args[at:]])
         job = self._options_of(Path(args[at]))
         names = {option.name for option in job}
-        self._check_flags([word for word in args[at + 1 :] if word.lstrip("-").replace("-", "_") not in names])
+        self._check_flags(args[at + 1 :])
         own, before = _split_options(self._own, _join_values(self._run, args[:at]))
         more, after = _split_options(
             [option for option in self._own if option.name not in names],
@@ -67,15 +68,15 @@ class SubmitCommand(JobCommand):
         return rest
 
     def _check_flags(self, words: Sequence[str]) -> None:
-        """Refuse flags that only ``mpitrain run`` has; those of a program follow ``--``."""
+        """Refuse flags that only ``mpitrain run`` has."""
         own = {flag for option in [*self._own, *self._run, *self._program] for flag in option.opts}
         of_run = {flag for option in flags.options_of(LaunchOptions) for flag in option.opts} - own
-        for word in words[: words.index("--") if "--" in words else None]:
+        for word in words:
             if (name := word.partition("=")[0]) in of_run:
                 raise click.NoSuchOption(
                     name,
-                    f"{name} is an option of mpitrain run, and submit has none of that name; to use it in a batch job, "
-                    "submit a script that calls mpitrain run, such as slurm/preemptible.sbatch, with sbatch",
+                    f"{name} is an option of mpitrain run, not of mpitrain submit; to use it in a batch job, submit a "
+                    "script that calls mpitrain run, such as slurm/preemptible.sbatch, with sbatch",
                 )
 
     def _request(self, **values: Any) -> Any:

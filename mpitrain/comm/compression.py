@@ -279,9 +279,10 @@ def _check_scales(scales: Array, vector: Array, compression: Compression) -> Non
 def _too_large(vector: Array, compression: Compression) -> ConfigError:
     """Return the error for a vector that has an element which is too large for the encoding."""
     largest = np.abs(vector[np.isfinite(vector)]).max()
+    advice = "use bfloat16, or remove" if compression.name == "float16" else "remove"
     return ConfigError(
         f"a gradient has an element of {largest:.3g}, which exceeds --compress {compression}; "
-        "use bfloat16, or remove --compress (clip_norm does not help: it applies to what is received)"
+        f"{advice} --compress (clip_norm does not help: it applies to what is received)"
     )
 
 

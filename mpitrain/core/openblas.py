@@ -1,6 +1,6 @@
 """Override the kernels that OpenBLAS chooses, if they are not the fastest. Runs before NumPy is imported.
 
-A run that resumes uses the kernels with which it began, if the CPU can execute them, because each kernel sums in a
+A run that resumes uses the kernels of its last start, if the CPU can execute them, because each kernel sums in a
 different order: ``mpitrain run`` reads them from the run's record and passes them to the ranks.
 """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from rich.console import Console
 from ..errors import LaunchError
 from ..plan.options import examples
 from ..process.launcher_env import is_launched, launched_rank
-from .finding import Finding, as_json, exit_status, show
+from .finding import Finding, as_json, exit_status, from_json, show
 
 _PIPE_COLUMNS = 1000
 
@@ -136,7 +135,7 @@ def _start_ranks(ranks: int | None, run_dir: Path, timeout_s: float) -> list[Fin
         out, err, status = "", str(error.stderr or b"", "utf-8", "replace"), f"did not exit within {timeout_s + 30} s"
     start = out.find("[\n")
     if start >= 0:
-        return [Finding(**finding) for finding in json.loads(out[start:])]
+        return from_json(out[start:])
     why = next((line for line in err.splitlines() if line.strip("- \t")), "it printed no error")
     return _without_ranks(run_dir, timeout_s, f"{launcher.program} {status}", f"{why.strip()} (try: {command})")
 

@@ -50,6 +50,11 @@ def as_json(findings: Sequence[Finding]) -> str:
     return json.dumps(objects, indent=2)
 
 
+def from_json(text: str) -> list[Finding]:
+    """Return the findings in the output of ``as_json``."""
+    return [Finding(details=values.pop("found"), **values) for values in json.loads(text)]
+
+
 def show(findings: Sequence[Finding], console: Console) -> None:
     """Print the findings by topic, and the number of findings of each verdict."""
     for topic, group in groupby(findings, key=lambda finding: finding.topic):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from ..core.layout import Array
 from ..data.batch import Batch
 from ..data.split import DatasetSplit, Split
 from ..data.trees import describe
-from ..errors import ConfigError, JobError, UserError
+from ..errors import ConfigError, DataError, JobError, UserError
 from ..models.base import Model
 from ..plan.job import Job
 from ..plan.layer_network import LayerNetwork
@@ -169,6 +171,17 @@ class Predictor:
                 f"example is {describe(self._trained.job.train_split.read_batch(0, 1).examples)}"
             ) from error
 
+    @cached_property
+    def _floating_point_input(self) -> str:
+        """The dtype of the model's input, if a dataset makes it and it is a floating-point type; else empty."""
+        train, dtype = self._trained.job.train_split, ""
+        if isinstance(train, DatasetSplit):
+            with suppress(DataError):  # the first example is not there any more
+                examples = train.read_batch(0, 1).examples
+                inputs = examples[0] if isinstance(examples, (tuple, list)) else examples
+                dtype = str(getattr(inputs, "dtype", ""))
+        return dtype if "float" in dtype else ""
+
     def _prepared(self, parts: Mapping[str, Array]) -> Any:
         train = self._trained.job.train_split
         if set(parts) != {""}:
@@ -178,23 +191,13 @@ class Predictor:
         (examples,) = parts.values()
         if train.is_array and examples.shape[1:] != train.shape:
             raise JobError(f"an example has shape {examples.shape[1:]}: must have {train.shape}, as in training")
-        if examples.dtype.kind in "biu" and (dtype := _floating_point_input(train)):
+        if examples.dtype.kind in "biu" and (dtype := self._floating_point_input):
             raise JobError(
                 f"the examples have the type {examples.dtype}, but {dtype} in training: transform them as in training"
             )
         if train.has_integers and examples.dtype.kind == "f":  # scaled already
             return examples.astype(self._dtype)
         return train.scaled(examples, _input_dtype(self._trained, train))
-
-
-def _floating_point_input(train: Split) -> str:
-    """Return the dtype of the inputs that a dataset makes; empty if they are integers, or not the first of a tuple."""
-    if not isinstance(train, DatasetSplit):
-        return ""
-    examples = train.read_batch(0, 1).examples
-    inputs = examples[0] if isinstance(examples, (tuple, list)) else examples
-    dtype = str(getattr(inputs, "dtype", ""))
-    return dtype if "float" in dtype else ""
 
 
 def _shapes(arrays: Mapping[str, Array]) -> str:

@@ -44,11 +44,11 @@ def compose(
     host starts the ranks.
     """
     words, environment = launcher.arguments(spec, machine)
-    if is_restart and (start_arguments := restart_arguments(machine.environ)):
-        more = launcher.restart_arguments(start_arguments)
-        words, environment = words + more.words, environment | more.environment
     # Include variables that this package set in this process: the shell that the command is pasted into lacks them.
     ours = {n: value for n, value in environment.items() if n == "PATH" or machine.environ.get(n, value) == value}
+    if is_restart and spec.agent is None and (start_arguments := restart_arguments(machine.environ)):
+        more = launcher.restart_arguments(start_arguments, machine.environ)
+        words, ours = words + more.words, ours | more.environment
     start = [launcher.program, *(["-n", str(spec.ranks)] if spec.ranks is not None else [])]
     start_rank = ["-S", "-E", fork_server.__file__] if is_restart and command == "train" else ["-m", "mpitrain"]
     rank = [sys.executable, *start_rank, command, *arguments]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from ..process.network import interface_of
 from .mpi_launcher import Arguments, Launcher, LaunchSpec, LocalMachine, binds_itself, is_oversubscribed
@@ -11,11 +13,16 @@ from .mpi_launcher import Arguments, Launcher, LaunchSpec, LocalMachine, binds_i
 
 @dataclass(frozen=True)
 class Mpich(Launcher):
-    """The ``mpirun`` of MPICH."""
+    """The ``mpirun`` of MPICH.
+
+    Attributes:
+        start_arguments_variable: The variable with arguments for the command that starts daemons.
+    """
 
     flavor = "mpich"
     library_mark, version_mark = "MPICH", "HYDRA"
     agent_takes_arguments = False
+    start_arguments_variable: ClassVar[str] = "HYDRA_LAUNCHER_EXTRA_ARGS"
 
     def arguments(self, spec: LaunchSpec, machine: LocalMachine) -> Arguments:
         words = _words(spec, "launcher")
@@ -24,8 +31,12 @@ class Mpich(Launcher):
             words += ["-bind-to", f"core:{machine.cores // (spec.ranks or 1)}"]
         return Arguments(words, _environment())
 
-    def restart_arguments(self, start_arguments: str) -> Arguments:
-        return Arguments([], {"HYDRA_LAUNCHER_EXTRA_ARGS": start_arguments})
+    def restart_arguments(self, start_arguments: str, environ: Mapping[str, str]) -> Arguments:
+        if any(environ.get(name, "slurm") != "slurm" for name in ("HYDRA_LAUNCHER", "HYDRA_BOOTSTRAP")):
+            return Arguments([], {})
+        # Some versions of Slurm set the variable in every allocation.
+        value = f"{environ.get(self.start_arguments_variable, '')} {start_arguments}".strip()
+        return Arguments([], {self.start_arguments_variable: value})
 
     def network_argument(self, network: str) -> str:
         return interface_of(network)
@@ -37,6 +48,7 @@ class IntelMpi(Mpich):
 
     flavor = "intel"
     library_mark = version_mark = "Intel(R) MPI"
+    start_arguments_variable = "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"
 
     def __post_init__(self) -> None:
         program = Path(self.program).with_name("mpiexec.hydra")

@@ -111,11 +111,11 @@ class Launcher(ABC):
         """Return the arguments that start the ranks of ``spec``."""
 
     @abstractmethod
-    def restart_arguments(self, start_arguments: str) -> Arguments:
-        """Return the further arguments of a restart in an allocation.
+    def restart_arguments(self, start_arguments: str, environ: Mapping[str, str]) -> Arguments:
+        """Return the further arguments of a restart in an allocation, and variables that replace those in ``environ``.
 
         Args:
-            start_arguments: For the command by which the launcher starts its daemons, such as ``srun``.
+            start_arguments: For the command that starts the launcher's daemons in the allocation, such as ``srun``.
         """
 
     def network_argument(self, network: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .mpi_launcher import Arguments, Launcher, LaunchSpec, LocalMachine, binds_itself, is_oversubscribed
@@ -28,7 +29,7 @@ _NOT_PASSED = ("MPITRAIN_TERMINAL_COLUMNS",)
 
 @dataclass(frozen=True)
 class OpenMpi(Launcher):
-    """Its options changed between the versions 4 and 5."""
+    """The ``mpirun`` of Open MPI; some options differ between the versions 4 and 5."""
 
     flavor = "openmpi"
     library_mark = version_mark = "Open MPI"
@@ -56,7 +57,7 @@ class OpenMpi(Launcher):
                 words += ["-x", name]
         return Arguments(words, environment)
 
-    def restart_arguments(self, start_arguments: str) -> Arguments:
+    def restart_arguments(self, start_arguments: str, environ: Mapping[str, str]) -> Arguments:
         return Arguments([self._daemon_option, "plm_slurm_args", start_arguments], {})
 
     @property

@@ -126,7 +126,7 @@ def _classify_exit(evidence: _Evidence) -> Outcome:
     return next(outcome for cause in _CAUSES if (outcome := cause(evidence)) is not None)
 
 
-# Each of the following functions returns the outcome if a certain cause explains the evidence, otherwise None.
+# Each of the following functions returns the outcome if its cause applies, otherwise None.
 
 
 def _end_of_training(evidence: _Evidence) -> Outcome | None:

@@ -28,8 +28,8 @@ class Restarts:
     """The restarts of a run after failures.
 
     Args:
-        most: How many there may be.
-        repeats: Whether the ranks of a restart repeat what they did before the failure: a program does not.
+        max_restarts: How many there may be.
+        resumes_from_state: Whether the ranks of a restart continue from saved states, as a program need not.
         time_limit_s: The time that the run may take, or None.
 
     Attributes:
@@ -37,24 +37,24 @@ class Restarts:
         interruption: The interruption that the next attempt is to end; None if no failure precedes it.
     """
 
-    def __init__(self, most: int, repeats: bool, time_limit_s: float | None) -> None:
-        self.most, self._repeats, self._time_limit_s = most, repeats, time_limit_s
+    def __init__(self, max_restarts: int, resumes_from_state: bool, time_limit_s: float | None) -> None:
+        self.max_restarts, self._resumes_from_state, self._time_limit_s = max_restarts, resumes_from_state, time_limit_s
         self.count = 0
         self.interruption: Interruption | None = None
         self._in_a_row = 0  # since training has last advanced
         self._last_failure: Outcome | None = None
 
-    def reason_against(self, failure: Outcome, ranks: int, elapsed_s: float) -> str:
+    def reason_not_to_restart(self, failure: Outcome, ranks: int, elapsed_s: float) -> str:
         """Return why not to restart after a failure; empty if a restart may help.
 
         Args:
             ranks: The number of ranks.
             elapsed_s: The time since the run has begun.
         """
-        if self.count >= self.most:
-            return f"--max-restarts {self.most} reached"
+        if self.count >= self.max_restarts:
+            return f"--max-restarts {self.max_restarts} reached"
         why = ""
-        if self._repeats or failure.kind is Kind.LAUNCH_FAILED:
+        if self._resumes_from_state or failure.kind is Kind.LAUNCH_FAILED:
             why = reason_to_give_up(failure, self._last_failure, ranks)
         if not why and self._time_limit_s is not None and elapsed_s + 1 > self._time_limit_s:
             why = f"--time-limit {self._time_limit_s:g} is used up"

@@ -219,7 +219,7 @@ class _Supervisor:
             rank_status.RUN_DIR_VARIABLE: str(launch.run_dir),
             launcher_env.ATTEMPT: secrets.token_hex(8),
             launcher_env.RESTART_COUNT: str(self._restarts.count),
-            launcher_env.MAX_RESTARTS: str(self._restarts.most),
+            launcher_env.MAX_RESTARTS: str(self._restarts.max_restarts),
         }
         if (interruption := self._restarts.interruption) is not None:
             ours[launcher_env.FAILED_AT] = str(interruption.time)
@@ -267,16 +267,16 @@ class _Supervisor:
     def _prepare_restart(self, outcome: Outcome) -> bool:
         """Prepare another attempt and wait for the restart delay; return False if there is none."""
         restarts, ranks = self._restarts, self._spec.ranks or 1
-        why = restarts.reason_against(outcome, ranks, self._elapsed_s())
+        why = restarts.reason_not_to_restart(outcome, ranks, self._elapsed_s())
         if not why and outcome.lost_hosts:
             why = self._exclude_hosts(outcome.lost_hosts)
         if why:
-            if restarts.most:
+            if restarts.max_restarts:
                 say(f"not restarting: {why}")
             return False
         seconds = restarts.add(outcome, ranks)
         where = f" from {self._saved.describe()}" if self._launch.request.workload.keeps_checkpoints else ""
-        number = f"restart {restarts.count} of {restarts.most}"
+        number = f"restart {restarts.count} of {restarts.max_restarts}"
         when = f" in {seconds:.0f} s" if seconds else ""
         say(f"restarting{when}{where}, with {self._describe()} ({number})")
         deadline = time.monotonic() + seconds

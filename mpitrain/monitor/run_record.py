@@ -122,7 +122,7 @@ def recorded_job(run_dir: Path, step: int) -> RecordedJob:
 
 
 def recorded_kernels(run_dir: Path) -> str:
-    """Return the name of the OpenBLAS kernels with which a run has begun; empty if its record names none."""
+    """Return the name of the OpenBLAS kernels of a run's last start; empty if its record names none."""
     return _kernels(_read(run_dir / CONFIG))
 
 

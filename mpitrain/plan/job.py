@@ -328,7 +328,8 @@ def _deeper_place(path: Path, error: BaseException, source: str) -> str:
 def _is_users(file: str) -> bool:
     """Return whether a file is a module of the user's, not of Python, of this package or of an installed one."""
     installed = (*sysconfig.get_paths().values(), str(Path(__file__).parents[1]))
-    return os.path.isfile(file) and not any(Path(file).is_relative_to(folder) for folder in installed)
+    is_installed = not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
+    return os.path.isfile(file) and not is_installed and not any(Path(file).is_relative_to(f) for f in installed)
 
 
 def _is_same(file: str, path: Path) -> bool:

@@ -133,10 +133,9 @@ def _all_differences(
             yield from ({**options, "batch_size": max(1, round(batch * factor))} for factor in (0.5, 2, 4))
 
 
-_OF_ONE_MODE = (
-    *("ps", "ps_placement", "staleness", "backup_workers", "local_steps", "outer_optimizer"),
-    *("compress", "compress_after"),
-)
+_OF_ONE_MODE = """
+    ps ps_placement staleness backup_workers local_steps outer_optimizer compress compress_after
+""".split()
 
 
 def _of_mode(

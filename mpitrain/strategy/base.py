@@ -178,11 +178,11 @@ class SharedVectors(NamedTuple):
     """Vectors in memory that several ranks share.
 
     Attributes:
-        ranks: The ranks; the first of them has the vectors as its ``initial_vectors``.
+        comm: The communicator of the ranks; its first rank has the vectors as its ``initial_vectors``.
         vectors: The same memory on all of them.
     """
 
-    ranks: MPI.Intracomm
+    comm: MPI.Intracomm
     vectors: dict[str, Array]
 
 
@@ -201,8 +201,8 @@ class Strategy(Protocol):
         grads: Shape (layout.size,): written by the model's backward pass; where ``params`` is.
         initial_vectors: ``plan.vectors`` by name, shape (layout.size,) each, in host memory; None on ranks
             that share another rank's vectors.
-        shared_vectors: The memory of ``initial_vectors`` on all ranks that share it, which then fill it together as far
-            as they can. Optional.
+        shared_vectors: The memory of ``initial_vectors`` on all ranks that share it, which can then fill it together.
+            Optional.
         has_ended: Whether no step follows; the same on all workers after a step that all of them take. Optional.
     """
 

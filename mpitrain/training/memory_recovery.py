@@ -159,9 +159,9 @@ def resume_from_memory(
     with cluster.agree("reading the state in memory"):
         restored = Progress(step, 0), StoredState()
         if step in here and shared_vectors is not None:
-            ranks, filled = shared_vectors
-            part = aligned_range(0, plan.layout.size, ranks.rank, ranks.size)
-            restored = read_state(here[step].path, filled, *part)
+            comm = shared_vectors.comm
+            part = aligned_range(0, plan.layout.size, comm.rank, comm.size)
+            restored = read_state(here[step].path, shared_vectors.vectors, *part)
         elif step in here and vectors is not None:
             restored = read_state(here[step].path, vectors)
     if cluster.any(lacks):

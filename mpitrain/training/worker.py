@@ -124,8 +124,16 @@ class Worker:
         """Fill the strategy's vectors, and start it."""
         setup, strategy = self._setup, self._strategy
         run_dir = kept_run_dir(setup.files.folder)
-        vectors = strategy.initial_vectors, getattr(strategy, "shared_vectors", None)
-        beginning = restore(setup.cluster, setup.plan, setup.job.network, setup.resume_plan, *vectors, run_dir)
+        shared_vectors = getattr(strategy, "shared_vectors", None)
+        beginning = restore(
+            setup.cluster,
+            setup.plan,
+            setup.job.network,
+            setup.resume_plan,
+            strategy.initial_vectors,
+            shared_vectors,
+            run_dir,
+        )
         with self._errors_of_workers():
             strategy.start(beginning.progress, beginning.extra_state)
         for why in beginning.skipped:

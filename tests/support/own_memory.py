@@ -14,7 +14,7 @@ class OwnMemory:
     """A node with several ranks; the test acts as one of them after the other."""
 
     def __init__(self, size: int = 1) -> None:
-        self.node = SimpleNamespace(size=size, rank=0)
+        self.node = SimpleNamespace(size=size, rank=0, allgather=lambda value: [value] * size)
 
     def allocate(self, shape: tuple[int, ...], dtype: Any) -> Array:
         return np.zeros(shape, dtype)

@@ -57,7 +57,7 @@ def test_what_is_written_is_read(tmp_path: Path, extra_state: ExtraState | None)
 def test_a_message_has_few_differences_and_those_of_parameters_first() -> None:
     names = [f"{group}/{name}" for group in ("optimizer/mean", "params") for name in "abcd"]
     fit = compare(dict.fromkeys(names, (2, 3)), dict.fromkeys(names[:-1], (2, 4)))
-    shown = str(fit).split("; ")
+    shown = fit.first_differences().split("; ")
     assert [difference.partition(" ")[0] for difference in shown[:3]] == ["params/a", "params/b", "params/c"]
     assert len(shown) == 4 and "5" in shown[3]
 

@@ -27,7 +27,7 @@ def test_flags_of_run_alone_are_refused(words: list[str]) -> None:
         SubmitCommand(lambda request: request).main(words, standalone_mode=False)
 
 
-@pytest.mark.parametrize("program", [[SCRIPT], ["--", "sleep"]])
+@pytest.mark.parametrize("program", [[SCRIPT], ["--", "sleep"], ["-m", "json.tool"]])
 def test_words_after_a_program_are_its_own(program: list[str]) -> None:
     request = SubmitCommand(lambda request: request).main([*program, "--max-restarts", "3"], standalone_mode=False)
     assert request.workload.words[-2:] == ["--max-restarts", "3"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -272,3 +273,9 @@ def test_a_restart_in_a_slurm_allocation_does_not_wait_for_the_step_of_a_failed_
     name = "HYDRA_LAUNCHER_EXTRA_ARGS"
     assert compose(MPICH, spec, in_slurm, [], is_restart=True).environment[name] == expected[1]
     assert name not in compose(MPICH, spec, in_slurm, []).environment
+    set_by_slurm = LocalMachine(4, False, {"SLURM_JOB_ID": "1", name: "--external-launcher"})
+    value = compose(MPICH, spec, set_by_slurm, [], is_restart=True).environment[name]
+    assert value == f"--external-launcher {expected[1]}"
+    by_agent = replace(spec, agent="ssh-agent-program")
+    assert name not in compose(MPICH, by_agent, in_slurm, [], is_restart=True).environment
+    assert "plm_slurm_args" not in compose(OPEN, by_agent, in_slurm, [], is_restart=True).words
