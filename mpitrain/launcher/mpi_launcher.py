@@ -93,8 +93,8 @@ class Launcher(ABC):
         program: Its path.
         major: Its major version.
         flavor: The name of the MPI library, as in ``pip install 'mpitrain[FLAVOR]'``.
-        library_mark: Part of what ``MPI_Get_library_version`` returns.
-        version_mark: Part of what ``mpirun --version`` prints.
+        mpi_version_mark: Part of what ``MPI_Get_library_version`` returns.
+        launcher_version_mark: Part of what ``mpirun --version`` prints.
         agent_takes_arguments: Whether the program that starts processes on other hosts may have arguments.
     """
 
@@ -102,8 +102,8 @@ class Launcher(ABC):
     major: int = 0
 
     flavor: ClassVar[str]
-    library_mark: ClassVar[str]
-    version_mark: ClassVar[str]
+    mpi_version_mark: ClassVar[str]
+    launcher_version_mark: ClassVar[str]
     agent_takes_arguments: ClassVar[bool] = True
 
     @abstractmethod

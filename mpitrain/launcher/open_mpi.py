@@ -32,7 +32,7 @@ class OpenMpi(Launcher):
     """The ``mpirun`` of Open MPI; some options differ between the versions 4 and 5."""
 
     flavor = "openmpi"
-    library_mark = version_mark = "Open MPI"
+    mpi_version_mark = launcher_version_mark = "Open MPI"
 
     def arguments(self, spec: LaunchSpec, machine: LocalMachine) -> Arguments:
         environment = {"OMPI_MCA_osc": "^ucx"}  # warns on machines without a UCX device
