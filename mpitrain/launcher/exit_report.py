@@ -166,7 +166,7 @@ def _how(rank_exit: RankExit) -> str:
 def _when(status: RankStatus, statuses: Sequence[RankStatus]) -> str:
     if status.is_program:
         return f", after step {status.step:,}" if status.step else ""
-    if not status.ready:
+    if not status.is_training:
         return " before training started"
     if status.done:
         return " after its last step"

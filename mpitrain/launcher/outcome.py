@@ -175,7 +175,7 @@ def _exception(evidence: _Evidence) -> Outcome | None:
     if follows and is_secondary_error(failed):
         return None
     reason = describe_error(failed, evidence.statuses, evidence.ranks)
-    return Outcome(Kind.FAILED, reason, _step_of([failed]), failed.rank)
+    return Outcome(Kind.FAILED, reason, _step_at_end(failed, evidence), failed.rank)
 
 
 def _early_exit(evidence: _Evidence) -> Outcome | None:
@@ -203,8 +203,7 @@ def _rank_exit(evidence: _Evidence) -> Outcome | None:
     if not exits:
         return None
     rank_status = find_status(exits[0], statuses)
-    takes_steps = rank_status is not None and rank_status.ready and rank_status.role != "ps"
-    step = _step_of([rank_status]) if rank_status is not None and takes_steps else evidence.step
+    step = _step_at_end(rank_status, evidence)
     rank = exits[0].rank if rank_status is None else rank_status.rank
     is_killed = exits[0].signal == signal.SIGKILL
     return Outcome(Kind.FAILED, describe_exit(exits[0], statuses, evidence.ranks), step, rank, is_killed=is_killed)
@@ -244,9 +243,15 @@ def _launcher_ended_others(
 
 
 def _step_of(statuses: Sequence[RankStatus]) -> int | None:
-    """Return the last completed step; None before training, and for a program that has reported none."""
-    steps = [status.step for status in statuses if status.ready and (status.step or not status.is_program)]
-    return max(steps, default=None)
+    """Return the last step that workers have completed; None before training, or if programs have reported none."""
+    workers = [status for status in statuses if status.is_training and status.role != "ps"]
+    return max((status.step for status in workers if status.step or not status.is_program), default=None)
+
+
+def _step_at_end(status: RankStatus | None, evidence: _Evidence) -> int | None:
+    """Return the last step that a rank has completed; of all ranks if it takes none, as a server, or is unknown."""
+    step = None if status is None else _step_of([status])
+    return evidence.step if step is None else step
 
 
 def _at(step: int | None, is_program: bool) -> str:

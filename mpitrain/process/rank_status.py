@@ -42,6 +42,7 @@ class RankStatus:
         task: Its index among the ranks of that role.
         reaper: Process id of the reaper: the launcher's child and the rank's parent.
         ready: Whether a signal makes it save and exit, instead of killing it.
+        is_training: Whether it has begun to train or to serve; a program has from its start.
         error: The unexpected exception that it ended with.
         is_user_error: Whether it ended with a user's error, which has been printed.
         hang: What it did when its reaper ended it because it made no progress.
@@ -62,6 +63,7 @@ class RankStatus:
     role: str = ""
     task: int = 0
     ready: bool = False
+    is_training: bool = False
     error: str = ""
     is_user_error: bool = False
     hang: str = ""
@@ -122,6 +124,10 @@ class RankStatusFile:
         """Record that from now on a signal makes this rank save and exit."""
         self._update(ready=True)
 
+    def set_training(self) -> None:
+        """Record that this rank begins to train or to serve."""
+        self._update(is_training=True)
+
     def set_done(self, stopped: bool) -> None:
         """Record that training has ended, and whether it was before the last step."""
         activity.become("done")
@@ -146,7 +152,8 @@ def register_program(run_dir: Path, rank: int, pid: int) -> None:
     path = folder_of(run_dir) / str(rank)
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(_line(replace(_new_status(rank, pid, os.getpid()), is_program=True, ready=True)))
+        status = _new_status(rank, pid, os.getpid())
+        path.write_bytes(_line(replace(status, is_program=True, ready=True, is_training=True)))
 
 
 def record_step(run_dir: Path, rank: int, step: int) -> None:

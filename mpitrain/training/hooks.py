@@ -329,6 +329,7 @@ class ReportStep(Hook):
 
     def begin(self, loop: TrainingLoop) -> None:
         self._status.set_step(loop.step)
+        self._status.set_training()
 
     def after_step(self, loop: TrainingLoop) -> None:
         self._status.set_step(loop.step)

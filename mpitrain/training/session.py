@@ -78,7 +78,7 @@ def _train(setup: Setup, session: Session, rank_status: RankStatusFile) -> Itera
     try:
         _describe(setup)
         if cluster.is_server:
-            _serve(setup, telemetry)
+            _serve(setup, telemetry, rank_status)
             end = RunEnd("finished")
             yield session
         else:
@@ -118,7 +118,7 @@ def _describe(setup: Setup) -> None:
         _log.info("%s", note)
 
 
-def _serve(setup: Setup, telemetry: Telemetry) -> None:
+def _serve(setup: Setup, telemetry: Telemetry, rank_status: RankStatusFile) -> None:
     """Run a parameter server until the workers have ended."""
     cluster, plan, network = setup.cluster, setup.plan, setup.job.network
     server = make_server(cluster, plan, TrainingState(plan.layout, network.frozen))
@@ -127,6 +127,7 @@ def _serve(setup: Setup, telemetry: Telemetry) -> None:
         cluster, plan, network, setup.resume_plan, server.initial_vectors, server.shared_vectors, run_dir
     )
     server.start(beginning.progress)
+    rank_status.set_training()
     if not beginning.is_complete(plan):
         telemetry.open(None, 0)
     activity.become("wait")  # between requests

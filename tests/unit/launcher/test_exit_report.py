@@ -62,7 +62,20 @@ def test_launcher_output_names_the_lost_host() -> None:
 
 def rank(number: int, step: int = 41, **known: object) -> RankStatus:
     host, ready = f"h{number}", bool(known.pop("ready", True))
-    return RankStatus(number, host, 100 + number, "", 50 + number, "worker", number, ready, step=step, **known)  # type: ignore[arg-type]
+    role, is_training = str(known.pop("role", "worker")), bool(known.pop("is_training", ready))
+    return RankStatus(
+        number,
+        host,
+        100 + number,
+        "",
+        50 + number,
+        role,
+        number,
+        ready,
+        is_training,
+        step=step,
+        **known,  # type: ignore[arg-type]
+    )
 
 
 def result_of(status: int, *entries: RankStatus, output: str = "", **known: object) -> AttemptResult:
@@ -180,6 +193,14 @@ def test_a_program_that_exits_with_0_too_early_is_named() -> None:
     killed = judged(1, exited, replace(ended, signal=9))
     assert (killed.kind, killed.rank) == (Kind.FAILED, 0)
     assert judged(-9, exited, rank(0, is_program=True)).rank is None  # the launcher was killed
+
+
+@pytest.mark.parametrize("end", [{"signal": 9}, {"error": "ValueError: no", "status": 1}])
+def test_a_rank_that_takes_no_steps_fails_at_the_step_of_the_others(end: dict[str, object]) -> None:
+    server = rank(2, 0, role="ps", ended_at=1.0, **end)
+    assert judged(1, rank(0, 40), rank(1, 41), server).step == 41
+    restoring = rank(1, 0, is_training=False, ended_at=1.0, **end)
+    assert judged(1, rank(0, 0, is_training=False), restoring).step is None
 
 
 def test_a_killed_launcher_is_no_reason_to_give_up() -> None:
