@@ -327,9 +327,10 @@ def _deeper_place(path: Path, error: BaseException, source: str) -> str:
 
 def _is_users(file: str) -> bool:
     """Return whether a file is a module of the user's, not of Python, of this package or of an installed one."""
-    installed = (*sysconfig.get_paths().values(), str(Path(__file__).parents[1]))
-    is_installed = not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
-    return os.path.isfile(file) and not is_installed and not any(Path(file).is_relative_to(f) for f in installed)
+    path = Path(file)
+    is_installed = not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
+    others = sysconfig.get_path("stdlib"), Path(__file__).parents[1]
+    return path.is_file() and not is_installed and not any(path.is_relative_to(folder) for folder in others)
 
 
 def _is_same(file: str, path: Path) -> bool:

@@ -147,6 +147,12 @@ class RankStatusFile:
             _rewrite(self._path, self._new_status)
 
 
+def is_watched(folder: Path) -> bool:
+    """Return whether ``mpitrain run`` watches this run directory; a script may also train in another one."""
+    run_dir = os.environ.get(RUN_DIR_VARIABLE)
+    return run_dir is not None and os.path.realpath(folder) == os.path.realpath(run_dir)
+
+
 def register_program(run_dir: Path, rank: int, pid: int) -> None:
     """Register the process of a program as a rank; called by its reaper."""
     path = folder_of(run_dir) / str(rank)

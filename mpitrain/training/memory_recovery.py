@@ -23,7 +23,7 @@ from ..plan.hook import Hook, TrainingLoop
 from ..plan.plan import Plan
 from ..plan.progress import ConsistentPoint, Progress
 from ..process.launcher_env import KEEPS_STATE
-from ..process.rank_status import RUN_DIR_VARIABLE
+from ..process.rank_status import RUN_DIR_VARIABLE, is_watched
 from ..strategy.base import SharedVectors
 from .checkpointing import facts_of_run
 from .run_state import RunState
@@ -39,12 +39,9 @@ def kept_run_dir(folder: Path) -> str | None:
     """Return the run directory whose newest state is kept in memory; None if ``mpitrain run`` has not asked for it.
 
     Args:
-        folder: The directory of the training: a script may train in another one than that of the run.
+        folder: The directory of the training.
     """
-    run_dir = os.environ.get(RUN_DIR_VARIABLE)
-    if KEEPS_STATE not in os.environ or run_dir is None or os.path.realpath(folder) != os.path.realpath(run_dir):
-        return None
-    return run_dir
+    return os.environ[RUN_DIR_VARIABLE] if KEEPS_STATE in os.environ and is_watched(folder) else None
 
 
 def make_state_writer(

@@ -22,7 +22,7 @@ from ..monitor.tensorboard import Events, available
 from ..plan.config import RunConfig
 from ..plan.hook import Hook, TrainingLoop
 from ..process.launcher_env import FAILED_AT, FAILED_STEP, RESTARTS_SINCE
-from ..process.rank_status import RUN_DIR_VARIABLE
+from ..process.rank_status import RUN_DIR_VARIABLE, is_watched
 from ..process.run_directory import cannot_write
 from ..version import __version__
 from .hooks import EveryNSteps
@@ -95,7 +95,7 @@ class Telemetry:
         chief = self._chief
         if chief is None:
             return
-        restart = _restart(loop.step)
+        restart = _restart(loop.step) if is_watched(self._folder) else {}
         if resumed or restart:
             chief.metrics.write(loop.step, 0.0, {"resumed": loop.step, **restart})
         if chief.events is not None:

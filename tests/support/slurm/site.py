@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,9 +61,16 @@ class Site:
         assert found, done.stdout
         return Submitted(found[1], run_dir, done.stdout)
 
-    def script(self, mpi: Mpi, script: str | Path, *words: str, cwd: Path | None = None) -> str:
-        """Submit one of the scripts to copy, or another one, from a folder with the job files; return its number."""
-        command = ["sbatch", "--parsable", str(ROOT / "slurm" / script), *words]
+    def script(
+        self, mpi: Mpi, script: str | Path, *words: str, cwd: Path | None = None, flags: Sequence[str] = ()
+    ) -> str:
+        """Submit one of the scripts to copy, or another one, from a folder with the job files; return its number.
+
+        Args:
+            words: Arguments of the script.
+            flags: Those of ``sbatch``.
+        """
+        command = ["sbatch", "--parsable", *flags, str(ROOT / "slurm" / script), *words]
         done = run(command, env=self.environment(mpi), cwd=cwd or self.folder)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
