@@ -15,7 +15,7 @@ from .hydra import IntelMpi, Mpich
 from .mpi_launcher import Launcher
 from .open_mpi import OpenMpi
 
-_LAUNCHERS: tuple[type[Launcher], ...] = (OpenMpi, IntelMpi, Mpich)  # Intel MPI's output also names Hydra
+_LAUNCHER_TYPES: tuple[type[Launcher], ...] = (OpenMpi, IntelMpi, Mpich)  # Intel MPI's output also names Hydra
 
 
 def find_launcher() -> Launcher:
@@ -56,9 +56,9 @@ def library_flavor() -> tuple[str, str]:
         text = " ".join(str(error).split())
         raise LaunchError(f"no MPI library: {text}; install one with pip install 'mpitrain[openmpi]'") from error
     text = MPI.Get_library_version()
-    for launcher in _LAUNCHERS:
-        if launcher.mpi_version_mark in text:
-            return launcher.flavor, launcher.mpi_version_mark
+    for launcher_type in _LAUNCHER_TYPES:
+        if launcher_type.mpi_version_mark in text:
+            return launcher_type.flavor, launcher_type.mpi_version_mark
     raise LaunchError(
         f"mpi4py uses an unsupported MPI ({text.splitlines()[0]}); start 'mpitrain train' with that MPI's own mpirun"
     )
@@ -88,6 +88,6 @@ def _query(program: str) -> Launcher | None:
 
 def recognize(program: str, answer: str) -> Launcher | None:
     """Return the launcher identified by this output of ``--version``, or None."""
-    make = next((launcher for launcher in _LAUNCHERS if launcher.launcher_version_mark in answer), None)
+    launcher_type = next((kind for kind in _LAUNCHER_TYPES if kind.launcher_version_mark in answer), None)
     version = re.search(r"(\d+)\.\d+", answer)
-    return None if make is None else make(program, int(version[1]) if version else 0)
+    return None if launcher_type is None else launcher_type(program, int(version[1]) if version else 0)

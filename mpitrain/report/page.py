@@ -99,9 +99,9 @@ def _runs_in(folder: Path) -> list[Path]:
 def labels(folders: Sequence[Path]) -> list[str]:
     """Return the shortest ends of the paths that are unique."""
     for depth in range(1, max(len(folder.parts) for folder in folders) + 1):
-        labels = [str(Path(*folder.parts[-depth:])) for folder in folders]
-        if len(set(labels)) == len(labels):
-            return labels
+        ends = [str(Path(*folder.parts[-depth:])) for folder in folders]
+        if len(set(ends)) == len(ends):
+            return ends
     raise AssertionError("the same folder twice")
 
 
