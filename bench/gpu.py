@@ -37,6 +37,13 @@ class Failed(Exception):
     """A program failed or printed no result; the message is one line."""
 
 
+class Measured(NamedTuple):
+    """The speed of a training run in steps/s, and the bytes of GPU memory that it held, without CUDA's own."""
+
+    rate: float
+    memory: int
+
+
 class Run(NamedTuple):
     """A job, and the same training with PyTorch.
 
@@ -156,17 +163,18 @@ def compare(name: str, arguments: Any) -> bool:
 
 def compare_run(run: Run, folder: str, arguments: Any) -> bool:
     print(f"\n{run.title}", flush=True)
-    programs: dict[str, Callable[[], float]] = {"mpitrain": partial(own_rate, run, folder, arguments.small)}
+    programs: dict[str, Callable[[], Measured]] = {"mpitrain": partial(measure_own, run, folder, arguments.small)}
     results = MODES if "best" in run.targets else run.targets
     for mode in [mode for result in results for mode in MODES[result]] if arguments.torch else []:
-        programs[mode] = partial(peer_rate, run, mode, arguments)
+        programs[mode] = partial(measure_peer, run, mode, arguments)
     rates: dict[str, list[float]] = {name: [] for name in programs}
     for _ in range(arguments.rounds):
         for name in list(rates):
 
             def measure(name: str = name) -> None:
-                rates[name].append(programs[name]())
-                print(f"  {name:16} {rates[name][-1]:10,.1f} steps/s", flush=True)
+                measured = programs[name]()
+                rates[name].append(measured.rate)
+                print(f"  {name:16} {measured.rate:10,.1f} steps/s {measured.memory / 2**20:10,.0f} MiB", flush=True)
 
             if not succeeded(f"  {name:16}", measure):
                 del rates[name]
@@ -192,12 +200,14 @@ def target(run: Run, result: str) -> str:
     return f" (target {run.targets[result]:g})" if result in run.targets else ""
 
 
-def own_rate(run: Run, folder: str, small: bool) -> float:
-    """Return mpitrain's steps/s; print how it computes convolutions."""
+def measure_own(run: Run, folder: str, small: bool) -> Measured:
+    """Return mpitrain's results; print how it computes convolutions."""
     lines, output = train(run, folder, small, "--log-device-placement")
     print("".join(f"  {line}\n" for line in output.splitlines() if "cuDNN" in line), end="")
     batch = 4 if small else run.batch
-    return statistics.median([line["examples_per_s"] for line in lines if "examples_per_s" in line][1:]) / batch
+    rate = statistics.median([line["examples_per_s"] for line in lines if "examples_per_s" in line][1:]) / batch
+    use = next(line["device_memory"] for line in lines if "device_memory" in line)
+    return Measured(rate, use["held"] + use.get("torch", 0))
 
 
 def train(run: Run, folder: str, small: bool, *more: str) -> tuple[list[dict[str, Any]], str]:
@@ -213,12 +223,13 @@ def train(run: Run, folder: str, small: bool, *more: str) -> tuple[list[dict[str
         return [json.loads(line) for line in lines], output
 
 
-def peer_rate(run: Run, mode: str, arguments: Any) -> float:
-    """Return PyTorch's steps/s."""
+def measure_peer(run: Run, mode: str, arguments: Any) -> Measured:
+    """Return PyTorch's results."""
     steps, batch = (20, 4) if arguments.small else (run.steps, run.batch)
     words = [arguments.torch, str(PEERS / "torch_gpu.py"), run.peer if not run.flags else f"jobs.{run.peer}"]
     output = output_of([*words, str(batch), str(steps), run.precision, mode, "--data", arguments.data])
-    return statistics.median(json.loads(output.splitlines()[-1]))
+    result = json.loads(output.splitlines()[-1])
+    return Measured(statistics.median(result["steps_per_s"]), result["memory"])
 
 
 def make_images(folder: Path, count: int) -> None:

@@ -10,8 +10,9 @@ MODEL is ``mlp``, ``cnn`` or ``wide``, or a module of ``bench/jobs/torch_models.
     graph            one CUDA graph of the whole step, including the gathering of the batch
 
 Every mode uses the fused Adam and ``cudnn.benchmark``. The examples are in GPU memory, or with ``--data host`` in host
-memory, from where a step copies them in their stored type. Prints a JSON list: steps/s for each interval of steps
-except the first. ``--device cpu`` checks the program on a machine without a GPU.
+memory, from where a step copies them in their stored type. Prints JSON: ``steps_per_s`` of each interval of steps
+except the first, and ``memory``, the bytes of GPU memory that torch has reserved. ``--device cpu`` checks the program
+on a machine without a GPU.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def main() -> None:
     if arguments.device == "cpu" and (arguments.mode == "graph" or arguments.data == "host"):
         sys.exit("--device cpu: mode graph and --data host require CUDA; use another mode, and --data gpu")
     rates = measure(make_step(arguments), arguments.steps, arguments.device == "cuda")
-    print(json.dumps(rates), flush=True)
+    memory = torch.cuda.max_memory_reserved() if arguments.device == "cuda" else 0
+    print(json.dumps({"steps_per_s": rates, "memory": memory}), flush=True)
 
 
 def measure(step: Callable[[int], None], steps: int, is_cuda: bool) -> list[float]:

@@ -310,7 +310,7 @@ class Collectives:
         """
         longest = outputs[0].numel()
         if not equal:
-            sizes = torch.tensor([sent.numel() for sent in inputs], dtype=torch.int64)
+            sizes = torch.tensor([sent.numel() for sent in inputs], dtype=torch.int64, device="cpu")
             all_sizes = [torch.empty_like(sizes) for _ in inputs]
             yield from self.all_gather(all_sizes, sizes)
             self._compare_sizes(outputs, all_sizes)

@@ -31,7 +31,7 @@ def to_host(tensor: Tensor, reads: bool = True) -> Tensor:
     if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
         return tensor.detach().view(-1)
     if not reads:
-        return torch.empty(tensor.numel(), dtype=tensor.dtype)
+        return torch.empty(tensor.numel(), dtype=tensor.dtype, device="cpu")
     return tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous().view(-1)
 
 

@@ -20,13 +20,13 @@ def all_reduce(collectives: Collectives, tensor: Tensor, reduction: Reduction, s
         size: Number of ranks.
     """
     own = tensor.detach().coalesce()
-    counts = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
-    yield from collectives.all_gather(counts, torch.tensor([own._nnz()]))
+    counts = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(size)]
+    yield from collectives.all_gather(counts, torch.tensor([own._nnz()], device="cpu"))
     largest = max(int(count) for count in counts)
-    indices = torch.zeros((largest, own.sparse_dim()), dtype=torch.int64)
+    indices = torch.zeros((largest, own.sparse_dim()), dtype=torch.int64, device="cpu")
     values = own.values().new_zeros((largest, *own.values().shape[1:]))
     indices[: own._nnz()], values[: own._nnz()] = own.indices().t(), own.values()
-    all_indices = [torch.empty(indices.numel(), dtype=torch.int64) for _ in range(size)]
+    all_indices = [torch.empty(indices.numel(), dtype=torch.int64, device="cpu") for _ in range(size)]
     all_values = [values.new_empty(values.numel()) for _ in range(size)]
     yield from collectives.all_gather(all_indices, indices.view(-1))
     yield from collectives.all_gather(all_values, values.view(-1))

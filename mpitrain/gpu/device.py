@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import logging
+import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -19,6 +20,7 @@ import cupy
 import ml_dtypes
 import numpy as np
 from cupy.cuda import runtime
+from cupy.cuda.memory import OutOfMemoryError
 from cupy_backends.cuda.libs import cublas
 
 from ..core.layout import Array, Shape
@@ -79,7 +81,7 @@ class Gpu:
         index: Device index in this process.
         fraction: Maximum fraction of the GPU's memory for arrays of this process; CUDA, its libraries and memory shared
             with other processes need additional memory.
-        growth: Allocate memory as needed, instead of all at startup.
+        growth: Allocate memory as needed, instead of all at startup (``take_memory``); also the attribute ``grows``.
         precision: ``float32``; ``tf32``, to which products round float32 matrices; or ``float16`` or ``bfloat16``, the
             type of activations, to which products round parameters. Sums are always float32.
         is_soft: Run kernels without a GPU implementation on the CPU.
@@ -98,7 +100,7 @@ class Gpu:
     def __init__(
         self, index: int, fraction: float, growth: bool = True, precision: str = "float32", is_soft: bool = True
     ) -> None:
-        self.index, self._precision, self._is_soft = index, precision, is_soft
+        self.index, self.grows, self._precision, self._is_soft = index, growth, precision, is_soft
         self._fallbacks: dict[Callable[..., Any], CpuFallback] = {}
         self.compute_dtype = _COMPUTE_DTYPES.get(precision)
         self._device = cupy.cuda.Device(index)
@@ -106,11 +108,7 @@ class Gpu:
         with self._device:
             self.compute = Stream()
         with self.activate():
-            pool = cupy.get_default_memory_pool()
-            pool.set_limit(fraction=fraction)
-            if not growth:
-                free, _ = runtime.memGetInfo()
-                cupy.empty(int(min(pool.get_limit(), free) * _RESERVED), np.uint8)  # the pool keeps freed memory
+            cupy.get_default_memory_pool().set_limit(fraction=fraction)
             self._blas = Blas(self.compute.raw.ptr)
         self._pinned: dict[int, Array] = {}  # by address
         gpu_ops.use(_KERNELS)
@@ -245,6 +243,22 @@ class Gpu:
             left = min(pool.get_limit() - pool.used_bytes(), pool.free_bytes() + free)
         return bool(sum(array.nbytes for array in arrays) <= _DATA_FRACTION * left)
 
+    def memory_to_take(self) -> int:
+        """Return the bytes that an allocator can still take of this worker's part of the GPU's memory."""
+        with self.activate():
+            pool, (free, _) = cupy.get_default_memory_pool(), runtime.memGetInfo()
+            return int(max(0, min(pool.get_limit() - pool.total_bytes(), free)) * _RESERVED)
+
+    def take_memory(self) -> None:
+        """Allocate the rest of this worker's part now, unless memory grows.
+
+        Raises:
+            DeviceError: It cannot be allocated.
+        """
+        if not self.grows:
+            with self.activate():
+                cupy.empty(self.memory_to_take(), np.uint8)  # the pool keeps freed memory
+
     @property
     def held(self) -> int:
         """Bytes of GPU memory that this process has allocated for arrays."""
@@ -259,13 +273,14 @@ class Gpu:
                 self.unpin(host)
             cupy.get_default_memory_pool().free_all_blocks()
 
-    def out_of_memory(self, error: MemoryError) -> DeviceError:
+    def out_of_memory(self, error: Exception) -> DeviceError:
         """Return the error to report when a model does not fit into memory."""
         free, total = runtime.memGetInfo()
+        reason = ". ".join(str(error).split(". ")[:2]).rstrip(".")  # torch's messages continue with advice
         users = next((gpu.users for gpu in list_gpus() if gpu.identifier == identify()[self.index]), [])
         use = f"; other processes on it: {describe_processes(users)}" if users else ""
         return DeviceError(
-            f"{self.name} is out of memory: {str(error).rstrip('.')}; {free / 2**30:.1f} of {total / 2**30:.1f} GiB "
+            f"{self.name} is out of memory: {reason}; {free / 2**30:.1f} of {total / 2**30:.1f} GiB "
             f"are free{use}; reduce --batch-size, raise --accumulate-steps or --gpu-memory-fraction, or use more GPUs"
         )
 
@@ -281,18 +296,33 @@ def _report_unpinned(reason: str) -> None:
     )
 
 
+class _ThreadState(threading.local):
+    """The GPU that the thread has activated."""
+
+    active: Gpu | None = None
+
+
+_thread = _ThreadState()
+
+
 class _Activation:
-    """Context of an active GPU; converts memory errors to ``DeviceError``."""
+    """Context of an active GPU; converts its memory errors to ``DeviceError``. Inside itself it costs nothing."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu, self._device = gpu, cupy.cuda.Device(gpu.index)
 
     def __enter__(self) -> None:
-        self._device.__enter__()
-        self._gpu.compute.raw.__enter__()
+        self._before = _thread.active
+        if self._before is not self._gpu:
+            self._device.__enter__()
+            self._gpu.compute.raw.__enter__()
+            _thread.active = self._gpu
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        failure = self._gpu.out_of_memory(error) if isinstance(error, MemoryError) else None
+        if self._before is self._gpu:
+            return
+        failure = self._gpu.out_of_memory(error) if isinstance(error, OutOfMemoryError) else None
+        _thread.active = self._before
         self._gpu.compute.raw.__exit__(kind, error, trace)
         self._device.__exit__(kind, error, trace)
         if failure is not None:

@@ -70,6 +70,10 @@ def choose_devices(cluster: Cluster, config: RunConfig) -> DeviceChoice:
         return DeviceChoice([CPU], [])
     shares = assign_gpus(workers, count, options.gpu_memory_fraction)
     notes = describe(workers, shares)
+    if not options.flush_denormals and any(shares):
+        notes.append(
+            "--no-flush-denormals has no effect on this package's GPU kernels, which CuPy compiles with -ftz=true"
+        )
     own = shares[cluster.task_index]
     if not own:
         return DeviceChoice(cpus, notes)

@@ -8,7 +8,6 @@ import cupy
 from cupy.cuda import runtime
 from cupy_backends.cuda.api import driver
 
-from ..core import subnormals
 from ..core.layout import Array, Shape
 from ..errors import DeviceError
 from .ops import Kernel, Pair
@@ -58,15 +57,14 @@ class CupyKernels:
         """Return a kernel loaded on the current GPU, and its ``resident_blocks``."""
         device = runtime.getDevice()
         if (device, kernel) not in self._functions:
-            function = self._module(kernel.source, kernel.stored).get_function(f"{kernel.name}_{kernel.stored}")
+            function = self._module(kernel.source, kernel.stored).get_function(f"{kernel.name}_{kernel.stored}").kernel
             multiprocessors = runtime.deviceGetAttribute(runtime.cudaDevAttrMultiProcessorCount, device)
-            blocks = driver.occupancyMaxActiveBlocksPerMultiprocessor(function.kernel.ptr, THREADS, 0)
+            blocks = driver.occupancyMaxActiveBlocksPerMultiprocessor(function.ptr, THREADS, 0)
             self._functions[device, kernel] = function, multiprocessors * blocks
         return self._functions[device, kernel]
 
     def _module(self, source: str, stored: str) -> Any:
         if (source, stored) not in self._modules:
-            flushes = str(subnormals.are_flushed()).lower()  # as the CPU does
-            options = "--std=c++17", f"-DSTORED={stored}", f"--ftz={flushes}"
+            options = "--std=c++17", f"-DSTORED={stored}"  # CuPy adds -ftz=true, which flushes subnormal numbers
             self._modules[source, stored] = cupy.RawModule(code=text(source), options=options, backend="nvrtc")
         return self._modules[source, stored]

@@ -77,8 +77,8 @@ class Channel:
         # On one node, ranks write announcements to double-buffered shared memory: cycles use two tables in turn. On
         # several nodes they are exchanged by an allgather.
         self._shared_rows = self.members.hierarchy.shared.allocate((2, self.size, _WORDS), np.int32)
-        self._own = torch.zeros(_WORDS, dtype=torch.int32)
-        self._rows = torch.zeros((self.size, _WORDS), dtype=torch.int32)
+        self._own = torch.zeros(_WORDS, dtype=torch.int32, device="cpu")
+        self._rows = torch.zeros((self.size, _WORDS), dtype=torch.int32, device="cpu")
         self._steps: Steps | None = None
         self._abandoned: Steps | None = None  # after an error: MPI may still write to its buffers
         self._condition: Condition = 0
@@ -232,9 +232,9 @@ class Channel:
     def _exchange(self, rows: Array, text: bytes) -> Generator[Condition, None, list[list[Request]]]:
         """Return the new requests of all ranks. Collective over the set."""
         lengths = rows[:, 1].tolist()
-        own = torch.zeros(max(lengths), dtype=torch.uint8)
+        own = torch.zeros(max(lengths), dtype=torch.uint8, device="cpu")
         own.numpy()[: len(text)] = np.frombuffer(text, np.uint8)
-        received = torch.zeros((self.size, len(own)), dtype=torch.uint8)
+        received = torch.zeros((self.size, len(own)), dtype=torch.uint8, device="cpu")
         yield from self._collectives.all_gather(list(received.unbind()), own)
         texts = [row.numpy()[:n].tobytes() for row, n in zip(received, lengths, strict=True)]
         return [[Request(*fields) for fields in pickle.loads(one)] if one else [] for one in texts]

@@ -145,7 +145,7 @@ class Execution:
         self._ended(handle, handle.tensors)
 
     def _allgather(self, request: Request, handle: Handle) -> Steps:
-        rows = torch.tensor([tensor.shape[0] for tensor in handle.tensors])
+        rows = torch.tensor([tensor.shape[0] for tensor in handle.tensors], device="cpu")
         counts = [torch.empty_like(rows) for _ in range(self._size)]
         yield from self._collectives.all_gather(counts, rows)
         outputs = []
@@ -171,7 +171,7 @@ class Execution:
             [part.reshape(-1) for part in tensor.split(handle.splits.tolist())],
             equal=False,
         )
-        self._ended(handle, (output, torch.tensor(received, dtype=torch.int32)))
+        self._ended(handle, (output, torch.tensor(received, dtype=torch.int32, device="cpu")))
 
 
 def fused(operations: Sequence[Operation]) -> list[list[Operation]]:
@@ -205,7 +205,7 @@ def _batches(flats: Sequence[Tensor], limit: int) -> Iterator[list[Tensor]]:
 
 def _zeros(request: Request) -> list[Tensor]:
     """Return what a rank that has joined contributes."""
-    return [torch.zeros(math.prod(shape), dtype=request.dtype) for shape in request.shapes]
+    return [torch.zeros(math.prod(shape), dtype=request.dtype, device="cpu") for shape in request.shapes]
 
 
 def _shares(n: int, size: int) -> list[int]:

@@ -53,6 +53,7 @@ class LayerGpuModel(Model):
         state: TrainingState,
         sum_over_workers: SumOverWorkers | None = None,
     ) -> None:
+        gpu.take_memory()
         self._gpu, self._split, self._loss, self._dtype = gpu, split, loss, plan.dtype
         self._inner = LayerModel(model, loss, plan, gpu, state, self._summing(sum_over_workers))
         self._model, self._borders = model, {start: layer for layer, start in plan.layer_borders.items()}

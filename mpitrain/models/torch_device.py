@@ -34,8 +34,11 @@ class TorchDevice(Protocol):
     def summing(self, sum_over_workers: SumOverWorkers) -> SumOverWorkers:
         """Return a sum over the workers that layers may call inside ``exclusive``."""
 
+    def upload_indices(self, indices: Array) -> Tensor:
+        """Return indices, shape (n,), int64, as a tensor there, valid until the next call but one."""
+
     def loss_of(self, loss: Tensor) -> Any:
-        """Return a loss as ``Model.compute_loss`` does."""
+        """Return a loss, shape () or (1,), as ``Model.compute_loss`` does."""
 
     def add_loss(self, total: Any, loss: Any) -> Any:
         """See ``Model.add_loss``."""
@@ -75,6 +78,9 @@ class TorchCpu:
                 sum_over_workers(array)
 
         return sum_while_released
+
+    def upload_indices(self, indices: Array) -> Tensor:
+        return torch.from_numpy(indices)
 
     def loss_of(self, loss: Tensor) -> Any:
         return loss.item()

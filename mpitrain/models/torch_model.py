@@ -15,7 +15,7 @@ from torch.utils.dlpack import from_dlpack
 from ..core.allocator import keep_freed_memory
 from ..core.extra_state import ExtraState
 from ..core.layout import Array
-from ..core.ranges import OnReady, announce_nothing
+from ..core.ranges import Bucket, OnReady, announce_nothing
 from ..core.training_state import TrainingState
 from ..data.batch import Batch, IndexBatch
 from ..data.checks import check_classes
@@ -71,7 +71,8 @@ class TorchModel(Model):
         self._inputs_of, self._takes_labels = network.inputs_of, network.loss is None
         self._device, self._training_state, self._split = device, state, split
         if device.torch_device.type != "cpu":
-            network.model.to(device.torch_device)
+            with device.activate():
+                network.model.to(device.torch_device)
         self._names = [name for name, _ in parameters_of(network.model)]
         self._params = [param for _, param in parameters_of(network.model)]
         self._buffers = buffers_of(network.model)
@@ -81,8 +82,13 @@ class TorchModel(Model):
         self._copies = Bfloat16Copies(self._names, self._params)
         self._seed, self._dtype = plan.config.training.seed, plan.dtype
         self._bfloat16 = plan.config.device.precision == "bfloat16"
-        self._gradients = Gradients(self._names, self._params, plan.layout, plan.buckets)
-        write_gradients(network.model, self._params, self._gradients)
+        mode, on_cpu = plan.config.mode, device.torch_device.type == "cpu"
+        is_alone = plan.workers == 1 and not (mode.uses_servers or mode.averages_params)
+        # A worker alone on a GPU announces nothing before the end: a hook for each parameter would take time.
+        buckets = [Bucket(0, plan.layout.size)] if is_alone and not on_cpu else plan.buckets
+        self._gradients = Gradients(self._names, self._params, plan.layout, buckets)
+        if on_cpu:  # on a GPU a copy takes less time than a call of Python
+            write_gradients(network.model, self._params, self._gradients)
         self._takes_bfloat16 = network.is_bfloat16
         self._input_dtype = torch.bfloat16 if network.is_bfloat16 else TORCH_DTYPES[plan.dtype.char]
         self._loss: Any = None
@@ -135,7 +141,7 @@ class TorchModel(Model):
                 return
             loss.register_hook(self._gradients.set_task)
             try:
-                (loss * self._share).backward()  # a gradient as argument would import SymPy
+                loss.backward()
             except RuntimeError as error:
                 if "modified by an inplace operation" in str(error) and self._gradients.has_announced:
                     raise JobError(_READ_TOO_LATE.format(self._plan.nbytes, " ".join(str(error).split()))) from error
@@ -188,7 +194,7 @@ class TorchModel(Model):
         with self._device.exclusive():
             if loss.requires_grad and (chosen is None or chosen):
                 with self._gradients.adding():
-                    (loss * self._share).backward(inputs=chosen)
+                    loss.backward(inputs=chosen)
 
     def show_grads(self) -> None:
         self._gradients.show()
@@ -319,13 +325,16 @@ class TorchModel(Model):
         """Return the arguments of the module, and the labels."""
         if not isinstance(batch, IndexBatch):
             return self._inputs_of(batch, self._dtype, self._device.torch_device)
-        indices = torch.from_numpy(batch.examples).to(self._device.torch_device)
+        indices = self._device.upload_indices(batch.examples)
         examples, labels = (tensor.index_select(0, indices) for tensor in self._cached)
         labels = self._converted(labels)
         if self._scale is None:
             examples = self._converted(examples)
         else:
-            examples = examples.to(TORCH_DTYPES[self._dtype.char]).mul_(self._scale).to(self._input_dtype)
+            examples = examples.to(TORCH_DTYPES[self._dtype.char])
+            if self._scale != 1:
+                examples = examples.mul_(self._scale)
+            examples = examples.to(self._input_dtype)
         return Inputs((examples, labels) if self._takes_labels else (examples,), {}, labels)
 
     def _loss_of(self, outputs: Any, labels: Any, batch: Batch, split: Split | None = None) -> Tensor:
@@ -363,10 +372,11 @@ class TorchModel(Model):
     def _end_forward(self, loss: Tensor, count: int) -> Any:
         if self._versions != [param._version for param in self._params]:
             raise self._changed(self._versions)
+        self._share = count * self._plan.weight
         loss = loss.float() if loss.dtype == torch.bfloat16 else loss
-        self._loss, self._share = loss, count * self._plan.weight
+        self._loss = loss if self._share == 1 else loss * self._share
         self._store_increments()
-        return self._device.loss_of(loss.detach() * self._share)
+        return self._device.loss_of(self._loss.detach())
 
     def _load_buffers(self) -> None:
         """Set the averaged buffers to their values in the vectors. The module has copies: workers share the vectors."""

@@ -259,7 +259,7 @@ class Loop:
     def _step(self, work: WorkItem) -> None:
         """Compute one gradient of this worker and submit it."""
         strategy, model = self._strategy, self._accumulation
-        with STEP:
+        with STEP, self._model.activate():
             with LOAD:
                 batch = self._loader.batch(work.position, self.plan.batch)
             with FORWARD:

@@ -26,5 +26,7 @@ def activate(self: TorchGpu) -> Iterator[None]:
 TorchGpu.device_of = staticmethod(lambda gpu: torch.device("cpu"))  # type: ignore[method-assign]
 TorchGpu.activate = activate  # type: ignore[method-assign]
 TorchGpu.use = lambda self: None  # type: ignore[method-assign]
+TorchGpu._limit_memory = lambda self: None  # type: ignore[method-assign]
+TorchGpu.upload_indices = lambda self, indices: torch.from_numpy(indices)  # type: ignore[method-assign]
 assert Gpu.is_gpu
 sys.exit(main())

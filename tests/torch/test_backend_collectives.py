@@ -27,6 +27,12 @@ def test_the_bits_do_not_depend_on_the_run_or_the_library(openmpi: Mpi, mpich_wi
     assert results(openmpi, 3) == results(mpich_with_torch, 3)
 
 
+def test_the_default_device_does_not_matter(openmpi: Mpi) -> None:
+    """A script may have called ``torch.set_default_device("cuda")``."""
+    done = openmpi.run(2, "-W", "ignore", PROGRAMS / "backend_default_device.py")
+    assert done.returncode == 0, done.stderr
+
+
 def test_one_process_without_a_launcher(openmpi: Mpi) -> None:
     program = (
         "import torch, torch.distributed as dist; dist.init_process_group('mpitrain', init_method='mpitrain://'); "

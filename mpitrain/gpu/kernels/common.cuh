@@ -120,7 +120,8 @@ __device__ __forceinline__ unsigned two(float first, float second) {
     return T(first).bits | (unsigned)T(second).bits << 16;
 }
 
-// Stores 16 bytes, or 8, explicitly, because nvcc 13.5 compiles some assignments of packs to one store per value.
+// Stores 16 bytes, or 8, explicitly, because nvcc 13.5 compiles some assignments of packs to one store per value. Not for
+// shared memory: __stwb writes to global memory only.
 template <typename T, int N>
 __device__ __forceinline__ void store(T* place, const Pack<Real<T>, N>& pack) {
     if constexpr (N == 1) {
@@ -280,6 +281,16 @@ __device__ __forceinline__ T reduce_team(T value) {
 
 __device__ __forceinline__ long long team_number() { return blockIdx.x * (long long)blockDim.y + threadIdx.y; }
 __device__ __forceinline__ long long team_count() { return gridDim.x * (long long)blockDim.y; }
+
+// f(size, column) for all packs of a team's row. Packs have N values if rows consist of packs and are aligned, else 1.
+template <int N, typename F>
+__device__ __forceinline__ void each_pack_of_row(int columns, bool aligned, F f) {
+    if (aligned && columns % N == 0) {
+        for (int j = threadIdx.x * N; j < columns; j += blockDim.x * N) f(Size<N>(), j);
+    } else {
+        for (int j = threadIdx.x; j < columns; j += blockDim.x) f(Size<1>(), j);
+    }
+}
 
 template <int M, int W, typename F, typename Write>
 __device__ __forceinline__ void sum_packs(long long rows, int columns, F terms, Write write) {

@@ -24,17 +24,28 @@ struct Softmax {
     R largest, normalizer, loss;
 };
 
-// A team's row; every thread gets the result. The row is read twice, the second time from cache.
-__device__ __forceinline__ Softmax softmax_of(const T* row, int classes, long long label) {
+// A team's row; every thread gets the result. The row is read once: a thread scales its sum whenever it finds a larger
+// value (Milakov and Gimelshein, Online normalizer calculation for softmax, 2018).
+__device__ __forceinline__ Softmax softmax_of(const T* row, int classes, bool aligned, long long label) {
+    constexpr R smallest = sizeof(R) == 8 ? -1.7976931348623157e308 : -3.4028234663852886e38;  // finite
     Softmax result;
-    R largest = row[0], normalizer = 0, nothing = 0;
-    for (int j = threadIdx.x; j < classes; j += blockDim.x) largest = fmax(largest, R(row[j]));
+    R largest = smallest, normalizer = 0, nothing = 0;
+    each_pack_of_row<N>(classes, aligned, [&](auto size, int j) {
+        constexpr int width = decltype(size)::value;
+        const auto values = load<width>(row + j);
+        R larger = largest;
+#pragma unroll
+        for (int k = 0; k < width; ++k) larger = fmax(larger, values[k]);
+        if (larger > largest) normalizer *= exp(largest - larger);
+        largest = larger;
+#pragma unroll
+        for (int k = 0; k < width; ++k) {
+            normalizer += exp(values[k] - largest);
+            nothing += 0 * values[k];
+        }
+    });
     result.largest = reduce_team<Largest>(largest);
-    for (int j = threadIdx.x; j < classes; j += blockDim.x) {
-        normalizer += exp(R(row[j]) - result.largest);
-        nothing += 0 * R(row[j]);
-    }
-    result.normalizer = reduce_team<Sum>(normalizer);
+    result.normalizer = reduce_team<Sum>(normalizer * exp(largest - result.largest));
     nothing = reduce_team<Sum>(nothing);
     result.loss = log(result.normalizer) - (R(row[label]) - result.largest) + nothing;
     return result;
@@ -43,6 +54,7 @@ __device__ __forceinline__ Softmax softmax_of(const T* row, int classes, long lo
 KERNEL(softmax_gradient)(const T* outputs, const void* labels, int kind, long long rows, int classes, R weight,
                          const double* factor, T* gradient, double* parts) {
     const R scale = scaled(weight, factor);
+    const bool aligned = is_aligned<N>(outputs) && is_aligned<N>(gradient);
     double total = 0;
     for (long long i = team_number(); i < rows; i += team_count()) {
         const T* const row = outputs + i * classes;
@@ -53,12 +65,18 @@ KERNEL(softmax_gradient)(const T* outputs, const void* labels, int kind, long lo
             total += nan("");
             continue;
         }
-        const Softmax softmax = softmax_of(row, classes, label);
+        const Softmax softmax = softmax_of(row, classes, aligned, label);
         const R share = scale / softmax.normalizer;
-        for (int j = threadIdx.x; j < classes; j += blockDim.x) {
-            const R slope = exp(R(row[j]) - softmax.largest) * share;
-            slopes[j] = j == label ? slope - scale : slope;
-        }
+        each_pack_of_row<N>(classes, aligned, [&](auto size, int j) {
+            constexpr int width = decltype(size)::value;
+            auto pack = load<width>(row + j);
+#pragma unroll
+            for (int k = 0; k < width; ++k) {
+                const R slope = exp(pack[k] - softmax.largest) * share;
+                pack[k] = j + k == label ? slope - scale : slope;
+            }
+            store(slopes + j, pack);
+        });
         total += softmax.loss;
     }
     leave(total, 0, 1, parts);
@@ -73,9 +91,10 @@ KERNEL(softmax_evaluate)(const T* outputs, const void* labels, int kind, long lo
             total += nan("");
             continue;
         }
-        const Softmax softmax = softmax_of(row, classes, label);
+        const Softmax softmax = softmax_of(row, classes, is_aligned<N>(outputs), label);
         int earlier = 0;  // ties: the first maximum is the prediction
-        for (int j = threadIdx.x; j < label; j += blockDim.x) earlier += R(row[j]) == softmax.largest;
+        if (R(row[label]) == softmax.largest)
+            for (int j = threadIdx.x; j < label; j += blockDim.x) earlier += R(row[j]) == softmax.largest;
         earlier = reduce_team<Sum>(earlier);
         total += softmax.loss;
         right += !isnan(softmax.loss) && R(row[label]) == softmax.largest && earlier == 0;

@@ -164,94 +164,71 @@ KERNEL(normalize_backward)(const T* x, const R* center, const R* inverse, const 
 KERNEL(layer_norm)(const T* x, R eps, const R* scale, const R* shift, long long rows, int columns, T* normal,
                    R* inverse, T* y) {
     constexpr int room = 32768 / sizeof(R);
-    __shared__ R kept[room];
+    __shared__ Pack<R, M> kept[room / M];
     const bool fits = columns * (int)blockDim.y <= room;
+    const bool aligned = is_aligned<M>(x) && is_aligned<M>(normal) && is_aligned<M>(y) && is_aligned<M>(scale) &&
+                         is_aligned<M>(shift);
     for (long long i = team_number(); i < rows; i += team_count()) {
         const T* const row = x + i * columns;
-        R* const copy = kept + (fits ? threadIdx.y * columns : 0);
-        auto value_at = [=](int j) -> R { return fits ? copy[j] : R(row[j]); };
+        R* const copy = reinterpret_cast<R*>(kept) + (fits ? threadIdx.y * columns : 0);
         R total = 0, squares = 0;
-        for (int j = threadIdx.x; j < columns; j += blockDim.x) {
-            const R value = row[j];
-            total += value;
-            if (fits) copy[j] = value;
-        }
+        each_pack_of_row<M>(columns, aligned, [&](auto size, int j) {
+            constexpr int width = decltype(size)::value;
+            const auto values = load<width>(row + j);
+#pragma unroll
+            for (int k = 0; k < width; ++k) total += values[k];
+            if (fits) *reinterpret_cast<Pack<R, width>*>(copy + j) = values;
+        });
         const R mean = reduce_team<Sum>(total) / columns;
-        for (int j = threadIdx.x; j < columns; j += blockDim.x)
-            squares += (value_at(j) - mean) * (value_at(j) - mean);
+        each_pack_of_row<M>(columns, aligned, [&](auto size, int j) {
+            constexpr int width = decltype(size)::value;
+            const auto values = fits ? load<width>(copy + j) : load<width>(row + j);
+#pragma unroll
+            for (int k = 0; k < width; ++k) squares += (values[k] - mean) * (values[k] - mean);
+        });
         const R factor = 1 / sqrt(reduce_team<Sum>(squares) / columns + eps);
-        for (int j = threadIdx.x; j < columns; j += blockDim.x) {
-            const R value = (value_at(j) - mean) * factor;
-            normal[i * columns + j] = value;
-            y[i * columns + j] = value * scale[j] + shift[j];
-        }
+        each_pack_of_row<M>(columns, aligned, [&](auto size, int j) {
+            constexpr int width = decltype(size)::value;
+            auto values = fits ? load<width>(copy + j) : load<width>(row + j);
+            const auto gains = load<width>(scale + j), shifts = load<width>(shift + j);
+#pragma unroll
+            for (int k = 0; k < width; ++k) values[k] = (values[k] - mean) * factor;
+            store(normal + i * columns + j, values);
+#pragma unroll
+            for (int k = 0; k < width; ++k) values[k] = values[k] * gains[k] + shifts[k];
+            store(y + i * columns + j, values);
+        });
         if (threadIdx.x == 0) inverse[i] = factor;
     }
 }
 
-// A team computes the gradient of its row's x from the gradient of the row's output, slope_at(j), and the normalized x.
-template <typename Slope, typename Normal>
-__device__ __forceinline__ void write_gradient(Slope slope_at, Normal normal_at, R inverse, const R* scale, int columns,
-                                               T* row) {
-    R total = 0, moment = 0;
-    for (int j = threadIdx.x; j < columns; j += blockDim.x) {
-        const R slope = slope_at(j) * scale[j];
-        total += slope;
-        moment += slope * normal_at(j);
-    }
-    const R mean = reduce_team<Sum>(total) / columns, tilt = reduce_team<Sum>(moment) / columns;
-    for (int j = threadIdx.x; j < columns; j += blockDim.x)
-        row[j] = inverse * (slope_at(j) * scale[j] - mean - normal_at(j) * tilt);
-}
-
-// A team's row that is too long for shared memory: read twice, the second time from cache.
-KERNEL(long_layer_norm_backward)(const T* normal, const R* inverse, const R* scale, long long rows, int columns,
-                                 T* dy) {
+// Replaces dy, the gradient of a row's output, with that of its x. A team's row is read twice, the second time from
+// cache.
+KERNEL(layer_norm_backward)(const T* normal, const R* inverse, const R* scale, long long rows, int columns, T* dy) {
+    const bool aligned = is_aligned<M>(normal) && is_aligned<M>(dy) && is_aligned<M>(scale);
     for (long long i = team_number(); i < rows; i += team_count()) {
         const T* const own = normal + i * columns;
         T* const row = dy + i * columns;
-        auto slope_at = [=](int j) -> R { return row[j]; };
-        auto normal_at = [=](int j) -> R { return own[j]; };
-        write_gradient(slope_at, normal_at, inverse[i], scale, columns, row);
-    }
-}
-
-// Rows that fit in shared memory, one per team, are read once. Computes their gradients, and in parts[blockIdx.x] the
-// column sums of dy and of dy times the normalized x over this block's rows.
-KERNEL(layer_norm_backward)(const T* normal, const R* inverse, const R* scale, long long rows, int columns, T* dy,
-                            double* parts) {
-    constexpr int room = 12288 / sizeof(R), widest = 4096 / sizeof(R);  // as in ops/__init__.py
-    __shared__ R kept_slopes[room], kept_normals[room];
-    __shared__ double2 sums[widest];
-    const int thread = threadIdx.y * blockDim.x + threadIdx.x, lines = blockDim.y;
-    R *const slopes = kept_slopes + threadIdx.y * columns, *const normals = kept_normals + threadIdx.y * columns;
-    for (int j = thread; j < columns; j += 256) sums[j] = {0, 0};
-    for (long long first = blockIdx.x * (long long)lines; first < rows; first += gridDim.x * (long long)lines) {
-        const long long i = first + threadIdx.y;
-        if (i < rows) {
-            for (int j = threadIdx.x; j < columns; j += blockDim.x) {
-                slopes[j] = dy[i * columns + j];
-                normals[j] = normal[i * columns + j];
+        R total = 0, moment = 0;
+        each_pack_of_row<M>(columns, aligned, [&](auto size, int j) {
+            constexpr int width = decltype(size)::value;
+            const auto slopes = load<width>(row + j), normals = load<width>(own + j), gains = load<width>(scale + j);
+#pragma unroll
+            for (int k = 0; k < width; ++k) {
+                const R slope = slopes[k] * gains[k];
+                total += slope;
+                moment += slope * normals[k];
             }
-            auto slope_at = [=](int j) { return slopes[j]; };
-            auto normal_at = [=](int j) { return normals[j]; };
-            write_gradient(slope_at, normal_at, inverse[i], scale, columns, dy + i * columns);
-        }
-        __syncthreads();
-        const int count = rows - first < lines ? (int)(rows - first) : lines;
-        for (int j = thread; j < columns; j += 256) {
-            double2 total = sums[j];
-            for (int line = 0; line < count; ++line) {
-                const R slope = kept_slopes[line * columns + j];
-                total.x += slope;
-                total.y += slope * kept_normals[line * columns + j];
-            }
-            sums[j] = total;
-        }
-        __syncthreads();
-    }
-    for (int j = thread; j < columns; j += 256) {
-        parts[blockIdx.x * 2LL * columns + j] = sums[j].x;
-        parts[(blockIdx.x * 2LL + 1) * columns + j] = sums[j].y;
+        });
+        const R mean = reduce_team<Sum>(total) / columns, tilt = reduce_team<Sum>(moment) / columns;
+        each_pack_of_row<M>(columns, aligned, [&](auto size, int j) {
+            constexpr int width = decltype(size)::value;
+            auto slopes = load<width>(row + j);
+            const auto normals = load<width>(own + j), gains = load<width>(scale + j);
+#pragma unroll
+            for (int k = 0; k < width; ++k)
+                slopes[k] = inverse[i] * (slopes[k] * gains[k] - mean - normals[k] * tilt);
+            store(row + j, slopes);
+        });
     }
 }

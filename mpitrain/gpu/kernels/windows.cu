@@ -3,7 +3,7 @@
 //
 // Images are (batch, lines, columns, channels). A block handles lines of images or of windows: the lanes of a warp have
 // adjacent packs of channels and columns. Gradients are gathered: a thread adds those of all windows that contain its
-// element, in order. There are fewer than 2**31 lines, so that divisions have 32 bits, which are faster than 64.
+// element, in order; or, if the windows tile the images, scattered: a thread writes all elements of a window. There are fewer than 2**31 lines, so that divisions have 32 bits, which are faster than 64.
 
 #include "common.cuh"
 
@@ -54,8 +54,8 @@ __device__ __forceinline__ void each_position(const T* corner, const Windows& w,
             f(load<width>(corner + ((long long)i * w.columns + j) * w.channels), i * w.width + j);
 }
 
-// dx = the sum, over the windows that contain an element, of gradient(size, window, index in the window, channel);
-// added to dx if ``adds``.
+// dx = the sum, over the windows that contain an element, of gradient(size, window, channel)(index in the window); added
+// to dx if ``adds``.
 template <typename F>
 __device__ __forceinline__ void gather(const Windows& w, long long batch, T* dx, bool adds, bool aligned, F gradient) {
     each_pixel(batch * w.lines, w.columns, w.channels, aligned && is_aligned<N>(dx), [=](auto size, int line) {
@@ -72,9 +72,31 @@ __device__ __forceinline__ void gather(const Windows& w, long long batch, T* dx,
                 for (int j = right.first; j < right.last; ++j) {
                     const long long window = ((long long)image * w.down_count + i) * w.right_count + j;
                     const int k = (a - i * w.down) * w.width + b - j * w.right;
-                    total = map_pack(Sum::of<R>, total, gradient(size, window, k, channel));
+                    total = map_pack(Sum::of<R>, total, gradient(size, window, channel)(k));
                 }
             store(target, total);
+        };
+    });
+}
+
+// Whether each element is in exactly one window.
+__device__ __forceinline__ bool are_tiles(const Windows& w) {
+    return w.start == 0 && w.down == w.height && w.right == w.width && w.lines == w.down_count * w.height &&
+           w.columns == w.right_count * w.width;
+}
+
+// The same as gather without ``adds``; if the windows tile the images, each gradient is read once.
+template <typename F>
+__device__ __forceinline__ void scatter(const Windows& w, long long batch, T* dx, bool aligned, F gradient) {
+    if (!are_tiles(w)) return gather(w, batch, dx, false, aligned, gradient);
+    each_pixel(batch * w.down_count, w.right_count, w.channels, aligned && is_aligned<N>(dx), [=](auto size, int line) {
+        const long long top = top_of(w, line);
+        return [=](int j, int channel) {
+            const auto gradient_at = gradient(size, (long long)line * w.right_count + j, channel);
+            T* const corner = dx + (top * w.columns + j * w.right) * w.channels + channel;
+            for (int a = 0; a < w.height; ++a)
+                for (int b = 0; b < w.width; ++b)
+                    store(corner + ((long long)a * w.columns + b) * w.channels, gradient_at(a * w.width + b));
         };
     });
 }
@@ -113,11 +135,13 @@ KERNEL(max_pool)(const T* x, WINDOWS, long long batch, T* y, unsigned char* plac
 
 KERNEL(max_pool_backward)(const T* dy, const unsigned char* place, WINDOWS, long long batch, T* dx) {
     const bool aligned = is_aligned<N>(dy) && is_aligned<N>(place);
-    gather(THESE, batch, dx, false, aligned, [=](auto size, long long window, int k, int channel) {
+    scatter(THESE, batch, dx, aligned, [=](auto size, long long window, int channel) {
         constexpr int width = decltype(size)::value;
-        auto chosen = [k](R slope, unsigned char source) { return source == k ? slope : R(0); };
-        const long long i = window * channels + channel;
-        return map_pack(chosen, load<width>(dy + i), load<width>(place + i));
+        const auto slopes = load<width>(dy + window * channels + channel);
+        const auto places = load<width>(place + window * channels + channel);
+        return [=](int k) {
+            return map_pack([k](R slope, unsigned char source) { return source == k ? slope : R(0); }, slopes, places);
+        };
     });
 }
 
@@ -138,9 +162,11 @@ KERNEL(average_pool)(const T* x, WINDOWS, long long batch, R share, T* y) {
 }
 
 KERNEL(average_pool_backward)(const T* dy, WINDOWS, long long batch, R share, T* dx) {
-    gather(THESE, batch, dx, false, is_aligned<N>(dy), [=](auto size, long long window, int, int channel) {
+    scatter(THESE, batch, dx, is_aligned<N>(dy), [=](auto size, long long window, int channel) {
         constexpr int width = decltype(size)::value;
-        return map_pack([share](R slope) { return slope * share; }, load<width>(dy + window * channels + channel));
+        const auto slopes =
+            map_pack([share](R slope) { return slope * share; }, load<width>(dy + window * channels + channel));
+        return [=](int) { return slopes; };
     });
 }
 
@@ -164,7 +190,9 @@ KERNEL(copy_windows)(const T* x, int row, WINDOWS, long long batch, T* windows) 
 // Adds windows to the elements that copy_windows reads them from.
 KERNEL(add_windows)(const T* windows, int row, WINDOWS, long long batch, T* x) {
     gather(THESE, batch, x, true, row % N == 0 && is_aligned<N>(windows),
-           [=](auto size, long long window, int k, int channel) {
-               return load<decltype(size)::value>(windows + window * row + k * channels + channel);
+           [=](auto size, long long window, int channel) {
+               return [=](int k) {
+                   return load<decltype(size)::value>(windows + window * row + k * channels + channel);
+               };
            });
 }

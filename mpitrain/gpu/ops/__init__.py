@@ -249,17 +249,8 @@ def layer_norm(x: Array, eps: float, scale: Array, shift: Array, normal: Array, 
 def layer_norm_backward(normal: Array, inverse: Array, scale: Array, dy: Array, sums: Array) -> None:
     """Replace ``dy`` with the gradient of x; ``sums`` are the sums over rows of dy and of dy times ``normal``."""
     rows, columns = dy.shape
-    arguments = normal, inverse, scale, int64(rows), int32(columns), dy
-    if columns > 4096 // scale.itemsize:
-        sum_columns("layer_gradient_sums", dy, _normalized_at_once(dy), (normal, dy), sums)
-        teams("normalize", "long_layer_norm_backward", dy, arguments)
-        return
-    lines = LINES if columns * LINES <= 12288 // scale.itemsize else 1
-    shared = shares(rows, lines, 1)
-    parts = empty((shared, 2 * columns), np.float64)
-    block = THREADS // lines, lines
-    begin(kernel("normalize", "layer_norm_backward", dy), (shared, 1), block, (*arguments, parts))
-    add_columns(parts, sums)
+    sum_columns("layer_gradient_sums", dy, _normalized_at_once(dy), (normal, dy), sums)
+    teams("normalize", "layer_norm_backward", dy, (normal, inverse, scale, int64(rows), int32(columns), dy))
 
 
 def _normalized_at_once(x: Array) -> int:

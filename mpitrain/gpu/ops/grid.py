@@ -7,6 +7,7 @@ further block starts only when another one ends.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -148,15 +149,18 @@ def add_columns(parts: Array, sums: Array) -> None:
 
 
 def begin(kernel: Kernel, grid: Pair, block: Pair, arguments: tuple[Any, ...]) -> None:
-    for argument in arguments:
-        contiguous = not hasattr(argument, "flags") or argument.flags.c_contiguous
-        assert contiguous, f"{kernel.name} takes C-contiguous arrays"
+    """Launch a kernel; arrays are C-contiguous."""
     _kernels.launch(kernel, grid, block, arguments)
 
 
 def kernel(source: str, name: str, typed: Array) -> Kernel:
     """Return the kernel for the type of an array."""
-    return Kernel(source, name, STORED[typed.dtype.name])
+    return Kernel(source, name, _stored(typed.dtype))
+
+
+@cache
+def _stored(dtype: np.dtype[Any]) -> str:
+    return STORED[dtype.name]
 
 
 def real(stored: Array) -> type[np.floating[Any]]:
@@ -166,7 +170,12 @@ def real(stored: Array) -> type[np.floating[Any]]:
 
 def numeric_kind(values: Array) -> np.int32:
     """Return the index of a numeric type, as in common.cuh; a bool is stored as a uint8."""
-    return np.int32(KINDS.index("uint8" if values.dtype == np.bool_ else values.dtype.name))
+    return _kind(values.dtype)
+
+
+@cache
+def _kind(dtype: np.dtype[Any]) -> np.int32:
+    return np.int32(KINDS.index("uint8" if dtype == np.bool_ else dtype.name))
 
 
 def or_null(vector: Array | None) -> Array | np.uint64:

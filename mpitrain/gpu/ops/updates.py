@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from ...core.layout import Array
 from ...optim.compiled import CONSTANTS, CompiledRule, Constants
-from .grid import KINDS, THREADS, WARP, begin, empty, flat, int32, int64, kernel, line, or_null
+from ..sources import STORED
+from .grid import THREADS, WARP, Kernel, begin, empty, flat, int32, int64, kernel, line, numeric_kind, or_null
 
 _CHUNK = 2048  # as in optim.cu
+_ZERO = np.float64(0)
 
 
 def update_segments(
@@ -49,7 +52,12 @@ def update_segments(
         *(_given(go), _given(factor)),
     )
     if len(segments):
-        line(kernel("optim", f"update_segments_{rule.name}", params), params.size, _CHUNK, arguments)
+        line(_update_kernel(rule.name, params.dtype), params.size, _CHUNK, arguments)
+
+
+@cache
+def _update_kernel(rule: str, dtype: np.dtype[Any]) -> Kernel:
+    return Kernel("optim", f"update_segments_{rule}", STORED[dtype.name])
 
 
 def measure_segments(
@@ -88,7 +96,7 @@ def measure_segments(
 
 
 def _padded(constants: Constants) -> tuple[np.float64, ...]:
-    return tuple(np.float64(value) for value in (*constants, *[0.0] * (CONSTANTS - len(constants))))
+    return (*map(np.float64, constants), *[_ZERO] * (CONSTANTS - len(constants)))
 
 
 # Decisions; see step.cu.
@@ -107,8 +115,8 @@ def decide_update(own: Array, total: Array, policy: str, scaled: bool, state: Ar
         scaled: Whether the loss's gradient was multiplied by ``state[SCALE]``, which is then adjusted.
         state: Shape (9,), float64.
     """
-    kind, policy_number = int32(KINDS.index(total.dtype.name)), int32(POLICIES.index(policy))
-    _single("decide_update", state, (own, total, kind, policy_number, int32(scaled), state))
+    policy_number = np.int32(POLICIES.index(policy))
+    _single("decide_update", state, (own, total, numeric_kind(total), policy_number, np.int32(scaled), state))
 
 
 def find_overflow(values: Array, flag: Array) -> None:

@@ -113,10 +113,10 @@ def broadcast_object(
     """
     name = name or "broadcast_object"
     is_root = world.current().rank == root_rank
-    content = _to_bytes(obj) if is_root else torch.zeros(0, dtype=torch.uint8)
-    size = broadcast_(torch.tensor([len(content)]), root_rank, f"{name}.size", process_set)
+    content = _to_bytes(obj) if is_root else torch.zeros(0, dtype=torch.uint8, device="cpu")
+    size = broadcast_(torch.tensor([len(content)], device="cpu"), root_rank, f"{name}.size", process_set)
     if not is_root:
-        content = torch.zeros(int(size), dtype=torch.uint8)
+        content = torch.zeros(int(size), dtype=torch.uint8, device="cpu")
     broadcast_(content, root_rank, f"{name}.content", process_set)
     return obj if is_root else _from_bytes(content)
 
@@ -129,7 +129,7 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
     """
     name = name or "allgather_object"
     content = _to_bytes(obj)
-    sizes = allgather(torch.tensor([len(content)]), f"{name}.size")
+    sizes = allgather(torch.tensor([len(content)], device="cpu"), f"{name}.size")
     parts = allgather(content, f"{name}.content").split(sizes.tolist())
     return [_from_bytes(part) for part in parts]
 

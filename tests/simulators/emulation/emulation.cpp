@@ -1,6 +1,6 @@
 // Runs the threads of a launch as fibers, in either order, and checks what a GPU would not tell, or would hang on:
 // - a barrier, a shuffle or a ballot that some threads do not come to, or that they come to at different places;
-// - memory outside the arrays that were given, and outside a shared array;
+// - memory outside the arrays that were given, and outside a shared array; __stwb to a shared array;
 // - packs that are not aligned.
 // The compiler calls the handlers for memory: -fsanitize=kernel-address, with every access a call.
 
@@ -161,14 +161,21 @@ void run_block(int threads, bool reversed) {
         report("divergence: some threads wait at a barrier or in a warp's exchange, others do not come");
 }
 
-void check(const void* place, std::size_t size) {
-    if (running == nullptr) return;
+bool holds(const Range& range, const void* place, std::size_t size) {
     const char* const begin = static_cast<const char*>(place);
-    auto holds = [=](const Range& range) { return range.begin <= begin && begin + size <= range.end; };
-    if (holds({stacks.data(), stacks.data() + stacks.size()}) || holds(image)) return;
+    return range.begin <= begin && begin + size <= range.end;
+}
+
+bool is_global(const void* place, std::size_t size) {
     for (const Range& array : arrays)
-        if (holds(array)) return;
-    fail("an access of " + std::to_string(size) + " bytes outside all arrays");
+        if (holds(array, place, size)) return true;
+    return false;
+}
+
+void check(const void* place, std::size_t size) {
+    if (running == nullptr || holds({stacks.data(), stacks.data() + stacks.size()}, place, size)) return;
+    if (!holds(image, place, size) && !is_global(place, size))
+        fail("an access of " + std::to_string(size) + " bytes outside all arrays");
 }
 
 int find_image(dl_phdr_info* info, std::size_t, void*) {
@@ -186,6 +193,10 @@ int find_image(dl_phdr_info* info, std::size_t, void*) {
 }  // namespace
 
 Kernel::Kernel(const char* name, std::string parameters, Call call) { kernels()[name] = {std::move(parameters), call}; }
+
+void check_global(const void* place, std::size_t size) {
+    if (holds(image, place, size)) fail("a store for global memory to a shared array");
+}
 
 void wait_for_block(int line) { pause_as(State::at_barrier, line); }
 

@@ -45,6 +45,9 @@ extern Place block_index, thread_index, block_size, grid_size;  // of the thread
 // Waits until all threads of the block are at the barrier of this line.
 void wait_for_block(int line);
 
+// Fails unless the bytes are in an array that was given, and not in a shared array.
+void check_global(const void* place, std::size_t size);
+
 // Leaves 64 bits for the other lanes of the warp, waits until all have, and returns those of all.
 const unsigned long long* exchange(unsigned mask, unsigned long long bits, int line);
 
@@ -128,7 +131,10 @@ inline float from_float16(unsigned short bits) { return std::bit_cast<_Float16>(
 inline unsigned short to_float16(float value) { return std::bit_cast<unsigned short>((_Float16)value); }
 
 template <typename T>
-void __stwb(T* place, T value) { *place = value; }
+void __stwb(T* place, T value) {
+    emulation::check_global(place, sizeof(T));
+    *place = value;
+}
 
 inline int __ffs(int word) { return __builtin_ffs(word); }
 

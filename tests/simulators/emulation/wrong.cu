@@ -36,6 +36,12 @@ KERNEL(shared_too_far)(float* x, long long n) {
     x[0] = shared[0];
 }
 
+KERNEL(stwb_to_shared)(float* x, long long n) {
+    __shared__ Pack<float, 4> shared[1];
+    store(shared[0].values, Pack<float, 4>{});
+    if (thread_number() < n) x[thread_number()] = shared[0][0];
+}
+
 KERNEL(race)(float* x, long long n) {
     __shared__ float shared[256];
     shared[threadIdx.x] = threadIdx.x;

@@ -1,27 +1,33 @@
 """Every operation of the backend with many shapes and types, compared with sums that each rank computes itself.
 
-    python backend_collectives.py [RANKS_PER_NODE]
+    python backend_collectives.py [RANKS_PER_NODE] [--device cpu]
 
-With RANKS_PER_NODE the ranks act as if they were on several nodes. Rank 0 prints one line of JSON: the number of
-checks, and a digest of all sums of floating-point numbers, which must not depend on the run.
+With RANKS_PER_NODE the ranks act as if they were on several nodes. The device becomes PyTorch's default. Rank 0 prints
+one line of JSON: the number of checks, and a digest of all sums of floating-point numbers, which must not depend on the
+run.
 """
 
 from __future__ import annotations
 
+import argparse
 import functools
 import hashlib
 import json
-import sys
 
 import torch
 import torch.distributed as dist
 
-if len(sys.argv) > 1:
+parser = argparse.ArgumentParser()
+parser.add_argument("ranks_per_node", type=int, nargs="?")
+parser.add_argument("--device", default="cpu")
+arguments = parser.parse_args()
+if arguments.ranks_per_node:
     import mpitrain.backend.members as members
 
-    members.split_by_node = lambda comm: comm.Split(comm.rank // int(sys.argv[1]), key=comm.rank)
+    members.split_by_node = lambda comm: comm.Split(comm.rank // arguments.ranks_per_node, key=comm.rank)
 
 torch.set_num_threads(1)
+torch.set_default_device(arguments.device)
 dist.init_process_group("mpitrain", init_method="mpitrain://")
 RANK, SIZE = dist.get_rank(), dist.get_world_size()
 SHAPES = [(), (1,), (0,), (5, 3), (1000, 3), (70_001,), (600_011,)]
@@ -49,7 +55,7 @@ def tensor_of(rank: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int =
 
 @functools.lru_cache(maxsize=64)
 def _tensor_of(rank: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(1000 * rank + seed)
+    generator = torch.Generator(arguments.device).manual_seed(1000 * rank + seed)
     if dtype == torch.bool:
         return torch.randint(0, 2, shape, generator=generator).bool()
     if dtype.is_complex or dtype.is_floating_point:
@@ -69,7 +75,7 @@ def close(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
     global checks
     checks += 1
     if found.is_floating_point():
-        digest.update(found.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(found.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     exact = not (found.is_floating_point() or found.is_complex())
     if exact:
         equal(found, expected, what)

@@ -1,6 +1,6 @@
 """Training with PyTorch's parallel wrappers over this backend, compared with the same over gloo.
 
-    python backend_training.py
+    python backend_training.py [--device cpu]
 
 Both are process groups of the same ranks. Rank 0 prints one line of JSON: for each way of training, the largest
 difference of a parameter.
@@ -8,6 +8,7 @@ difference of a parameter.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import tempfile
@@ -25,8 +26,12 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.utils.data import DataLoader, TensorDataset
 
+parser = argparse.ArgumentParser()
+parser.add_argument("--device", default="cpu")
+DEVICE: str = parser.parse_args().device
 warnings.simplefilter("ignore")
 torch.set_num_threads(1)
+torch.set_default_device(DEVICE)
 torch.set_default_dtype(torch.float64)  # so that the order of additions makes no difference that Adam amplifies
 dist.init_process_group("mpitrain", init_method="mpitrain://")
 RANK, SIZE = dist.get_rank(), dist.get_world_size()
@@ -43,7 +48,7 @@ def make() -> nn.Module:
 
 
 def train(model: nn.Module, rule: torch.optim.Optimizer) -> None:
-    generator = torch.Generator().manual_seed(RANK)
+    generator = torch.Generator(DEVICE).manual_seed(RANK)
     for _ in range(STEPS):
         examples = torch.randn(8, 20, generator=generator)
         rule.zero_grad()
@@ -78,7 +83,7 @@ def whole(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def fsdp2(group: dist.ProcessGroup) -> dict[str, torch.Tensor]:
-    mesh = DeviceMesh.from_group(group, "cpu")
+    mesh = DeviceMesh.from_group(group, DEVICE)
     model = make()
     for layer in (model[0], model[3]):
         fully_shard(layer, mesh=mesh)
@@ -88,14 +93,14 @@ def fsdp2(group: dist.ProcessGroup) -> dict[str, torch.Tensor]:
 
 
 def fsdp1(group: dist.ProcessGroup) -> dict[str, torch.Tensor]:
-    model = FullyShardedDataParallel(make(), process_group=group, device_id=torch.device("cpu"))
+    model = FullyShardedDataParallel(make(), process_group=group, device_id=torch.device(DEVICE))
     train(model, torch.optim.Adam(model.parameters(), 0.01))
     with FullyShardedDataParallel.summon_full_params(model):
         return {name: value.detach().clone() for name, value in model.named_parameters()}
 
 
 def dtensor() -> None:
-    mesh = init_device_mesh("cpu", (SIZE,))
+    mesh = init_device_mesh(DEVICE, (SIZE,))
     a, b = torch.arange(24.0).view(6, 4), torch.arange(20.0).view(4, 5)
     product = distribute_tensor(a, mesh, [Shard(1)]) @ distribute_tensor(b, mesh, [Shard(0)])
     found["DTensor"] = float((product.full_tensor() - a @ b).abs().max())
@@ -108,7 +113,7 @@ def dtensor() -> None:
 
 
 def saved() -> None:
-    mesh = init_device_mesh("cpu", (SIZE,))
+    mesh = init_device_mesh(DEVICE, (SIZE,))
     folder = [tempfile.mkdtemp() if RANK == 0 else None]
     dist.broadcast_object_list(folder)
     state = {"weight": distribute_tensor(torch.arange(30.0).view(6, 5), mesh, [Shard(0)]), "step": torch.tensor(7)}
@@ -121,7 +126,7 @@ def saved() -> None:
 
 def saved_while_training() -> None:
     """Save an FSDP2 model in the background, over a second group; restore it from the file, and from rank 0."""
-    mesh = init_device_mesh("cpu", (SIZE,))
+    mesh = init_device_mesh(DEVICE, (SIZE,))
     folder = [tempfile.mkdtemp() if RANK == 0 else None]
     dist.broadcast_object_list(folder)
     model = make()
@@ -141,7 +146,7 @@ def saved_while_training() -> None:
 
 
 def loader() -> None:
-    dataset = TensorDataset(torch.arange(12.0))
+    dataset = TensorDataset(torch.arange(12.0, device="cpu"))
     total = torch.zeros(1)
     for (batch,) in DataLoader(dataset, batch_size=4, num_workers=2):
         total += batch.sum()

@@ -43,6 +43,7 @@ def run(library: Path, name: str, n: int, shift: int = 0, is_reversed: bool = Fa
         ("a_pack_too_far", 42, 0, "an access of 16 bytes outside all arrays"),
         ("a_pack_too_far", 40, 1, "not aligned"),
         ("shared_too_far", 40, 0, "an index outside a shared array"),
+        ("stwb_to_shared", 40, 0, "global memory to a shared array"),
     ],
 )
 def test_what_is_wrong_is_reported(wrong: Path, name: str, n: int, shift: int, expected: str) -> None:

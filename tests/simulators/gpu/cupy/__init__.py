@@ -242,9 +242,8 @@ class RawModule:
     def __init__(self, *, code: str, options: tuple[str, ...], backend: str) -> None:
         from tests.simulators.emulation.kernels import EmulatedKernels
 
-        standard, stored, flushes = options
+        standard, stored = options
         assert backend == "nvrtc" and standard == "--std=c++17" and "KERNEL" in code
-        assert flushes in ("--ftz=true", "--ftz=false")  # the host flushes as its thread does
         self._stored = stored.removeprefix("-DSTORED=")
         self._kernels = EmulatedKernels(Path(os.environ["SIMULATED_CUDA_LIBRARY"]))
 
@@ -275,5 +274,5 @@ class RawModule:
             plain = tuple(map(_plain, arguments))
             stream.submit(lambda: self._kernels.launch(kernel, grid, block, plain))
 
-        launch.kernel = _Pointer(0)  # type: ignore[attr-defined]
+        launch.ptr, launch.kernel = 0, launch  # type: ignore[attr-defined]
         return launch
