@@ -19,14 +19,20 @@ from ..predict.measurements import Probe, read_probe
 from ..probe.request import ProbeWorkload, options_of_modes
 from .launch import launch
 
-_LIMIT_S = 150.0  # after which no other configuration is measured
-_MOST_RUNS = 5
-_REPORTS = 8  # of the speed, in a measurement
+_LIMIT_S = 150.0  # after which no other run starts
+_MOST_MEASURED = 5  # configurations
+_ROUNDS = 2  # runs of each, in turns
+_REPORTS = 8  # of the speed, in a run
+_EQUAL = 0.001  # relative difference of predictions
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A configuration with its predicted and measured examples/s."""
+    """A configuration with its predicted and measured examples/s.
+
+    Attributes:
+        examples_per_s: Of its fastest run: what else happens on the machine makes runs slower only.
+    """
 
     candidate: Candidate
     examples_per_s: float
@@ -78,7 +84,7 @@ def tune(
     Args:
         job: The user's configuration.
         changes: What may change; see ``candidates.CHANGES``.
-        seconds: Time of one measurement, without its start.
+        seconds: Time of one run, without its start.
         say: Called with what is done next.
 
     Raises:
@@ -96,17 +102,19 @@ def tune(
             name: value for name, value in job.options.items() if name in of_modes or name == "batch_size"
         }
         possible = candidates(probe, options_of_job, changes)
-        measured: list[Measured] = []
-        for candidate in _to_measure(possible):
-            if measured and time.monotonic() - began > _LIMIT_S:
-                break
-            say(f"measuring {' '.join(flags_of(candidate)) or 'the given configuration'}")
-            run_dir = Path(folder, f"run-{len(measured)}")
-            rate = _measured_rate(options, job, candidate, seconds, run_dir)
-            if rate is None and not candidate.options:
+        chosen = _to_measure(possible)
+        rates: list[float] = [0.0] * len(chosen)
+        for number in range(_ROUNDS * len(chosen)):
+            index = number % len(chosen)
+            failed = number >= len(chosen) and not rates[index]
+            if failed or (number and time.monotonic() - began > _LIMIT_S):
+                continue
+            say(f"measuring {' '.join(flags_of(chosen[index])) or 'the given configuration'}")
+            rate = _measured_rate(options, job, chosen[index], seconds, Path(folder, f"run-{number}"))
+            rates[index] = max(rates[index], rate)
+            if not rates[0]:
                 raise LaunchError("the given configuration could not be measured; start it with mpitrain run")
-            if rate is not None:
-                measured.append(Measured(candidate, rate))
+    measured = [Measured(candidate, rate) for candidate, rate in zip(chosen, rates, strict=True) if rate]
     return Tuning(probe, possible, measured)
 
 
@@ -118,19 +126,27 @@ def flags_of(candidate: Candidate) -> list[str]:
 
 
 def _to_measure(possible: list[Candidate]) -> list[Candidate]:
-    """Return the user's configuration, and the best of those that are predicted to be faster."""
+    """Return the user's configuration, and the best of those that are predicted to be faster.
+
+    Options without an effect on the prediction, such as the size of buckets within a node, are left out.
+    """
     own = next(candidate for candidate in possible if not candidate.options)
     chosen = [own]
-    for candidate in possible:
-        if len(chosen) < _MOST_RUNS and candidate.score > own.score and candidate not in chosen:
+    for candidate in sorted(possible, key=lambda candidate: (-candidate.score, len(candidate.options))):
+        has_no_effect = any(
+            other.options.items() <= candidate.options.items()
+            and abs(candidate.score - other.score) <= _EQUAL * other.score
+            for other in chosen
+        )
+        if len(chosen) < _MOST_MEASURED and candidate.score > own.score and not has_no_effect:
             chosen.append(candidate)
     return chosen
 
 
 def _measured_rate(
     options: LaunchOptions, job: JobRequest, candidate: Candidate, seconds: float, run_dir: Path
-) -> float | None:
-    """Return the examples/s of a short run; None if it fails."""
+) -> float:
+    """Return the examples/s of a short run; 0 if it fails."""
     every = (
         candidate.scenario.config.parallel.steps_per_average if candidate.scenario.config.mode.averages_params else 1
     )
@@ -154,6 +170,6 @@ def _measured_rate(
         launched.wait(timeout=max(60.0, 10 * seconds), show=False)
     except (RunFailed, TimeoutError):
         launched.stop()
-        return None
+        return 0.0
     rates = [line["examples_per_s"] for line in launched.metrics if "examples_per_s" in line][1:]
-    return statistics.median(rates) if rates else None
+    return statistics.median(rates) if rates else 0.0
