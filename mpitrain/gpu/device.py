@@ -243,11 +243,12 @@ class Gpu:
             left = min(pool.get_limit() - pool.used_bytes(), pool.free_bytes() + free)
         return bool(sum(array.nbytes for array in arrays) <= _DATA_FRACTION * left)
 
-    def memory_to_take(self) -> int:
-        """Return the bytes that an allocator can still take of this worker's part of the GPU's memory."""
+    @property
+    def memory_left(self) -> int:
+        """Bytes of this worker's part of the GPU's memory that the pool has not allocated."""
         with self.activate():
-            pool, (free, _) = cupy.get_default_memory_pool(), runtime.memGetInfo()
-            return int(max(0, min(pool.get_limit() - pool.total_bytes(), free)) * _RESERVED)
+            pool = cupy.get_default_memory_pool()
+            return int(max(0, pool.get_limit() - pool.total_bytes()))
 
     def take_memory(self) -> None:
         """Allocate the rest of this worker's part now, unless memory grows.
@@ -257,7 +258,8 @@ class Gpu:
         """
         if not self.grows:
             with self.activate():
-                cupy.empty(self.memory_to_take(), np.uint8)  # the pool keeps freed memory
+                free, _ = runtime.memGetInfo()
+                cupy.empty(int(min(self.memory_left, free) * _RESERVED), np.uint8)  # the pool keeps freed memory
 
     @property
     def held(self) -> int:
@@ -306,7 +308,7 @@ _thread = _ThreadState()
 
 
 class _Activation:
-    """Context of an active GPU; converts its memory errors to ``DeviceError``. Inside itself it costs nothing."""
+    """Context of an active GPU; converts its memory errors to ``DeviceError``. Entering it again changes nothing."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu, self._device = gpu, cupy.cuda.Device(gpu.index)

@@ -18,7 +18,7 @@ from ..gpu.device import Gpu
 from ..nn.layer import SumOverWorkers
 
 _BUFFERS = 2  # one is filled while another is copied
-_TAKEN = 0.98  # of the memory that is left: the allocator rounds sizes up
+_TAKEN = 0.98  # of the memory that is left: CUDA's libraries need some, too
 
 
 class _ThreadState(threading.local):
@@ -44,11 +44,11 @@ class TorchGpu:
 
     def _limit_memory(self) -> None:
         """Let torch use the rest of this worker's part of the GPU's memory; take it now unless memory grows."""
-        left, total = self._gpu.memory_to_take(), torch.cuda.get_device_properties(self.torch_device).total_memory
-        torch.cuda.set_per_process_memory_fraction(left / total, self.torch_device)
+        left, (free, total) = self._gpu.memory_left, torch.cuda.mem_get_info(self.torch_device)
+        torch.cuda.set_per_process_memory_fraction(min(1.0, left / total), self.torch_device)
         if not self._gpu.grows:
             with self.activate():  # torch keeps freed memory
-                torch.empty(int(_TAKEN * left), dtype=torch.uint8, device=self.torch_device)
+                torch.empty(int(_TAKEN * min(left, free)), dtype=torch.uint8, device=self.torch_device)
 
     @staticmethod
     def device_of(gpu: Gpu) -> torch.device:

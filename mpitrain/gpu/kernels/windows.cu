@@ -3,7 +3,8 @@
 //
 // Images are (batch, lines, columns, channels). A block handles lines of images or of windows: the lanes of a warp have
 // adjacent packs of channels and columns. Gradients are gathered: a thread adds those of all windows that contain its
-// element, in order; or, if the windows tile the images, scattered: a thread writes all elements of a window. There are fewer than 2**31 lines, so that divisions have 32 bits, which are faster than 64.
+// element, in order; or, if the windows tile the images, scattered: a thread writes all elements of a window. There are
+// fewer than 2**31 lines, so that divisions have 32 bits, which are faster than 64.
 
 #include "common.cuh"
 

@@ -149,7 +149,10 @@ def add_columns(parts: Array, sums: Array) -> None:
 
 
 def begin(kernel: Kernel, grid: Pair, block: Pair, arguments: tuple[Any, ...]) -> None:
-    """Launch a kernel; arrays are C-contiguous."""
+    """Launch a kernel; its arrays must be C-contiguous."""
+    for argument in arguments:
+        if not isinstance(argument, np.generic):  # whose flags take longer
+            assert argument.flags.c_contiguous, f"{kernel.name} takes C-contiguous arrays"
     _kernels.launch(kernel, grid, block, arguments)
 
 

@@ -97,7 +97,6 @@ def _check_types(name: str, parameters: list[str], arguments: tuple[Any, ...]) -
     for place, (parameter, argument) in enumerate(zip(parameters, arguments, strict=True)):
         mismatch = f"{name}, argument {place}: {type(argument)}, not {parameter}"
         if isinstance(argument, np.ndarray):
-            assert argument.flags.c_contiguous, f"{name}, argument {place}: is not C-contiguous"
             assert parameter in ("*any", f"*{argument.dtype.name}"), mismatch
         elif parameter.startswith("*"):
             assert isinstance(argument, np.uint64) and argument == 0, mismatch
