@@ -31,7 +31,7 @@ from ..report.runs import described_states
 
 _OUTPUT = "output.log"
 _POLL_S = 0.1
-_ASK_S = 2.0  # between two looks at the state of a run that another process supervises
+_ASK_S = 2.0  # interval at which the state of a run that another process supervises is read
 _ENDED_AT_ONCE = (128 + signal.SIGINT, -signal.SIGINT)  # exit statuses of a run that was stopped twice, or at its start
 
 
@@ -183,7 +183,7 @@ class Run:
         elif (launcher := launcher_of(self.path)) is not None:
             if not launcher.is_local:
                 raise LaunchError(f"the run in {self.path} was started on {launcher.host}; stop it there")
-            with contextlib.suppress(ProcessLookupError):  # it has just ended
+            with contextlib.suppress(ProcessLookupError):  # the process has just ended
                 os.kill(launcher.pid, signal.SIGINT)
         elif self.status.state == "running":
             raise LaunchError(

@@ -31,7 +31,7 @@ class ScriptTraining(ScriptRun):
     """The base class of ``Trainer`` that begins and ends training, with these attributes."""
 
     chief: bool
-    _source: tuple[str, int]  # where the Trainer is made, for errors
+    _source: tuple[str, int]  # file and line where the Trainer is made, for error messages
     _overlap: bool | None
     _optimizers: ScriptOptimizers
     _script: ScriptState

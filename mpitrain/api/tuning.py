@@ -19,11 +19,11 @@ from ..predict.measurements import Probe, read_probe
 from ..probe.request import ProbeWorkload, options_of_modes
 from .launch import launch
 
-_LIMIT_S = 150.0  # after which no other run starts
-_MOST_MEASURED = 5  # configurations
-_ROUNDS = 2  # runs of each, in turns
-_REPORTS = 8  # of the speed, in a run
-_EQUAL = 0.001  # relative difference of predictions
+_LIMIT_S = 150.0  # time after which no further run starts
+_MOST_MEASURED = 5  # maximum number of measured configurations
+_ROUNDS = 2  # number of runs of each configuration, in turns
+_REPORTS = 8  # reports of the speed in a run
+_EQUAL = 0.001  # relative difference of predictions that count as equal
 
 
 @dataclass(frozen=True)

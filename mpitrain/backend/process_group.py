@@ -23,7 +23,7 @@ from .signatures import describe, shapes_of, text_of
 from .staging import Staging, shared_bytes_per_rank
 from .waiting import Waiting
 
-_LEAVE_S = 10.0  # at most, for the other ranks to destroy the group
+_LEAVE_S = 10.0  # maximum time for the other ranks to destroy the group
 
 # Releases after 2.13 have a base class for backends in Python.
 _Base: Any = getattr(dist, "BackendBase", dist.ProcessGroup)
@@ -63,7 +63,7 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         self._left = False
         process_end.watch(self._staging)
 
-    # What the group is.
+    # Properties of the group.
 
     def getBackendName(self) -> str:  # noqa: N802
         return "mpitrain"
@@ -383,7 +383,7 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         ends = (completed, has_ended, process_end.end_process)
         return Message(text, requests, flat, nbytes, [tensor], self._timeout_s, *ends)
 
-    # Names of older releases.
+    # Names that older releases of PyTorch use.
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     _reduce_scatter_base = reduce_scatter_single

@@ -27,7 +27,7 @@ from ..process.pid import process_state
 
 _PID, _NAMESPACE, _ENDED, _DESCRIBED = 2, 3, 4, 5  # words 0 and 1 are signatures
 _TEXT_BYTES = 512
-_SHARED_BYTES = 32 << 20  # of all buffers of a node, at most, if there are many ranks
+_SHARED_BYTES = 32 << 20  # maximum total size of a node's buffers if there are many ranks
 _LARGEST_BLOCK, _SMALLEST_BLOCK = 1 << 20, 64 << 10  # bytes
 
 
@@ -72,7 +72,7 @@ class Staging:
         self._memory = torch.from_numpy(shared.allocate((2, self.size, self.block_bytes), np.uint8))
         self._rows: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
         self._buffer = 0
-        hierarchy.node.Barrier()  # all words are set
+        hierarchy.node.Barrier()  # all words are initialized
 
     def next_buffers(self, dtype: torch.dtype) -> list[Tensor]:
         """Return the buffers of all ranks for the next block, each of shape (block_bytes / itemsize,).

@@ -15,7 +15,7 @@ _PREFIX = "#SBATCH"
 _DIRECT = re.compile(r"[A-Za-z0-9_@%+=:,./&|()\[\]{}*!-]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _END_TIMEOUT_S = 20.0  # a run without its end would not save before the limit
-_STEP_ENDS_S = 60  # for the other ranks to exit after srun's first rank has exited
+_STEP_ENDS_S = 60  # time for the other ranks to exit after the first one has exited
 _ENDED = frozenset(
     "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED REVOKED TIMEOUT".split()
 )

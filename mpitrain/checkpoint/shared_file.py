@@ -89,7 +89,7 @@ class SharedFileWriter:
         self._arrays: dict[str, Array] = {}
         self._shares: list[dict[str, tuple[int, int]]] = []  # of each node: rows by array, see ``_share``
         self._ranges: dict[str, list[Range]] = {}
-        self._frame: Frame | None = None  # on the first node
+        self._frame: Frame | None = None  # on the first node only
         self._descriptor = -1
         self._file: h5py.File | None = None
         self._error: Exception | None = None

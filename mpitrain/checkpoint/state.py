@@ -21,9 +21,9 @@ from .snapshot import Snapshot
 from .structure import DTYPES
 from .validation import FORMAT
 
-_STATE = "run/state"  # group of the extra state, with a group for each namespace; those of ARRAY_GROUPS are at the top
-_VERSION = "version"  # attribute of the group of a namespace
-_MAX_DIFFERENCES = 3  # in the message of a refusal
+_STATE = "run/state"  # group of the extra state, with one group per namespace; ARRAY_GROUPS are at the top level
+_VERSION = "version"  # attribute of a namespace's group
+_MAX_DIFFERENCES = 3  # maximum number of differences in an error message
 
 
 class Restored(NamedTuple):

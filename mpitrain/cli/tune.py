@@ -20,7 +20,7 @@ from ..predict.candidates import CHANGES, parse_changes
 from .job_command import JobCommand
 from .probe import LAUNCH_OPTIONS
 
-_LEAST_GAIN = 1.05  # of the measured speed, so that a change is worth it
+_LEAST_GAIN = 1.05  # minimum ratio to the measured speed for a change to be worthwhile
 
 
 def tune_command() -> JobCommand:

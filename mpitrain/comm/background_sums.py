@@ -37,7 +37,7 @@ class _BackgroundSums(NodeSums):
         self.parts, self.owned, self.is_replicated = sums.parts, sums.owned, sums.is_replicated
         self.bytes_sent = sums.bytes_sent
         self._ended = False
-        self._error: Exception | None = None  # of the thread; to be raised by the main thread
+        self._error: Exception | None = None  # error of the thread, which the main thread will raise
         self._thread = threading.Thread(target=self._run, name="mpitrain-progress", daemon=True)
         self._thread.start()
 

@@ -32,7 +32,7 @@ from .hierarchy import Hierarchy, ReduceScatter
 from .mpi import MPI, mpi_type
 from .vector_codec import VectorCodec
 
-NAMESPACE = "compression"  # of the extra state
+NAMESPACE = "compression"  # namespace of the extra state
 
 
 class NodeSums:

@@ -21,7 +21,7 @@ KINDS = tuple(
     """.split()
 )
 PAGE_VARIABLE = "MPITRAIN_ACTIVITY"  # the path of a program's page
-LONG_LIMIT_S = 1800.0  # for operations that take long, until ``set_limits`` is called
+LONG_LIMIT_S = 1800.0  # limit for operations that take long, until ``set_limits`` is called
 _WAIT = KINDS.index("wait")
 _STATE, _STEP, _WAITS_FOR, _LIMIT_S, _LONG_LIMIT_S, _FIRST_STEP, _STACKS_PID, _PROGRESS, _BLOCKED = range(9)
 _STACK, _STACK_WORDS = 16, 32
@@ -32,7 +32,7 @@ _BYTES = 4096
 
 _words: memoryview = memoryview(bytearray(_BYTES)).cast("q")  # replaced by ``write_to``
 _thread = 0  # the thread that marks its activities; 0 for none
-_program_words: memoryview | None = None  # of a program's page; empty if there is none, None before the first mark
+_program_words: memoryview | None = None  # a program's page; empty if there is none, None before the first mark
 _state = 0
 
 

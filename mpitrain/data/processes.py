@@ -24,7 +24,7 @@ from .dataset_loader import DatasetLoader, LoadsBatches, Request, indices_of
 from .shared_buffers import SharedBuffers
 
 _PR_SET_PDEATHSIG = 1  # of linux/prctl.h
-_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)  # for the rank, which then ends its processes
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)  # only the rank handles these
 _LEAST_SHARED_BYTES = 1 << 16  # smaller batches pass through the pipe
 
 
@@ -221,7 +221,7 @@ def _serve(
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != rank_process:  # it has died before
+    if os.getppid() != rank_process:  # the rank's process has died already
         os._exit(1)
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(1)

@@ -74,7 +74,7 @@ class SharedBuffers:
 
     def __init__(self, count: int) -> None:
         self._files = [os.memfd_create("mpitrain-batch", os.MFD_CLOEXEC) for _ in range(count)]
-        self._maps: dict[int, mmap.mmap] = {}  # of this process
+        self._maps: dict[int, mmap.mmap] = {}  # memory maps of this process
         self._free = list(range(count))
 
     def take(self) -> int | None:

@@ -89,7 +89,7 @@ class Stacked:
 
     def __init__(self, first: Any, count: int, allocate: Allocate) -> None:
         self._first, self._allocate = first, allocate
-        self._parts: Any = None  # of a tuple or dict
+        self._parts: Any = None  # parts of a tuple or dict
         self._batch: Any = None  # a list of strings, or an array
         if isinstance(first, (tuple, Mapping)):
             self._parts = map_children(lambda item: Stacked(item, count, allocate), first)

@@ -19,7 +19,7 @@ from .device import Gpu
 from .ops import updates
 
 _FIRST_SCALE = 65536.0
-_NAMESPACE, _VERSION = "loss_scale", 1  # of the extra state
+_NAMESPACE, _VERSION = "loss_scale", 1  # namespace and version of this part of the extra state
 
 
 class GradScaler:

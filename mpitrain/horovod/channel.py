@@ -36,11 +36,11 @@ from .settings import Settings
 from .stalls import Action, StallCheck
 from .timeline import Timeline
 
-_WORDS = 1024  # of a rank's announcement: the number of pairs, bytes of new requests, and the pairs
+_WORDS = 1024  # words of a rank's announcement: the number of pairs, bytes of new requests, and the pairs
 _HEADER = 2
 _LARGEST_NUMBER = 1 << 30
-_LOOK_S = 0.25  # between checks for ranks that have ended
-_PAUSE_S = 5e-3  # after a cycle in which no rank has announced anything
+_LOOK_S = 0.25  # interval of the checks for ranks that have ended
+_PAUSE_S = 5e-3  # pause after a cycle in which no rank has announced anything
 
 
 class Channel:
@@ -70,7 +70,7 @@ class Channel:
         self._execution = Execution(
             self._collectives, self.rank, self.size, settings.fusion_bytes, timeline.began, self._end
         )
-        self._lock = threading.Lock()  # of what threads that submit change
+        self._lock = threading.Lock()  # protects the state that submitting threads change
         self._queue: deque[Handle] = deque()
         self._open: dict[tuple[str, str, int], Handle] = {}
         self._number = 0
@@ -138,7 +138,7 @@ class Channel:
         """Whether a cycle is active, or another rank of this node waits for this one to begin one."""
         return self._steps is not None or self._notices.asked or (self.pending and self._staging.is_behind())
 
-    # What the engine calls, on one thread at a time.
+    # Called by the engine, on one thread at a time.
 
     def advance(self, polls: int = 1) -> None:
         """Begin a cycle if there is a reason, and continue it as far as other ranks allow.
@@ -257,7 +257,7 @@ class Channel:
         if handle is not None:
             if error is None:
                 self._timeline.ended(handle)
-            del self._open[handle.key]  # before the program can see the end: it may use the name again
+            del self._open[handle.key]  # before the program sees the end and may use the name again
             handle.end(result, error)
 
     def _fail(self, reason: str) -> None:
@@ -271,7 +271,7 @@ class Channel:
         for handle in handles:
             self._end(handle, None, self.error)
 
-    # Ranks that are late, or have gone.
+    # Ranks that are late or have ended.
 
     def look(self) -> None:
         """Check for ranks that have shut down, and for operations that some ranks have not submitted."""

@@ -17,7 +17,7 @@ import numpy as np
 from ..comm.mpi import MPI
 
 _ASK, _LEAVE, _FREE = 1, 2, 3  # tags
-_ANSWER_S = 60.0  # at most, for ranks that leave to say whether they free the memory
+_ANSWER_S = 60.0  # maximum time for ranks that leave to report whether they free the memory
 
 
 class Notices:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 Shape = tuple[int, ...]
 
-_ANY_ROWS = {"allgather", "alltoall"}  # whose first dimensions may differ between ranks
+_ANY_ROWS = {"allgather", "alltoall"}  # operations in which the first dimension may differ between ranks
 
 
 class ReduceOp(IntEnum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 
-_ANSWER_S = 2.0  # for the other ranks to say what they have submitted
+_ANSWER_S = 2.0  # time for the other ranks to report what they have submitted
 
 
 class Action(Enum):

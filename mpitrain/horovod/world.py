@@ -13,7 +13,7 @@ from .request import Handle, Request
 from .settings import Settings
 from .timeline import Timeline
 
-_FREE_S = 10.0  # at most, for all ranks of a process set to remove it
+_FREE_S = 10.0  # maximum time for all ranks of a process set to remove it
 
 
 class World:

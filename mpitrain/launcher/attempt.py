@@ -29,16 +29,16 @@ from .output_filter import LauncherFilter
 from .scaling import ScaleRequest, read_request
 from .terminal import forward, say
 
-_GRACE_S = 3.0  # between SIGTERM and SIGKILL to the launcher
-_POLL_S = 0.05  # between two looks for signals and killed ranks
-_FLUSH_REMOTE_S = 0.3  # for output of ranks on other hosts to arrive
-_FLUSH_S = 0.05  # for the launcher to forward the output that ranks have written
-_LOOK_S = 5.0  # between two checks of the ranks' progress
-_STOP_S = 4.0  # without a rank that is busy, after ranks were asked to save and exit
+_GRACE_S = 3.0  # time between SIGTERM and SIGKILL to the launcher
+_POLL_S = 0.05  # interval of the checks for signals and killed ranks
+_FLUSH_REMOTE_S = 0.3  # time for output of ranks on other hosts to arrive
+_FLUSH_S = 0.05  # time for the launcher to forward the output that ranks have written
+_LOOK_S = 5.0  # interval of the checks of the ranks' progress
+_STOP_S = 4.0  # time without a busy rank, after the ranks were asked to save and exit
 _OUTSTAYS_S = 30.0  # time for the launcher to exit after all ranks have ended
-_EARLY_S = 60.0  # after the exit of the first rank
-_LISTED = 8  # ranks in a message
-_KEPT_BYTES = 200_000  # of the latest output
+_EARLY_S = 60.0  # time for the other ranks to exit after the first one
+_LISTED = 8  # maximum number of ranks named in a message
+_KEPT_BYTES = 200_000  # size of the kept end of the output
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ class Attempt:
             self._lost_hosts, self._is_reported = lost, True
             for host in lost:
                 say(f"host {host} has not answered for {self._link_timeout_s:g} s; ending the ranks")
-            self._kill(process)  # it would wait for its daemon on the lost host
+            self._kill(process)  # the launcher would wait for its daemon on the lost host
 
     def _check_reapers(self, statuses: Sequence[rank_status.RankStatus]) -> None:
         """End local ranks that nothing watches, because their reaper is stopped, also at the last look."""

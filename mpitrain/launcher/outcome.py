@@ -25,17 +25,17 @@ from .exit_report import (
     recorded_exits,
 )
 
-_CLEANUP_S = 10.0  # within which a launcher ends the other ranks
+_CLEANUP_S = 10.0  # time within which a launcher ends the other ranks
 # Open MPI's launcher fails to start if it finds the session directory of a killed launcher with the same process id.
 _TRANSIENT_ERROR = "listener thread failed to start"
 
 
 class Kind(Enum):
     FINISHED = auto()
-    STOPPED = auto()  # before the last step, because the run was asked to
+    STOPPED = auto()  # stopped before the last step, because the run was asked to
     USER_ERROR = auto()
     FAILED = auto()
-    LAUNCH_FAILED = auto()  # before any rank started
+    LAUNCH_FAILED = auto()  # failed before any rank started
 
 
 @dataclass(frozen=True)

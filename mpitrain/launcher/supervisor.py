@@ -85,7 +85,7 @@ def _run_dir(name: str, requested: Path | None) -> Iterator[Path]:
     state_folder.remove_orphans()  # before this run makes its directory
     folder, made = make_run_dir(name, requested)
     _wait_for_other_run(folder)
-    if (age_s := rank_status.age_s(folder)) is not None:  # of a run whose supervisor was killed
+    if (age_s := rank_status.age_s(folder)) is not None:  # left by a run whose supervisor was killed
         host_watcher.end_ranks(str(folder.absolute()))
         host_watcher.remove_leftovers(str(folder.absolute()), age_s)
     try:
@@ -129,10 +129,10 @@ class _Supervisor:
         options, workload = launch.request.options, launch.request.workload
         self._restarts = Restarts(options.max_restarts, workload.keeps_checkpoints, workload.time_limit)
         self._continues = False  # whether the present attempt follows another one
-        self._next_spec: LaunchSpec | None = None  # for which the ranks of the present attempt stop
-        self._ranks_were_killed = False  # those of the last attempt
+        self._next_spec: LaunchSpec | None = None  # the next attempt, for which the ranks of the present one stop
+        self._ranks_were_killed = False  # in the last attempt
         if not (launch.keeps_state and launch.request.workload.resumes):
-            state_folder.remove(str(launch.run_dir))  # of a run whose supervisor was killed
+            state_folder.remove(str(launch.run_dir))  # left by a run whose supervisor was killed
         self._saved = SavedStates(launch.run_dir, launch.request.workload.resumes, launch.keeps_state)
 
     def run(self) -> int:
@@ -144,7 +144,7 @@ class _Supervisor:
             signals = len(self._interrupts.received)
             if (signals and outcome.has_failed) or (signals > 1 and outcome.kind is Kind.STOPPED):
                 if signals == 1 and outcome.kind is Kind.FAILED and outcome.step is not None and outcome.reason:
-                    say(outcome.reason)  # it failed in a different way while saving
+                    say(outcome.reason)  # the rank failed in a different way while saving
                 return self._interrupted()
             if outcome.reason:
                 say(outcome.reason)
@@ -160,7 +160,7 @@ class _Supervisor:
                 remove_request(run_dir)
                 self._restarts.forget_failures()
                 say(f"continuing from {self._saved.describe()}, with {self._describe()}")
-            elif outcome.kind is Kind.USER_ERROR:  # it has changed nothing
+            elif outcome.kind is Kind.USER_ERROR:  # the attempt has changed nothing
                 self._save_state()
                 return UserError.exit_status
             else:

@@ -18,7 +18,7 @@ from ..gpu.device import Gpu
 from ..nn.layer import SumOverWorkers
 
 _BUFFERS = 2  # one is filled while another is copied
-_TAKEN = 0.98  # of the memory that is left: the allocator rounds sizes up
+_TAKEN = 0.98  # fraction of the remaining memory: the allocator rounds sizes up
 
 
 class _ThreadState(threading.local):

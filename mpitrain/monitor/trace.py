@@ -31,7 +31,7 @@ KINDS = activity.KINDS[: activity.KINDS.index("hooks") + 1]
 _STEP, _WAIT = KINDS.index("step"), KINDS.index("wait")
 _SPANS_A_STEP = 32  # sets the array size; if steps have more spans, fewer steps are kept
 
-_BACKGROUND_STEPS = 100  # for which the track of a background thread keeps spans; it has few
+_BACKGROUND_STEPS = 100  # steps for which the track of a background thread keeps spans; it has few
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

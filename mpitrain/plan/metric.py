@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import ConfigError, JobError
 
-PREFIX = "validation_"  # of the names of validation metrics in records
+PREFIX = "validation_"  # prefix of the names of validation metrics in records
 MEASURED = ("loss", "accuracy")  # by every validation of a job
 _HIGHER_IS_BETTER = {"loss": False, "accuracy": True}
 _DIRECTIONS = {"min": False, "max": True}

@@ -23,8 +23,8 @@ from ..plan.plan import Plan
 from ..predict.measurements import ExchangeTimes
 from .turns import await_all
 
-LOW_RANK = 4  # of the measured ``powersgd``
-_SECONDS = 2.0  # for each measurement
+LOW_RANK = 4  # rank of the ``powersgd`` compression that is measured
+_SECONDS = 2.0  # duration of each measurement
 _FEWEST, _MOST = 3, 60
 _PING, _PUSH, _PULL, _END = range(4)
 

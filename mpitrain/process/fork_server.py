@@ -38,7 +38,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
-NAME = b"mpitrain-forks"  # of the process
+NAME = b"mpitrain-forks"  # name of the server's process
 _IDLE_S = 90.0
 _POLL_S = 1.0
 _ANSWER_S = 5.0
@@ -144,7 +144,7 @@ def _serve(listening: socket.socket, parent: int) -> _Request:
             os._exit(0)
         if listening.fileno() not in ready:
             continue
-        with contextlib.suppress(OSError, ValueError):  # of a client that has ended
+        with contextlib.suppress(OSError, ValueError):  # errors of a client that has ended
             connection, _ = listening.accept()
             connection.settimeout(_ANSWER_S)
             request = _receive(connection)

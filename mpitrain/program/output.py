@@ -8,11 +8,11 @@ import select
 import threading
 from pathlib import Path
 
-_KEPT_BYTES = 65_536  # of the latest standard error
+_KEPT_BYTES = 65_536  # size of the kept end of the standard error
 _LONGEST_LINE = 200  # characters of a line that is quoted
 _LONGEST_PART = 1 << 20  # bytes of a line that are held back; a longer line is broken
-_PART_S = 0.05  # before the beginning of a line is printed without the rest
-_JOIN_S = 2.0  # for the output of a process that has ended to arrive
+_PART_S = 0.05  # time after which the beginning of a line is printed without the rest
+_JOIN_S = 2.0  # time for the output of a process that has ended to arrive
 _TRACEBACK = re.compile(r"^Traceback \(most recent call last\):$", re.MULTILINE)
 _TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)  # before each line of a traceback in a process group
 _ERROR = re.compile(r"^[A-Za-z_][\w.]*(?::.*)?$")

@@ -35,7 +35,7 @@ from .reaper import ProgramRank, ProgramReaper, adopt_orphans, describe_ranks
 from .world import World, meet, own_entry
 
 _STARTUP = Path(__file__).with_name("startup")
-_STOP_S = 60.0  # at most, before the time limit
+_STOP_S = 60.0  # maximum time before the time limit at which the program is asked to stop
 _COLUMNS = ("rank", "host", "cores")
 
 

@@ -24,9 +24,9 @@ from ..process.signals import STOPPED_EARLY
 from .output import RankOutput, error_in
 from .world import World, any_failed, leave
 
-_SAVING_S = 600.0  # at most, for the other ranks to save when this one has
-_ENDING_S = 0.5  # between SIGTERM and SIGKILL to processes that a program leaves
-_WITHOUT_PROGRESS_S = 60.0  # after which a program is said not to be watched
+_SAVING_S = 600.0  # maximum time for the other ranks to save after this one has saved
+_ENDING_S = 0.5  # time between SIGTERM and SIGKILL to processes that a program leaves behind
+_WITHOUT_PROGRESS_S = 60.0  # time after which a notice reports that the program is not watched
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from .bfloat16 import is_copied
 
-LEAST_ELEMENTS = 1 << 18  # of a weight; for smaller ones, calling Python takes longer than the copy
+LEAST_ELEMENTS = 1 << 18  # minimum size of a weight; for smaller ones, calling Python takes longer than the copy
 
 
 class Sink(Protocol):
@@ -62,7 +62,7 @@ def _forward(layer: nn.Linear, param: nn.Parameter, sink: Sink, index: int, x: T
     weight = layer.weight  # another tensor inside ``functional_call``
     is_transformed = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
     is_plain = not (is_transformed or torch.is_autocast_enabled(x.device.type) or weight._backward_hooks)
-    is_plain = is_plain and not is_copied(weight)  # whose gradient has another type than the flat one
+    is_plain = is_plain and not is_copied(weight)  # the gradient of a copy has another type than the flat one
     if is_plain and weight is param and weight.requires_grad and torch.is_grad_enabled() and x.dtype == weight.dtype:
         sink.count_use(index)
         return _Linear.apply(x, weight, layer.bias, sink, index)  # type: ignore[no-any-return]

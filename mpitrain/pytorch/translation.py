@@ -24,7 +24,7 @@ from .torch_rule import ELEMENTWISE, TorchRule, options_of, state_of
 from .whole_tensors import TorchTensors
 
 _COMPILED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
-_NOT_COMPILED = {"amsgrad": False, "maximize": False, "dampening": 0}  # with the only value that compiled rules have
+_NOT_COMPILED = {"amsgrad": False, "maximize": False, "dampening": 0}  # the only values that compiled rules support
 
 
 class GroupRate:

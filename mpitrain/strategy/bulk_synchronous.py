@@ -21,7 +21,7 @@ _WAIT = span("wait")
 
 STOP = 1  # flag: a worker was asked to stop
 PAUSE = 2  # flag: the chief has requested a consistent point
-_NAMESPACE = "updates"  # of the extra state
+_NAMESPACE = "updates"  # namespace of the extra state
 _NO_REASONS: frozenset[str] = frozenset()
 
 
@@ -67,7 +67,7 @@ class BulkSynchronous:
         self.loss: Any = math.nan
         self._point: ConsistentPoint | None = None  # reached, and not yet returned by ``next``
         self._is_requested = self.has_ended = False  # of that point: requested by the chief, the last one
-        self._snapshot: Snapshot | None = None  # whose vectors must not change
+        self._snapshot: Snapshot | None = None  # the snapshot whose vectors must not change
         self._counted_to, self._loss_sum, self._updated, self._skipped = 0, 0.0, 0, 0
         output = plan.config.output
         self.grad_norm: float | None = None

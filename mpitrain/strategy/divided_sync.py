@@ -72,7 +72,7 @@ class DividedSync(BulkSynchronous, UpdatesOnRequest):
         self._statuses = WorkerStatuses(hierarchy)  # the share of the loss, and flags
         self._mean: Array | None = None  # the gradient of a divided step, shared by the node
         self._accepts = True  # whether all losses since the last update were finite, in divided steps
-        self._kind = 0  # of the exchange of statuses in a divided step
+        self._kind = 0  # kind of a status exchange in a divided step
 
     def _allocate(self, plan: Plan) -> None:
         node, shared, size = self._hierarchy.node, self._hierarchy.shared, plan.layout.size

@@ -42,7 +42,7 @@ from .node_codec import make_node_codec
 
 _log = logging.getLogger(__name__)
 
-_NAMESPACE, _VERSION = "outer optimizer", 1  # of the extra state
+_NAMESPACE, _VERSION = "outer optimizer", 1  # namespace and version of this part of the extra state
 
 
 def make_outer_optimizer(parallel: ParallelConfig) -> Optimizer:

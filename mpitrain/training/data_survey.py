@@ -28,7 +28,7 @@ from ..plan.job import Job
 from ..plan.plan import Plan, make_plan
 
 _SHOWN_EXAMPLES = 3
-_LABELS_SECONDS = 2.0  # after which the count of labels stops
+_LABELS_SECONDS = 2.0  # time after which the count of labels stops
 _FEW_LABELS = 20
 _NEGLIGIBLE = 0.05  # of a step's time: loading in the training thread that costs no more is not worth a process
 

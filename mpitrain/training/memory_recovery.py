@@ -30,8 +30,8 @@ from .run_state import RunState
 
 _log = logging.getLogger(__name__)
 
-REASON = "keep in memory"  # of a consistent point
-_SHARE = 0.01  # of the time of training
+REASON = "keep in memory"  # the reason with which a consistent point is requested
+_SHARE = 0.01  # maximum fraction of the training time
 _PIECE = 1 << 28  # elements of a message
 
 

@@ -25,7 +25,7 @@ from .session import training_session
 from .setup import TrainRequest
 
 _WAIT = span("wait")
-_BEFORE_REPORT_S = 0.5  # for each of up to four lower ranks
+_BEFORE_REPORT_S = 0.5  # delay of an error report for each of up to four lower ranks
 
 
 class Rank:

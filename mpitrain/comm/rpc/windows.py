@@ -191,7 +191,7 @@ class WindowServer:
         self._comm, self._clients = routes.comm, routes.clients[rank]
         self._slots = {client: routes.servers(client).index(rank) for client in self._clients}
         self._ranges, self._itemsize = routes.ranges[rank], routes.dtype.itemsize
-        self._numbers = np.zeros(len(self._clients), np.int64)  # of the last requests
+        self._numbers = np.zeros(len(self._clients), np.int64)  # numbers of the last requests
         self._decoder = Decoder(routes)
         self.window = Window(routes, len(self._clients) * routes.request_nbytes(rank))
         self._announced = self.window.words[: len(self._clients)]  # numbers of requests whose vectors are being sent

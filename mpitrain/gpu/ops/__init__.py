@@ -46,7 +46,7 @@ from .grid import (
     use as use,
 )
 
-ACTIVATIONS = ("none", "relu", "leaky_relu", "gelu", "tanh", "sigmoid")  # in the order of activation.cu
+ACTIVATIONS = ("none", "relu", "leaky_relu", "gelu", "tanh", "sigmoid")  # in the same order as in activation.cu
 
 
 # Activations.

@@ -20,7 +20,7 @@ import time
 
 _OTHER_LAUNCHERS = {"torchrun", "torch.distributed.run", "torch.distributed.launch"}
 _GLOO_THREAD = "pt_gloo_runloop"
-_GLOO_S = 1.0  # at most, for gloo's threads to release their tensors
+_GLOO_S = 1.0  # maximum time for gloo's threads to release their tensors
 _STACKS_PID = 6  # index of the word on the activity page, as in core.activity
 
 
@@ -56,7 +56,7 @@ def _wait_for_gloo() -> None:
     """
     deadline = time.monotonic() + _GLOO_S
     while _GLOO_THREAD in _thread_states() and time.monotonic() < deadline:
-        time.sleep(0.001)  # releases the interpreter's lock, for which they may wait
+        time.sleep(0.001)  # releases the interpreter lock, for which these threads may wait
         if "R" not in _thread_states().get(_GLOO_THREAD, ""):
             return
 

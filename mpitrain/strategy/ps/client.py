@@ -26,7 +26,7 @@ from .store import ParameterStore
 
 _log = logging.getLogger(__name__)
 
-_NAMESPACE = "unsent gradients"  # of the extra state
+_NAMESPACE = "unsent gradients"  # namespace of the extra state
 
 
 class PsStrategy:

@@ -41,9 +41,9 @@ NO_PLACE = -1  # the step already has its gradients
 # The step that is being collected, the places that are taken, and on one node how many of their workers have added up
 # sums and updated.
 _STEP, _TAKEN, _SUMMED, _UPDATED = range(MODE_WORDS, MODE_WORDS + 4)
-_WORKER, _ITEM, _SHARE = range(3)  # of a place
+_WORKER, _ITEM, _SHARE = range(3)  # columns of a place
 _PLACE = 4  # words
-_MARKED, _MARKED_ITEM, _MARKED_LOSS = range(3)  # of a row of ``StepGradients``
+_MARKED, _MARKED_ITEM, _MARKED_LOSS = range(3)  # columns of a row of ``StepGradients``
 
 
 @kernel

@@ -44,7 +44,7 @@ END = -1  # no work item: training is over
 WAIT = -2  # no work item yet
 PAUSE = -3  # no work item yet: all assigned ones are finished, and all workers pause
 
-BINS = 32  # of the staleness histogram; the last one also counts all higher values
+BINS = 32  # bins of the staleness histogram; the last one also counts all higher values
 
 LOCK = 0
 NEXT, DONE, PAUSE_STEP, END_STEP, LOSS, SKIPPED = range(WORDS, WORDS + 6)
