@@ -91,8 +91,8 @@ def _check_same(workers: Any, method: str) -> None:
     differing = next((other for other in range(workers.size) if methods[other] != methods[0]), None)
     if differing is not None:
         raise JobError(
-            f"worker 0 has called {methods[0]}, but worker {differing} {methods[differing]}: all workers must call the "
-            "same in the same order, not inside 'if trainer.rank == 0'",
+            f"worker 0 has called {methods[0]}, but worker {differing} {methods[differing]}: all "
+            f"workers must call the same methods in the same order, not inside 'if trainer.rank == 0'",
             on_all_ranks=True,
         )
 

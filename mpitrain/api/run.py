@@ -32,7 +32,8 @@ from ..report.runs import described_states
 _OUTPUT = "output.log"
 _POLL_S = 0.1
 _ASK_S = 2.0  # interval at which the state of a run that another process supervises is read
-_ENDED_AT_ONCE = (128 + signal.SIGINT, -signal.SIGINT)  # exit statuses of a run that was stopped twice, or at its start
+# Exit statuses of a run that received two signals, or was stopped at its start.
+_ENDED_AT_ONCE = (128 + signal.SIGINT, -signal.SIGINT)
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,11 @@ class Run:
         self.path = Path(path).absolute()
         if not self.path.is_dir():
             raise RecordError(f"{path}: no such directory; give a run directory, such as runs/JOB-TIME")
-        self._process: subprocess.Popen[bytes] | None = None  # the supervisor, if this process has started it
+        self._process: subprocess.Popen[bytes] | None = None  # the supervisor, if this process started it
         self._stop_requested = False  # whether ``stop`` has interrupted that supervisor
-        self._before: heartbeat.Status | None = None  # the status when this process started it
+        self._before: heartbeat.Status | None = None  # the run's status when this process started it
         self._shown: dict[Path, int] = {}  # bytes of output that ``wait`` has printed
-        self._make_job: Callable[[], Job] | None = None  # if ``train`` has made this object
+        self._make_job: Callable[[], Job] | None = None  # set if ``train`` has made this object
 
     def __repr__(self) -> str:
         status = self.status

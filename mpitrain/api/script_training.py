@@ -49,7 +49,10 @@ class ScriptTraining(ScriptRun):
         rank, loader = self._rank, self._loader
         with rank.errors_end_the_run():
             if loader is None or self._epoch is not None:
-                raise JobError(f"trainer.{method} needs a loader, and a Trainer trains once: call trainer.loader first")
+                raise JobError(
+                    f"trainer.{method} was called without a loader, or after training: "
+                    f"call trainer.loader first, and train once"
+                )
             check_positive(method, epochs or steps)
             accumulate, workers = self._config.training.accumulate_steps, self.size
             batch = loader.batch_size * accumulate
@@ -67,7 +70,7 @@ class ScriptTraining(ScriptRun):
             stack = contextlib.ExitStack()
             session = stack.enter_context(training_session(rank.cluster, request, rank.status))
             self._session, rank.session = session, stack
-            if session.loop is None:  # the run has finished early
+            if session.loop is None:  # the run has already finished early
                 training = self.model.training
                 load(session.run_dir, model=self.model)
                 self.model.train(training)
@@ -77,8 +80,8 @@ class ScriptTraining(ScriptRun):
             self._loop.open(self._overlap, self._optimizers.parameter_names)
             self._began_at = self._loop.step
             self._optimizers.begin(self._loop)
-            self._script.extra_state()  # finds values that cannot be saved
-            self._optimizers.advance_schedulers(self._loop)  # if they have no state in the checkpoint
+            self._script.extra_state()  # raises an error for values that cannot be saved
+            self._optimizers.advance_schedulers(self._loop)  # for values that have no state in the checkpoint
             return self._loop
 
     def _close(self) -> None:

@@ -181,7 +181,9 @@ class Trainer(ScriptTraining):
         """
         with self._rank.errors_end_the_run():
             if self._loop is not None or self._epoch is not None:
-                raise JobError(f"trainer.register({name!r}, ...) was called after training has begun: call it before")
+                raise JobError(
+                    f"trainer.register({name!r}, ...) was called after training has begun: call it before the loop"
+                )
             self._script.add(name, owner, per_rank, keys)
 
     def loader(
@@ -224,7 +226,7 @@ class Trainer(ScriptTraining):
             if not isinstance(split, Split):
                 raise JobError(f"trainer.loader got {type(dataset).__name__}: must be a dataset, with __len__")
             if not shuffle and order is not None:
-                raise JobError("trainer.loader got shuffle=False and an order: pass one of them")
+                raise JobError("trainer.loader got shuffle=False and an order: pass only one of the two")
             if order is not None or not shuffle:
                 split = split.ordered(order or Sequential())
             self._config = self._config.merged({"data_workers": num_workers, "prefetch": prefetch_factor})
@@ -262,7 +264,7 @@ class Trainer(ScriptTraining):
         with self._rank.errors_end_the_run():
             if self._loader is not None:
                 raise JobError(
-                    "trainer.steps was called twice, or after trainer.loader, whose place it takes: use one of them"
+                    "trainer.steps was called twice, or after trainer.loader: call only one of the two, and once"
                 )
             check_positive("steps", count)
             positions = Steps(count, self._config.gradients_per_step(self.size))
@@ -274,7 +276,7 @@ class Trainer(ScriptTraining):
             yield loop.step
             with self._rank.errors_end_the_run():
                 if loop.is_pending:
-                    raise JobError("a step of trainer.steps was skipped: call trainer.backward in each")
+                    raise JobError("a step of trainer.steps was skipped: call trainer.backward in every step")
         self._close()
 
     def batches(self, count: int) -> Iterator[tuple[int, Any]]:

@@ -113,7 +113,9 @@ def tune(
             rate = _measured_rate(options, job, chosen[index], seconds, Path(folder, f"run-{number}"))
             rates[index] = max(rates[index], rate)
             if not rates[0]:
-                raise LaunchError("the given configuration could not be measured; start it with mpitrain run")
+                raise LaunchError(
+                    "the configuration given by the flags could not be measured; start it with mpitrain run to see why"
+                )
     measured = [Measured(candidate, rate) for candidate, rate in zip(chosen, rates, strict=True) if rate]
     return Tuning(probe, possible, measured)
 

@@ -12,7 +12,7 @@ from ..comm.mpi import MPI
 from ..core.ranges import aligned_range
 from .reductions import Reduction
 
-# What an operation waits for, and an operation; see ``collectives``.
+# The type of a wait within an operation, and of an operation; see ``collectives``.
 Condition: TypeAlias = "int | MPI.Request"
 Steps: TypeAlias = Iterator[Condition]
 

@@ -14,7 +14,7 @@ from ..comm.mpi import MPI, library_name, start
 from ..comm.shared_memory import sharing_problem
 from ..errors import LaunchError
 
-_LARGEST_TAG = 32767  # the standard guarantees tags up to this one
+_LARGEST_TAG = 32767  # the MPI standard guarantees tags up to this value
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def _exchange_ranks(store: Any, world: MPI.Intracomm, rank: int, size: int, time
     store.set(keys[rank], f"{world.rank} {world.size} {library_name()}")
     try:
         store.wait(keys, timeout)
-    except Exception as error:  # DistStoreError, and RuntimeError in older releases
+    except Exception as error:  # DistStoreError; in older releases of PyTorch RuntimeError
         absent = [index for index in range(size) if not store.check([keys[index]])]
         raise LaunchError(
             f"rank {rank} of {size} on {socket.gethostname()}: after {timeout.total_seconds():g} s, "

@@ -117,8 +117,8 @@ class OperationQueue:
         self.failed: Exception | None = None
         self._name, self._start, self._wait, self._poll = name, start, wait, poll
         self._pending: deque[Operation] = deque()
-        self._executing = threading.RLock()  # held by the thread that performs operations
-        self._left = threading.Semaphore(0)  # operations that were left to the thread
+        self._executing = threading.RLock()  # the thread that performs operations holds this lock
+        self._left = threading.Semaphore(0)  # operations that were left to the background thread
         self._thread: threading.Thread | None = None
         self._closed = False
 

@@ -122,7 +122,7 @@ class Message(TensorWork):
         return self.future
 
     def _wait_quietly(self) -> None:
-        with suppress(CollectiveFailed):  # then the future has ended the process
+        with suppress(CollectiveFailed):  # after such an error, the future has ended the process
             self.wait()
 
     def is_completed(self) -> bool:

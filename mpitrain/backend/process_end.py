@@ -17,7 +17,7 @@ from ..comm.mpi import MPI
 from .staging import Staging
 
 _groups: weakref.WeakSet[Staging] = weakref.WeakSet()
-_watched = False  # whether this process's end is
+_watched = False  # whether the end of this process is watched
 _raised = False  # whether it ends with an exception
 
 

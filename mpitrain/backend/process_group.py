@@ -150,7 +150,7 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         text, signature = call
         operation = Operation(self._queue, text, outputs)
         operation.steps = self._waiting.signed(operation, signature, steps)
-        on_gpu = bool(outputs) and not outputs[0].is_cpu  # copies follow the calling thread's stream
+        on_gpu = bool(outputs) and not outputs[0].is_cpu  # copies are ordered with the calling thread's CUDA stream
         blocking = on_gpu or (options is not None and not getattr(options, "asyncOp", True))
         if options is not None and options.timeout > timedelta(0):
             operation.timeout_s = options.timeout.total_seconds()
@@ -196,7 +196,7 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
     def _all_reduce(self, name: str, tensors: list[Tensor], opts: Any) -> Operation:
         reduction = reduction_of(_reduce_op(opts), tensors[0].dtype)
         if any(tensor.is_sparse for tensor in tensors) and reduction.name not in ("sum", "avg"):
-            raise ValueError(f"{name} of sparse tensors has sum and avg only, not {reduction.name}")
+            raise ValueError(f"{name} of sparse tensors supports SUM and AVG only, not {reduction.name}")
 
         def steps() -> Steps:
             for tensor in tensors:

@@ -141,4 +141,4 @@ def _pid_namespace() -> int:
     try:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:
-        return os.getpid()  # unlike any other: process ids cannot be compared
+        return os.getpid()  # a unique value: process ids of different namespaces cannot be compared

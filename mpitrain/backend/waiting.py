@@ -21,7 +21,7 @@ from .staging import Staging
 
 _POLLS = 2000  # about 20 us before this rank yields its core
 _JOIN_S = 200e-6  # an operation that all ranks join within this time is performed by the calling thread
-_MESSAGE_S = 1e-3  # a rank that waits for a message yields its core this long before it sleeps: a block takes less
+_MESSAGE_S = 1e-3  # a rank that waits for a message yields its core this long before it sleeps; a block arrives sooner
 _LOOK_S = 0.25  # interval of the checks for ranks that have ended
 _EXPLAIN_S = 2.0  # maximum time for other ranks to report which operation they have called
 _LATE_S = 1.0  # time, after a timeout, for other nodes to report which ranks have arrived
@@ -106,7 +106,9 @@ class Waiting:
         if self._looked:
             ended = [index for index in self._staging.behind() if self._staging.has_ended(index)]
             if ended:
-                raise self._failed(f"{ranks_text(self._local[index] for index in ended)} of this node ended before it")
+                raise self._failed(
+                    f"{ranks_text(self._local[index] for index in ended)} of this node ended before the operation"
+                )
         self._looked = now
 
     def _timeout(self, operation: Operation) -> CollectiveFailed:

@@ -14,7 +14,7 @@ from .resources import Resources
 _PREFIX = "#SBATCH"
 _DIRECT = re.compile(r"[A-Za-z0-9_@%+=:,./&|()\[\]{}*!-]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_END_TIMEOUT_S = 20.0  # a run without its end would not save before the limit
+_END_TIMEOUT_S = 20.0  # if the query failed, the run would not know its time limit, and could not save in time
 _STEP_ENDS_S = 60  # time for the other ranks to exit after the first one has exited
 _ENDED = frozenset(
     "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED REVOKED TIMEOUT".split()
@@ -175,7 +175,7 @@ def end_in(output: str, job: str) -> float | None:
     """Return the end of a job from the output of ``squeue``: one line with id and end for each array task."""
     ends = dict(line.split()[:2] for line in output.splitlines() if len(line.split()) >= 2)
     end = ends.get(job, "")
-    return float(end) if end.isdigit() else None  # without a limit the value is not a number
+    return float(end) if end.isdigit() else None  # for jobs without a time limit the value is not a number
 
 
 def _log_pattern(batch: Batch) -> str:

@@ -50,7 +50,7 @@ def export(checkpoint: Checkpoint, path: Path, to: str, dtype: str | None = None
     buffers = [name for name in checkpoint.datasets if name.startswith("buffers/")]
     arrays |= {name.removeprefix("buffers/"): checkpoint.read(name) for name in buffers}
     if to == "safetensors" and "__metadata__" in arrays:
-        raise CheckpointError("safetensors does not support an array of the name __metadata__; use --to npz")
+        raise CheckpointError("safetensors does not support an array with the name __metadata__; use --to npz")
     metadata = {"format": "mpitrain", "step": str(checkpoint.step), "source": checkpoint.path.name}
     if to == "safetensors":
         data = _library("safetensors.numpy", "pass --to npz").save(arrays, metadata)

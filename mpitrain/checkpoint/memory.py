@@ -114,7 +114,7 @@ class StateWriter:
         for folder in state_folder.folders(self._run_dir):
             path = folder / _FILES[self._next]
             try:
-                if nbytes > available_bytes() // 2:  # training must not be killed for it
+                if nbytes > available_bytes() // 2:  # the kernel must not kill the training process for lack of memory
                     raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
                 state_folder.make(folder, self._run_dir)
                 return _File(path, nbytes)

@@ -28,7 +28,7 @@ from .structure import Dataset, Structure, UnsupportedStructure, Value
 from .validation import check, check_shards
 
 _CHUNK = 1 << 23  # with smaller reads the kernel reads ahead less
-_VERIFY_CHUNK = 1 << 21  # values that are looked at twice stay in the cache
+_VERIFY_CHUNK = 1 << 21  # values that are read twice stay in the cache
 _FINITE_CHUNK = 1 << 20  # fits into the L2 cache; smaller ones cost more than they save
 # Larger files must have 1 byte on disk for 64 bytes of length: reading the holes of a sparse file would take hours.
 _MAX_SPARSE_BYTES, _MAX_SPARSENESS = 1 << 26, 64
@@ -143,7 +143,7 @@ class Checkpoint:
             self._check_name()
         except (DamagedManifest, UnsupportedStructure) as error:
             raise self._damaged(str(error)) from error
-        except OSError as error:  # such as too many open files
+        except OSError as error:  # for example because too many files are open
             raise DamagedCheckpoint(f"{self.path} cannot be read: {error.strerror}") from error
 
     def _read_manifest(self) -> Manifest:
@@ -199,12 +199,14 @@ class Checkpoint:
         except UnsupportedStructure as error:
             raise self._damaged(str(error)) from error
         if not same:
-            raise self._damaged("its manifest has other names, shapes, attributes or offsets than its HDF5 structure")
+            raise self._damaged(
+                "the names, shapes, attributes or offsets in its manifest differ from its HDF5 structure"
+            )
 
     def _open_shards(self, is_shard: bool, resources: ExitStack) -> None:
         """Open the shards that contain the values of virtual datasets; see ``sharded``."""
         if is_shard and self._listed:
-            raise self._damaged("it is a shard, but has shards itself")
+            raise self._damaged("it is a shard, but lists shards of its own")
         for file, identity in self._listed.items():
             try:
                 shard = resources.enter_context(Checkpoint(self.path.with_name(file), is_shard=True))
@@ -251,7 +253,7 @@ class Checkpoint:
             self._read_chunk(at, chunk)
             for lo in range(0, len(chunk), _FINITE_CHUNK):
                 values = chunk[lo : lo + _FINITE_CHUNK]
-                digest.add(values)  # brings it into the cache
+                digest.add(values)  # loads the piece into the cache
                 finite = finite and _is_finite(values.view(dtype))
         self._compare(name, which, digest)
         return finite

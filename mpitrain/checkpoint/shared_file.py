@@ -205,7 +205,7 @@ class SharedFileWriter:
                 with _errors_of_hdf5():
                     dataset.write_direct(array, rows, rows)
             except OSError:
-                self._write_at(start + first * row_bytes, block)  # raises the actual error, which HDF5 hides
+                self._write_at(start + first * row_bytes, block)  # raises the original error, which HDF5 does not show
                 raise
         return str(digest)
 

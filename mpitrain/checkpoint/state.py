@@ -187,7 +187,9 @@ def _extra_state(checkpoint: Checkpoint) -> ExtraState:
 def _version(attributes: Mapping[str, Any]) -> int:
     version = attributes.get(_VERSION, 1)
     if type(version) is not int:
-        raise CheckpointError(f"the checkpoint has a state of version {version!r}; use another one, or --init-from")
+        raise CheckpointError(
+            f"the checkpoint has a state of version {version!r}; use another checkpoint, or --init-from"
+        )
     return version
 
 

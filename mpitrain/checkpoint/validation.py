@@ -71,7 +71,7 @@ def check_shards(datasets: Mapping[str, Dataset], shards: Mapping[str, Mapping[s
         for rows in dataset.virtual:
             part = shards[rows.file].get(name)
             if part is None or (part.shape, part.dtype) != ((rows.hi - rows.lo, *dataset.shape[1:]), dataset.dtype):
-                raise UnsupportedStructure(f"its shard {rows.file} has other rows of {name}")
+                raise UnsupportedStructure(f"its shard {rows.file} does not have the expected rows of {name}")
 
 
 def _check_names(structure: Structure) -> None:
@@ -152,7 +152,7 @@ def _check_places(datasets: Mapping[str, Dataset], manifest: Manifest) -> None:
         ranges = manifest.arrays.get(name)
         if ranges is not None:
             if dataset.place != (ranges[0].start, ranges[-1].stop):
-                raise UnsupportedStructure(f"the values of {name} are not where its manifest has them")
+                raise UnsupportedStructure(f"the values of {name} are not at the offset that its manifest has")
             if any((part.stop - part.start) % dataset.dtype.itemsize for part in ranges):
                 raise UnsupportedStructure(f"the ranges of {name} are not whole values")
         elif dataset.place is not None and (dataset.shape or dataset.place[1] > manifest.size):

@@ -64,7 +64,7 @@ _OPTIONS = [
     click.Option(["--mpi"], is_flag=True, expose_value=False, help="Without effect."),
 ]
 
-# What users of other flags of Horovod's launcher should do.
+# What to use instead of the other flags of Horovod's launcher.
 _INSTEAD = {
     "--gloo": "remove it: the ranks communicate over MPI",
     "--jsrun": "remove it: in a batch job of LSF, mpitrain run uses the job's hosts",

@@ -104,7 +104,7 @@ def parse_flags(options: Sequence[click.Option], words: Sequence[str]) -> dict[s
             name = error.option_name.partition("=")[0]
             if name in jobs:
                 raise ConfigError(
-                    f"{name} is an option of jobs, and a program is started: remove it, or pass it to mpitrain.Trainer "
+                    f"{name} is an option of jobs, but a program is started: remove it, or pass it to mpitrain.Trainer "
                     "or train in the script"
                 ) from error
             near = nearest(name, [flag(str(option.name)) for option in command.params])

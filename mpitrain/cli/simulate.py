@@ -172,7 +172,7 @@ def _check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         raise ConfigError("--link-burst has no effect without --link RATE; add it")
     for name in given:
         if "mode" not in given and not any(info_of(FIELDS[name]).is_valid_in(mode) for mode in MODES.values()):
-            raise ConfigError(f"--{name.replace('_', '-')} is valid in no mode")
+            raise ConfigError(f"--{name.replace('_', '-')} is not valid in any mode")
 
 
 def _is_set(name: str) -> bool:

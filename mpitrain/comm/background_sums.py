@@ -17,7 +17,7 @@ from .internode import NodeSums
 from .mpi import MPI
 
 _INTERVAL_S = 1e-3
-_LEAST_NBYTES = 16 << 20  # a smaller vector travels in fewer intervals than are worth a thread
+_LEAST_NBYTES = 16 << 20  # for smaller vectors a thread is not worthwhile
 
 
 def in_background(sums: NodeSums, hierarchy: Hierarchy, nbytes: int) -> NodeSums:

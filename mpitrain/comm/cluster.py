@@ -78,7 +78,8 @@ class Group:
             message = f"{message} ({self._name_of(rank)})"
         agreed = kind(message)
         if not self.is_world and self.comm.rank > 0:
-            raise OtherRankFailed(message)  # the group's first rank reports it, and ends the ranks outside the group
+            # The group's first rank reports the error, and ends the ranks outside the group.
+            raise OtherRankFailed(message)
         agreed.on_all_ranks = self.is_world
         raise agreed from error
 

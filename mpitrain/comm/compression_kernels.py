@@ -152,7 +152,7 @@ def select_largest(vector: Array, residual: Array, counts: Array, indices: Array
                 indices[sent], values[sent] = i, value
                 sent += 1
                 residual[i] = zero
-        if value - value != zero:  # not finite: sent, or if there are too many dropped
+        if value - value != zero:  # elements that are not finite are sent, or dropped if there are too many
             residual[i] = zero
     for i in range(sent, indices.size):
         indices[i], values[i] = 0, zero

@@ -183,7 +183,7 @@ class CompressedSums(NodeSums):
             self._buckets[self._returned].return_sum()
             self._returned += 1
         if self._returned:
-            self._buckets[self._returned - 1].has_arrived()  # lets MPI move the data of all
+            self._buckets[self._returned - 1].has_arrived()  # lets MPI progress all pending transfers
 
     def is_summed(self, index: int) -> bool:
         self.progress()

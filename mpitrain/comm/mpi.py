@@ -42,7 +42,7 @@ _LAUNCHERS = (
     ("SLURM_STEP_NUM_TASKS", "srun"),
 )
 
-# Where Linux lists the devices of networks that libfabric can use: InfiniBand, Omni-Path and EFA; Slingshot.
+# Directories in which Linux lists network devices that libfabric can use: InfiniBand, Omni-Path and EFA; Slingshot.
 _FABRICS = ("/sys/class/infiniband", "/sys/class/cxi")
 
 
@@ -58,7 +58,8 @@ def start() -> MPI.Intracomm:
         check_launcher(os.environ, 1)
     if not MPI.Is_initialized():
         with _chosen_transports(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # about launchers; check_launcher reports it with a fix
+            # Messages about launchers; check_launcher reports the problem with a fix.
+            warnings.simplefilter("ignore", RuntimeWarning)
             MPI.Init_thread()
     check_launcher(os.environ, MPI.COMM_WORLD.size)
     return MPI.COMM_WORLD

@@ -24,8 +24,8 @@ from ..plan.compression import Compression
 from .compression import WORD, Codec, make_codec
 from .mpi import MPI
 
-_COUNTS = (0, 1, 1000)  # numbers of elements with which every codec of the user is tried
-_MOST = 1 << 22  # no larger vectors are encoded to try it, because of the memory that they need
+_COUNTS = (0, 1, 1000)  # numbers of elements with which every user-defined codec is tried
+_MOST = 1 << 22  # maximum size of the vectors with which a codec is tried, because of their memory
 
 
 class VectorCodec:

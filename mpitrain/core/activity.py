@@ -31,7 +31,7 @@ _TEXT = 8 * (_STACK + _STACK_WORDS)  # byte offset
 _BYTES = 4096
 
 _words: memoryview = memoryview(bytearray(_BYTES)).cast("q")  # replaced by ``write_to``
-_thread = 0  # the thread that marks its activities; 0 for none
+_thread = 0  # the thread whose activities are marked; 0 for none
 _program_words: memoryview | None = None  # a program's page; empty if there is none, None before the first mark
 _state = 0
 
@@ -101,7 +101,7 @@ class ActivityPage:
         text = bytes(self.memory[_TEXT:]).split(b"\0", 1)[0]
         try:
             facts = json.loads(text) if text else {}
-        except ValueError:  # it is being written
+        except ValueError:  # the page is being written
             facts = {}
         waits_for, limit_s = words[_WAITS_FOR] - 1, words[_LIMIT_S]
         return Activity(
@@ -211,7 +211,7 @@ def _open_page(path: str | None) -> memoryview:
         try:
             with open(path, "r+b") as file:
                 return memoryview(mmap.mmap(file.fileno(), _BYTES)).cast("q")
-        except OSError:  # in another process namespace, or the launcher has ended
+        except OSError:  # the process is in another namespace, or the launcher has ended
             pass
     return memoryview(b"").cast("q")
 

@@ -14,7 +14,8 @@ from ..errors import DataError
 from .split import Split
 
 _BLOCK_BYTES = 1 << 22  # block size for files that are not chunked
-_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}  # not EAGAIN: another process is writing to the file
+# Without EAGAIN, which means that another process writes the file.
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
 class Hdf5Split(Split):

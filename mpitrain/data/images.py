@@ -73,7 +73,7 @@ class ImageFolder:
     def _check(self, index: int, path: Path, status: os.stat_result) -> None:
         state = hash((status.st_size, status.st_mtime_ns)) | 1
         if self._states[index] not in (0, state):
-            raise DataError(f"{path} was changed during the run; start it again with files that do not change")
+            raise DataError(f"{path} was changed during the run; start the run again with files that do not change")
         self._states[index] = state
 
 

@@ -72,7 +72,9 @@ class Weighted:
     def __init__(self, weights: Sequence[float] | Array) -> None:
         values = np.asarray(weights, np.float64)
         if values.ndim != 1 or not np.isfinite(values).all() or (values < 0).any() or values.sum() <= 0:
-            raise DataError("Weighted needs one weight per example: finite, not negative, and not all zero")
+            raise DataError(
+                "Weighted needs one weight per example; weights must be finite, not negative, and not all zero"
+            )
         self._sums = np.cumsum(values)
 
     def length(self, count: int) -> int:
@@ -102,7 +104,7 @@ class GroupedByLength(_EachOnce):
     def __init__(self, lengths: Sequence[int] | Array, group: int) -> None:
         self._lengths, self._group = np.asarray(lengths), group
         if self._lengths.ndim != 1 or group < 1:
-            raise DataError("GroupedByLength needs one length per example, and a group of at least 1")
+            raise DataError("GroupedByLength needs one length per example, and group must be at least 1")
         self._sorted: tuple[tuple[int, int, int], Array] | None = None
 
     def length(self, count: int) -> int:
@@ -159,7 +161,7 @@ class Streams:
 
     def length(self, count: int) -> int:
         if count < self._count:
-            raise DataError(f"Streams({self._count}) needs as many examples, but there are {count:,}")
+            raise DataError(f"Streams({self._count}) needs at least {self._count} examples, but there are {count:,}")
         return count - count % self._count
 
     def indices(self, position: int, count: int, n: int, seed: int, block: int | None = None) -> Array:

@@ -69,7 +69,7 @@ class _Process:
         arguments = other, split, seed, buffers, share, shares, os.getpid()
         self._process = context.Process(target=_serve, args=arguments)
         self._process.start()
-        other.close()  # so that the end of the process ends the connection
+        other.close()  # closed here so that the end of the process ends the connection
         self._submitted: deque[_Submitted] = deque()
         self._readable = select.poll()
         self._readable.register(self._connection.fileno(), select.POLLIN)
@@ -113,7 +113,7 @@ class ProcessLoader(DatasetLoader):
     def __init__(self, split: LoadsBatches, seed: int, loading: Loading) -> None:
         super().__init__(split, seed, loading)
         context = multiprocessing.get_context("fork")
-        # Also for the present batch and the last one.
+        # Two more buffers: for the present batch and the previous one.
         self._buffers = SharedBuffers(loading.workers * loading.prefetch + 2)
         first, shares = loading.share * loading.workers, loading.shares * loading.workers
         self._processes = [

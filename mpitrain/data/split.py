@@ -179,8 +179,8 @@ class Split:
         """
         if not isinstance(self._order or Shuffled(), (Shuffled, Sequential)):
             raise DataError(
-                f"{self.source} does not fit into half of a node's free memory, and is read in blocks: only the orders "
-                f"Shuffled and Sequential work, not {self._order!r}"
+                f"{self.source} does not fit into half of a node's free memory, and is therefore read in "
+                f"blocks: the order must be Shuffled or Sequential, not {self._order!r}"
             )
 
     def map(self, function: Callable[[Any], Any]) -> DatasetSplit:

@@ -30,7 +30,7 @@ class StreamSplit(DatasetSplit):
 
     def ordered(self, order: Order | Callable[[int, int], int]) -> Split:
         if not isinstance(order, Sequential):
-            raise DataError(f"{self.source} has the order of its examples: it cannot be changed")
+            raise DataError(f"{self.source} has a fixed order of examples, which cannot be changed")
         return self
 
     def sample_digest(self) -> str:

@@ -160,7 +160,7 @@ class _CsvFile:
             csv = required("pyarrow.csv", "csv")
             try:
                 self._table = csv.read_csv(self._path)
-            except required("pyarrow", "csv").ArrowInvalid:  # errors have the number of the row without threads
+            except required("pyarrow", "csv").ArrowInvalid:  # without threads, error messages contain the row number
                 self._table = csv.read_csv(self._path, csv.ReadOptions(use_threads=False))
         return self._table
 
@@ -207,7 +207,9 @@ class ColumnsSplit(Split):
     def _check_nulls(self, values: Any, column: str, start: int, length: int) -> None:
         if values.null_count:
             row = start + int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0]) // length
-            raise DataError(f"{self._table.name_of(row)}: {column} has no value; fill such values, or drop these rows")
+            raise DataError(
+                f"{self._table.name_of(row)}: {column} has no value; fill missing values, or drop these rows"
+            )
 
     def _length(self, column: str) -> int:
         """Return the number of values of a list of fixed size; 0 for numbers."""

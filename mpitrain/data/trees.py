@@ -110,7 +110,7 @@ class Stacked:
                 part.set(place, example[name])
         elif isinstance(self._first, tuple):
             if not isinstance(example, tuple):
-                raise TypeError("some examples are tuples, others are not")
+                raise TypeError("some examples are tuples, others are not tuples")
             for part, item in zip(self._parts, example, strict=True):
                 part.set(place, item)
         elif isinstance(self._batch, list):
@@ -127,7 +127,7 @@ class Stacked:
         if example.shape != batch.shape[1:]:
             raise ValueError(f"some examples have shape {batch.shape[1:]}, others {example.shape}")
         if _is_text(example) != _is_text(batch):
-            raise TypeError("some examples have texts, others numbers")
+            raise TypeError("some examples have texts, others have numbers")
         if example.dtype != batch.dtype and (dtype := np.result_type(batch, example)) != batch.dtype:
             self._batch = self._array(batch.shape, dtype)
             self._batch[:place] = batch[:place]

@@ -81,7 +81,8 @@ def _number(saved: Mapping[str, Any], name: str) -> float:
     value = saved.get(name)
     if not isinstance(value, (int, float)) or not math.isfinite(value):
         raise CheckpointError(
-            f"the checkpoint's state loss_scale has {name} {value!r}, not a number; use another one, or --init-from",
+            f"the checkpoint's state loss_scale has {name} {value!r}, not a number; "
+            f"use another checkpoint, or --init-from",
             on_all_ranks=True,
         )
     return value

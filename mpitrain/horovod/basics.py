@@ -61,7 +61,7 @@ def _duplicate(everyone: MPI.Intracomm, comm: MPI.Intracomm | Sequence[int] | No
         return comm.Dup()
     ranks = list(comm)
     if everyone.rank not in ranks:
-        raise ValueError(f"init(comm={ranks}): rank {everyone.rank} is not one of these; it must not call init")
+        raise ValueError(f"init(comm={ranks}): rank {everyone.rank} is not one of these ranks; it must not call init")
     group = everyone.Get_group()
     members = group.Incl(ranks)
     made = everyone.Create_group(members)

@@ -80,10 +80,11 @@ class Channel:
         self._own = torch.zeros(_WORDS, dtype=torch.int32, device="cpu")
         self._rows = torch.zeros((self.size, _WORDS), dtype=torch.int32, device="cpu")
         self._steps: Steps | None = None
-        self._abandoned: Steps | None = None  # after an error: MPI may still write to its buffers
+        # Operations that are kept after an error, because MPI may still write to their buffers.
+        self._abandoned: Steps | None = None
         self._condition: Condition = 0
         self._cycles = 0
-        self._agreed = False  # whether all ranks announced the same in the last cycle
+        self._agreed = False  # whether all ranks announced the same operations in the last cycle
         self._not_before = 0.0  # when the next cycle may begin if there is nothing to announce
         self._notices = Notices(self.members.messages)
         self._looked = 0.0
@@ -113,7 +114,7 @@ class Channel:
             if self._open.setdefault(handle.key, handle) is not handle:
                 raise ValueError(
                     f"{title(*handle.key)} has been submitted before, and is not complete; "
-                    "use another name, or call synchronize() first"
+                    f"use another name, or call synchronize() first"
                 )
             self._queue.append(handle)
         return handle
@@ -168,7 +169,7 @@ class Channel:
             return True
         if not self._open:
             return False
-        # Ranks on other nodes may wait, which cannot be seen from here.
+        # This rank cannot see whether ranks on other nodes wait.
         return self._staging.is_behind() or (not self.members.on_one_node and perf_counter() > self._not_before)
 
     def _reached(self, polls: int) -> bool:
@@ -309,7 +310,7 @@ class Channel:
         for handle in self._waiting():
             waits = f"{title(*handle.key)} has waited {now - handle.submitted:.0f} s for"
             ranks = absent.get(handle.key)
-            if ranks is None:  # the cycle that announces it is not complete
+            if ranks is None:  # the cycle that announces the request is not complete
                 behind = [self.members.ranks_of_node(self.members.node)[index] for index in self._staging.behind()]
                 who = self._text(behind) if behind else "a rank of another node"
                 lines.append(f"{waits} {who}, which does not answer")

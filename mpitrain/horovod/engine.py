@@ -22,9 +22,9 @@ from .settings import Settings
 from .timeline import Timeline
 
 _IDLE_S = 20e-3  # interval at which the background thread looks for requests
-_BUSY_S = 5e-3  # the same while operations are pending, and some time after the last one
+_BUSY_S = 5e-3  # the interval while operations are pending, and for some time after the last one
 _RECENT_S = 1.0
-_ACTIVE_S = 500e-6  # the same in a cycle
+_ACTIVE_S = 500e-6  # the interval within a cycle
 _LEAVE_S = 10.0  # maximum time for the other ranks to shut down, too
 
 

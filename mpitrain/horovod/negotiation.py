@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from ..backend.waiting import ranks_text
 from .request import ReduceOp, Request, title
 
-_LARGEST_TABLE = 20_000  # requests; the table starts anew when it is larger and nothing is pending
+_LARGEST_TABLE = 20_000  # number of requests above which the table is cleared, when nothing is pending
 _WITH_JOINED = ("allreduce", "barrier", "join")
 Name = tuple[str, int]
 

@@ -12,7 +12,7 @@ class Action(Enum):
     """What to do about operations that have waited long."""
 
     NONE = 0
-    ASK = 1  # which operations the other ranks have submitted
+    ASK = 1  # ask which operations the other ranks have submitted
     REPORT = 2
     FAIL = 3
 

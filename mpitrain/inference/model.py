@@ -108,7 +108,7 @@ def evaluate(path: Path, averages: bool | None = None) -> tuple[int, dict[str, f
     trained = restore(path, averages=averages)
     split, model = trained.job.validation_split, trained.model()
     if split is None:
-        raise ConfigError(f"{trained.path}: the job has no validation examples; give it some: Job(validation=...)")
+        raise ConfigError(f"{trained.path}: the job has no validation examples; add some: Job(validation=...)")
     job = trained.job
     parts: list[tuple[Any, Any]] = []
 
@@ -176,7 +176,7 @@ class Predictor:
         """The dtype of the model's input, if a dataset makes it and it is a floating-point type; else empty."""
         train, dtype = self._trained.job.train_split, ""
         if isinstance(train, DatasetSplit):
-            with suppress(DataError):  # the first example is not there any more
+            with suppress(DataError):  # the first example is no longer available
                 examples = train.read_batch(0, 1).examples
                 inputs = examples[0] if isinstance(examples, (tuple, list)) else examples
                 dtype = str(getattr(inputs, "dtype", ""))
@@ -186,7 +186,7 @@ class Predictor:
         train = self._trained.job.train_split
         if set(parts) != {""}:
             if isinstance(self._trained.job.network, LayerNetwork):
-                raise JobError(f"there are several arrays, {_shapes(parts)}: must be one, of the examples")
+                raise JobError(f"the input has several arrays, {_shapes(parts)}: must be one array of examples")
             return parts
         (examples,) = parts.values()
         if train.is_array and examples.shape[1:] != train.shape:

@@ -254,7 +254,7 @@ class Attempt:
     def _check_stop(self, process: subprocess.Popen[bytes], ranks: int, now: float) -> None:
         """Repeat the request to save and exit; end the ranks if none can fulfil it."""
         doing = rank_status.read_activities(self._run_dir)
-        interrupted = self._interrupts.received[:1] == [signal.SIGINT]  # a scheduler sets a limit of its own
+        interrupted = self._interrupts.received[:1] == [signal.SIGINT]  # a scheduler sets its own limit
         if not interrupted or len(doing) < ranks or any(activity.busy for activity in doing.values()):
             self._phase_began = now
         elif now > self._phase_began + _STOP_S:
@@ -296,10 +296,10 @@ class Attempt:
         if not self._suspend_requested:
             return
         self._suspend_requested = False
-        if self._remote_hosts:  # while this process is stopped, the other hosts would count its link as lost
+        if self._remote_hosts:  # while this process is suspended, the other hosts would treat its link as lost
             say("a run on several hosts cannot be suspended; press Ctrl-C to save and exit")
             return
-        # Not the launcher: if this process is killed, it must still be able to end the ranks.
+        # The launcher is not suspended: if this process is killed, the launcher must still be able to end the ranks.
         host_watcher.signal_ranks(str(self._run_dir), signal.SIGSTOP)
         handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTSTP)

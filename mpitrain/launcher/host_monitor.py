@@ -19,7 +19,7 @@ from .hosts import RemoteAgent
 
 REPORT_S = 10.0  # time without an answer before a host is reported
 _BEAT_S = 0.5
-_LONGEST_LOOK_S = 1.0  # time in which this process was suspended does not count
+_LONGEST_LOOK_S = 1.0  # a longer pause means that this process was suspended; that time does not count
 _LATER_S = 5.0  # time until a lost host ends its ranks, after this process has reported it
 _AGAIN_S = 2.0  # pause before a watcher that has ended is started again
 

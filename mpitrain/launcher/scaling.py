@@ -72,11 +72,11 @@ def read_request(run_dir: Path) -> ScaleRequest | None:
     """Return the request that waits for an answer; None if there is none."""
     path = run_dir / SCALE_REQUEST
     content = _read(path) if path.exists() else {}
-    if not content:  # withdrawn, or not readable at this moment
+    if not content:  # the request was withdrawn, or is not readable at this moment
         return None
     try:
         return ScaleRequest(**content)
-    except (TypeError, LaunchError):  # it was not written by ``send_request``
+    except (TypeError, LaunchError):  # the file was not written by ``send_request``
         _remove(path)
         return None
 
@@ -107,7 +107,7 @@ def _sent(run_dir: Path, request: ScaleRequest) -> Iterator[None]:
     try:
         _write(partial, asdict(request))
         try:
-            os.link(partial, path)  # unlike a rename, it fails if there is another request
+            os.link(partial, path)  # unlike a rename, a link fails if there is another request
         finally:
             _remove(partial)
     except FileExistsError:

@@ -190,7 +190,7 @@ class _Supervisor:
         if outcome.has_failed and self._spec.hosts is not None and not self._interrupts.received:
             outcome = replace(outcome, lost_hosts=outcome.lost_hosts or self._unreachable(self._spec.hosts))
         if outcome.kind is Kind.LAUNCH_FAILED and not outcome.lost_hosts and result.filtered_output.strip():
-            print(result.filtered_output.strip(), file=sys.stderr)  # the only explanation there is
+            print(result.filtered_output.strip(), file=sys.stderr)  # no other explanation is available
         return outcome
 
     def _start_ranks(self) -> tuple[AttemptResult, Outcome]:

@@ -99,7 +99,9 @@ class Model:
         Raises:
             JobError: The model is not a PyTorch module on one device.
         """
-        raise JobError("a training loop of your own needs a PyTorch module on one device")
+        raise JobError(
+            "your own training loop needs a PyTorch module on one device per rank; remove --devices-per-rank"
+        )
 
     # Devices.
 

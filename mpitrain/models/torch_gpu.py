@@ -47,7 +47,7 @@ class TorchGpu:
         left, total = self._gpu.memory_to_take(), torch.cuda.get_device_properties(self.torch_device).total_memory
         torch.cuda.set_per_process_memory_fraction(left / total, self.torch_device)
         if not self._gpu.grows:
-            with self.activate():  # torch keeps freed memory
+            with self.activate():  # torch keeps freed memory in its cache
                 torch.empty(int(_TAKEN * left), dtype=torch.uint8, device=self.torch_device)
 
     @staticmethod

@@ -227,7 +227,7 @@ def classify(
         and own_host.boot_id
         and status.host.boot_id
     ):
-        return "died"  # its machine was rebooted
+        return "died"  # the machine has been rebooted since then
     if age_s is None:
         return None
     if age_s > SKEW_S:

@@ -23,7 +23,7 @@ from ..plan.option import flag
 PROGRAM = "program"  # in place of a mode, if the ranks execute a program
 HISTORY, CONFIG = "history", "config.toml"
 KERNELS = "blas_openblas"  # key in the table of versions; its value is OpenBLAS's version and the name of its kernels
-_UNCOMPARED = {"run_dir", "resume", "time_limit", "job_path"}  # where and until when a run trains, not how
+_UNCOMPARED = {"run_dir", "resume", "time_limit", "job_path"}  # options that say where and until when a run trains
 _GIT_S = 10.0  # time limit of one git command
 
 

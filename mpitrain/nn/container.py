@@ -114,7 +114,7 @@ class Residual(Sequential):
     def backward(self, dy: Array) -> Array | None:
         dy = self.cast_input(dy, "dy")
         around = self.activations("dx", dy.shape)
-        around[...] = dy  # before the layers overwrite it
+        around[...] = dy  # copied before the layers overwrite it
         dx = super().backward(dy)
         if dx is None:
             return None

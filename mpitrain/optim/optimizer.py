@@ -140,8 +140,8 @@ class Optimizer(ABC):
             raise JobError(f"{self.name}: l2 is {self.l2}, but {self.name} uses weight_decay; remove l2")
         if self.trust_ratio is not None and self.trust_ratio.after_rule and self.clip_norm is not None:
             raise JobError(
-                f"{self.name}: clip_norm is {self.clip_norm}, but {self.name}'s step length ignores the gradient's; "
-                "remove clip_norm"
+                f"{self.name}: clip_norm is {self.clip_norm}, but {self.name}'s step does not "
+                f"depend on the gradient's norm; remove clip_norm"
             )
         self._check_groups()
 
@@ -186,7 +186,7 @@ class Optimizer(ABC):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         definer = [next(i for i, c in enumerate(cls.__mro__) if name in vars(c)) for name in ("update", "fused")]
-        if definer[0] < definer[1]:  # the inherited compiled version is one of another rule
+        if definer[0] < definer[1]:  # the inherited compiled version implements another rule
             cls.fused = Optimizer.fused  # type: ignore[method-assign]
 
     def check(self) -> None:

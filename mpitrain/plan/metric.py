@@ -92,7 +92,7 @@ def check_metrics(where: str, metrics: object, reserved: Collection[str] = ()) -
         if not is_name(name):
             raise JobError(f"{where} has the name {name!r}: must be letters, digits and any of _ . -, after a letter")
         if name in reserved:
-            raise JobError(f"{where} has the name {name!r}, which is measured already: use another name")
+            raise JobError(f"{where} has the name {name!r}, which is reserved for a built-in metric: use another name")
         if isinstance(metric, type):
             raise JobError(f"{where}: {name!r} is the class {metric.__name__}: must be an object, {metric.__name__}()")
         if not callable(metric) and not isinstance(metric, MetricObject):

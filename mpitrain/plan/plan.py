@@ -167,7 +167,7 @@ def _check_grad_norm(job: Job, config: RunConfig) -> None:
     """Refuse to measure the gradient with an optimizer that measures the direction of its steps instead."""
     trust = job.rule.trust_ratio
     if config.output.log_grad_norm and trust is not None and trust.after_rule:
-        raise ConfigError(f"--log-grad-norm does not work with the optimizer {job.rule.name}; remove it")
+        raise ConfigError(f"--log-grad-norm does not work with the optimizer {job.rule.name}; remove the flag")
 
 
 def _divide_momentum(rule: Optimizer, config: RunConfig) -> tuple[Optimizer, Momentum | None]:
@@ -183,8 +183,8 @@ def _divide_momentum(rule: Optimizer, config: RunConfig) -> tuple[Optimizer, Mom
     differs = any(options.keys() & {"momentum", "nesterov", "l2"} for options in rule.groups.values())
     if rule.l2 or differs:
         raise ConfigError(
-            f"with --compress {compression} workers apply the momentum, which does not support l2, or groups with "
-            "momentum of their own; use weight_decay, or another --compress"
+            f"with --compress {compression} workers apply the momentum, which does not support l2, or "
+            f"groups with different momentum; use weight_decay, or another --compress"
         )
     options = {option.name: getattr(rule, option.name) for option in fields(momentum)}
     return momentum(**options | {"momentum": 0.0, "nesterov": False}), Momentum(rule.momentum, rule.nesterov)
@@ -204,11 +204,11 @@ def _check_batch(step_examples: int, gradients_per_step: int, job: Job) -> None:
 def _check_validation(job: Job, config: RunConfig) -> None:
     if config.training.validate_secs and job.validation_split is None:
         raise ConfigError(
-            f"--validate-secs {config.training.validate_secs:g} requires validation examples, but the job has none; "
-            "give it some, Job(validation=...), or remove --validate-secs"
+            f"--validate-secs {config.training.validate_secs:g} requires validation examples, but the "
+            f"job has none; add Job(validation=...), or remove --validate-secs"
         )
     if job.metrics and job.validation_split is None:
-        raise JobError("Job(metrics=...) requires validation examples; give the job some, Job(validation=...)")
+        raise JobError("Job(metrics=...) requires validation examples; add Job(validation=...)")
 
 
 def _check_goal(job: Job, config: RunConfig) -> None:
@@ -218,12 +218,11 @@ def _check_goal(job: Job, config: RunConfig) -> None:
         return
     if job.validation_split is None:
         raise ConfigError(
-            f"{option} requires validation examples, but the job has none; give it some, Job(validation=...), or "
-            f"remove {option}"
+            f"{option} requires validation examples, but the job has none; add Job(validation=...), or remove {option}"
         )
     names = [*MEASURED, *job.metrics]
     if goal.name not in names and not any(goal.name.startswith(f"{name}_") for name in job.metrics):
-        raise ConfigError(f"{option} is no metric of the job: must be one of {', '.join(names)}")
+        raise ConfigError(f"{option} is not a metric of the job: must be one of {', '.join(names)}")
 
 
 def _check_devices(config: RunConfig) -> None:

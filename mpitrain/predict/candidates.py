@@ -14,7 +14,7 @@ from .measurements import Probe
 from .scenario import Scenario, scenario_of
 from .simulation import Prediction, check_simpy, predict
 
-# What a user may permit to change, besides what has no effect on the results.
+# Kinds of options that a user may permit to change, besides options without effect on the results.
 CHANGES = ("batch", "mode", "compression", "servers", "staleness", "local-steps")
 MOST = 40
 _BUCKETS = (1 << 18, 1 << 20, 1 << 22, 1 << 24)

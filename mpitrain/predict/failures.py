@@ -53,6 +53,7 @@ def _one_run(work_s: float, rate: float, failures: Failures, random: np.random.G
         saved += int(until_failure / period) * failures.save_every_s
         elapsed += until_failure + failures.restart_s
     raise ConfigError(
-        f"nodes fail every {1 / rate:.0f} s on average, before a checkpoint is saved: save more often than every "
+        f"nodes fail every {1 / rate:.0f} s on average, which is before the next "
+        f"checkpoint: save more often than every "
         f"{failures.save_every_s:g} s"
     )

@@ -17,7 +17,7 @@ from .scenario import Scenario
 # measurement, because the rest is time of the link.
 _TYPICAL, _MOST = 4.0, 6.0
 _LEAST_NBYTES = 16 << 20  # as in ``comm.background_sums``
-_NOTICE_S = 100e-6  # until a server that polls notices a request
+_NOTICE_S = 100e-6  # time until a server that polls notices a request
 
 
 @dataclass(frozen=True)

@@ -195,7 +195,7 @@ class RankModel:
             middle = time.perf_counter()
             codec.decode(encoded, out)
             times.append((middle - began, time.perf_counter() - middle))
-        encode_s, decode_s = np.median(times[1:], axis=0).tolist()  # the first one may have compiled kernels
+        encode_s, decode_s = np.median(times[1:], axis=0).tolist()  # the first repetition may have compiled kernels
         return CodecTimes(len(encoded) / self.grads.nbytes, encode_s, decode_s)
 
     def train(self, seconds: float) -> None:

@@ -92,7 +92,7 @@ def _repeat(comm: MPI.Intracomm, *actions: Callable[[], object]) -> list[float]:
     count = _FEWEST
     while len(times) < count + 1:
         times.append([_slowest(comm, action) for action in actions])
-        if len(times) == 2:  # the first one may have compiled kernels
+        if len(times) == 2:  # the first repetition may have compiled kernels
             count = int(np.clip(_SECONDS / sum(times[1]), _FEWEST, _MOST))
     return np.median(times[1:], axis=0).tolist()  # type: ignore[no-any-return]
 

@@ -29,9 +29,9 @@ from .steps import StepTimes, step_times
 from .transfers import measure_links
 from .turns import all_at_once, median_of_ranks, median_over_ranks, one_at_a_time
 
-_COMPUTING_S = 12.0  # for all batch sizes and ranks
+_COMPUTING_S = 12.0  # total time for all batch sizes and ranks
 _STEPS_S = 4.0
-_TRAINING_S = 1.0  # before the noise scale is measured
+_TRAINING_S = 1.0  # duration of training before the noise scale is measured
 _SHORT_S, _CODEC_S = 0.1, 0.3
 _KEPT_FACTORS = 500
 
@@ -75,7 +75,7 @@ def _measure(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFil
         job = request.make()
         with errors_located(request.job_file, job):
             plan = make_plan(job, config.merged({"batch_size": job.batch_size, "train_steps": job.train_steps}), 1)
-        # Other examples on each rank, for independent estimates of the noise scale.
+        # Each rank uses other examples, for independent estimates of the noise scale.
         position = cluster.rank * len(job.train_split) // cluster.size
         model = RankModel(job, plan, list(devices), position)
     limit_threads_of_torch(threads)

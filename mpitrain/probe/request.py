@@ -46,8 +46,8 @@ class ProbeWorkload:
             raise ConfigError(f"{self.job.path} is a script: mpitrain probe needs a job file")
         for name in options_of_modes(self.job.options):
             raise ConfigError(
-                f"{flag(name)} has no effect: mpitrain probe measures what all modes need; remove it, and give it "
-                "to mpitrain simulate"
+                f"{flag(name)} has no effect, because mpitrain probe measures for all modes; "
+                f"remove it, and pass it to mpitrain simulate"
             )
 
     @property

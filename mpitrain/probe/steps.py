@@ -53,7 +53,7 @@ class _RecordSteps(Hook):
     def steps(self, *kinds: str) -> Array:
         """Return the seconds of each step in spans of these kinds, without the first tenth of the steps."""
         totals = np.array([sum(seconds.get(kind, 0.0) for kind in kinds) for seconds in self.seconds])
-        return np.diff(totals)[len(totals) // 10 : -1]  # the last one averages
+        return np.diff(totals)[len(totals) // 10 : -1]  # the last step averages
 
 
 def step_times(

@@ -17,8 +17,8 @@ from .turns import await_all
 
 _TAG = 77
 _PINGS, _POSTED = 200, 50
-_PART, _PIECES = 1 << 20, 4  # bytes that are sent at once, and in how many messages
-_SHORT, _LONG = 4, 256  # such parts in a transfer
+_PART, _PIECES = 1 << 20, 4  # number of bytes that are sent at once, and the number of messages
+_SHORT, _LONG = 4, 256  # number of such parts in a transfer
 _PAUSE_S = 0.3  # pause after which a shaped link allows a burst again
 _LONGEST_S = 2.0
 _SHAPED = 2.0  # a link is shaped if its first messages take less than 1 / _SHAPED of the time of later ones

@@ -93,7 +93,7 @@ def stop_server(run_dir: str, wait: bool = True) -> None:
         with connection, contextlib.suppress(OSError):
             connection.sendall(_NUMBER.pack(0))
             if wait:
-                connection.recv(1)  # empty when it has ended
+                connection.recv(1)  # returns no byte when the server has ended
 
 
 def import_in_server(run_dir: str, module: str) -> None:
@@ -193,7 +193,7 @@ def _become(request: _Request) -> None:
     """Continue as if the launcher had started this process with what the client asks for."""
     for ignored in (*_PASSED_ON, signal.SIGCHLD):
         signal.signal(ignored, signal.SIG_DFL)
-    # What modules have set in the environment, such as the components of MPI to use.
+    # Variables that modules have set in the environment, such as the MPI components to use.
     started_with = {entry.partition(b"=")[0] for entry in _read("/proc/self/environ").split(b"\0")}
     added = {name: value for name, value in os.environ.items() if os.fsencode(name) not in started_with}
     os.environ.clear()
@@ -212,7 +212,7 @@ def _become(request: _Request) -> None:
     # The kernel ends this process (SIGIO) when the client ends, which alone can write to the pipe.
     fcntl.fcntl(alive, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(alive, fcntl.F_SETFL, fcntl.fcntl(alive, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([alive], [], [], 0)[0]:  # it had ended before
+    if select.select([alive], [], [], 0)[0]:  # the client had already ended
         os._exit(1)
 
 
@@ -332,7 +332,7 @@ def _descriptors() -> list[int]:
 def _is_open(number: int) -> bool:
     try:
         os.fstat(number)
-    except OSError:  # that of the directory
+    except OSError:  # the descriptor of ``listdir`` is closed by now
         return False
     return True
 

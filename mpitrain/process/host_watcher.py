@@ -29,7 +29,8 @@ _SHM = "/dev/shm"
 _SEGMENT = re.compile(r"(sm_segment|vader_segment|osc_sm|osc_rdma|osc_ucx|mpich_shm|Intel_MPI|ucx_shm)[\w.:-]*")
 _SESSION = re.compile(r"(?:ompi|prted)\.(\d+)")
 _FORK_SERVER = b"mpitrain-forks\n"  # the process name of a server that starts ranks after a failure
-_DAEMONS = (b"prted", b"orted", b"hydra_pmi_proxy", b"hydra_bstrap_pr")  # process names of Open MPI's and Hydra's
+# Process names of the daemons of Open MPI and Hydra.
+_DAEMONS = (b"prted", b"orted", b"hydra_pmi_proxy", b"hydra_bstrap_pr")
 
 
 def watch(address: str, token: bytes, run_dir: str, timeout_s: float) -> None:
@@ -85,7 +86,7 @@ def signal_ranks(run_dir: str, number: signal.Signals) -> None:
     starts = ([b"-m", b"mpitrain", b"train"], [b"-m", b"mpitrain", b"exec"])
     reapers = {pid for pid in processes if _words(pid)[1:4] in starts}
     ranks = [pid for pid in processes if pid in reapers or not reapers.isdisjoint(_parents(pid))]
-    for pid in sorted(ranks):  # a reaper first, which could otherwise report the death of its rank
+    for pid in sorted(ranks):  # end the reaper before its rank, because it could otherwise report the death of the rank
         with contextlib.suppress(OSError):
             os.kill(pid, number)
 
@@ -118,7 +119,7 @@ def remove_ended_sessions(run_dir: str, within_s: float) -> set[str]:
 def remove_unused(files: set[str]) -> None:
     """Remove files in shared memory that no process has mapped; takes 0.2 s if there are any."""
     unused = set(files)
-    for _ in range(2):  # twice: another process may be about to map one that it has just created
+    for _ in range(2):  # checked twice: another process may be about to map a file that it has just created
         if unused:
             unused -= _mapped_files()
             time.sleep(0.1)
@@ -156,7 +157,7 @@ def _is_own(entry: os.DirEntry[str], since: float) -> bool:
 
 def _has_ended(pid: int | str) -> bool:
     state = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[:1]
-    return state in ([], [b"Z"], [b"X"])  # also if its parent has not noticed yet
+    return state in ([], [b"Z"], [b"X"])  # also true if the parent has not noticed it yet
 
 
 def _mapped_files() -> set[str]:

@@ -49,7 +49,7 @@ def is_asked(run_dir: Path, rank: int) -> bool:
     # On a network file system, opening the directory makes the client look for new entries in it.
     with contextlib.suppress(OSError):
         os.close(os.open(folder.parent, os.O_RDONLY))
-    return os.path.isdir(folder) and not os.path.exists(_path(folder, rank))  # no error counts, such as ESTALE
+    return os.path.isdir(folder) and not os.path.exists(_path(folder, rank))  # errors such as ESTALE are ignored
 
 
 def answer(run_dir: Path, stacks: RankStacks) -> None:
@@ -72,7 +72,7 @@ def ask(run_dir: Path, ranks: int, timeout_s: float) -> list[RankStacks]:
     """
     folder = _folder(run_dir)
     with contextlib.suppress(OSError):
-        if time.time() - folder.stat().st_mtime > _ABANDONED_S:  # its process was killed
+        if time.time() - folder.stat().st_mtime > _ABANDONED_S:  # the process that took the lock was killed
             shutil.rmtree(folder)
     folder.mkdir()
     try:

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _SHM = Path("/dev/shm")
-_OWNER = "run_dir"  # a file with the run directory
+_OWNER = "run_dir"  # name of the file that contains the path of the run directory
 
 
 def folders(run_dir: str) -> list[Path]:
@@ -79,7 +79,7 @@ def _is_private(folder: Path) -> bool:
 def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):
-        folder.parent.rmdir()  # if it is empty
+        folder.parent.rmdir()  # removes the folder if it is empty
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import math
 from ..core.activity import Activity
 
 SHORTEST_LIMIT_S = 60.0  # lower bound of the default limit
-PATIENT_LIMIT_S = 600.0  # the same in hooks, which may do anything, and for file systems, which may fail over
+PATIENT_LIMIT_S = 600.0  # lower bound for hooks, which may do anything, and for file systems, which may fail over
 _TIMES_LONGEST = 10  # the default limit, in multiples of the longest activity so far
 _USUAL_S, _TIMES_USUAL = 5.0, 3  # an activity is unusual if it takes more than both: seconds, multiples of the longest
 _MEASURED_STEPS = 2  # steps after which the longest activity is known
@@ -45,7 +45,7 @@ class Watchdog:
 
     def __init__(self) -> None:
         self._seen: Activity | None = None
-        self._longest_s = 0.0  # the longest activity that was neither waiting nor expected to be long
+        self._longest_s = 0.0  # duration of the longest activity that was neither waiting nor expected to be long
         self.idle_s = 0.0
 
     def hangs(self, seen: Activity, stopped: bool, elapsed_s: float) -> bool:

@@ -14,7 +14,8 @@ _LONGEST_PART = 1 << 20  # bytes of a line that are held back; a longer line is 
 _PART_S = 0.05  # time after which the beginning of a line is printed without the rest
 _JOIN_S = 2.0  # time for the output of a process that has ended to arrive
 _TRACEBACK = re.compile(r"^Traceback \(most recent call last\):$", re.MULTILINE)
-_TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)  # before each line of a traceback in a process group
+# The prefix of each line of a traceback in a process group.
+_TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 _ERROR = re.compile(r"^[A-Za-z_][\w.]*(?::.*)?$")
 
 
@@ -46,7 +47,7 @@ class RankOutput:
         try:
             self._log.parent.mkdir(parents=True, exist_ok=True)
             self._log_file = os.open(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-        except OSError:  # such as a full disk; the output is printed all the same
+        except OSError:  # for example a full disk; the output is still printed
             self._log_file = -1
         if self._log_file >= 0:
             _write(self._log_file, f"{heading}\n".encode())

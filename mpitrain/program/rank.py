@@ -55,7 +55,7 @@ def run_program(request: ProgramRequest) -> NoReturn:
     attempt = attempt_id(environ)
     if size > 1 and not attempt:
         raise LaunchError(
-            "this launcher does not tell its ranks which launch they belong to; start them with mpitrain run"
+            "this launcher does not pass an identifier of the launch to its ranks; start them with mpitrain run"
         )
     folder = folder_of(run_dir) / f"{MEETING}{attempt.replace('/', '-')}"
     entry = own_entry(environ, _error(request))
@@ -150,7 +150,8 @@ def _start(own: ProgramRank, variables: Mapping[str, str]) -> NoReturn:
     if not child:
         os.setpgid(0, 0)  # some launchers signal the process group; only the reaper signals the program
         if options.signal != "USR1":
-            signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # from srun it is for the reaper, which stops this one
+            # A signal from srun is for the reaper, which stops this process.
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         output.redirect()
         _execute(argv, environment)
     output.start(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')}: {shlex.join(argv)}")

@@ -151,7 +151,7 @@ class ProgramReaper(Reaper):
         if recorded is not None and recorded.state != "failed":
             with contextlib.suppress(OSError):
                 heartbeat.write(self._own.run_dir, replace(recorded, state="failed"))
-        if not self._is_stopping:  # else the other ranks may still save
+        if not self._is_stopping:  # otherwise the other ranks may still be saving
             rank_status.record_failed(self._own.run_dir)
 
     def _ask_to_stop(self) -> None:
@@ -211,7 +211,7 @@ def end_orphans() -> None:
         if time.monotonic() > deadline:
             number, deadline = signal.SIGKILL, time.monotonic() + _ENDING_S
             if signaled == {0}:
-                return  # in an uninterruptible system call
+                return  # the process is in an uninterruptible system call
             signaled = {0}
         for pid in pids:
             if pid not in signaled:

@@ -20,7 +20,7 @@ from typing import Any
 from ..errors import LaunchError
 from .address import choose_address, choose_port
 
-_WORLD, _ENDED, _FAILED = "world", "ended-", "failed"  # names of files; the second ends with a rank
+_WORLD, _ENDED, _FAILED = "world", "ended-", "failed"  # names of files; the second name ends with a rank
 _MEETING_S = 300.0
 _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.002, 0.2
 

@@ -168,13 +168,15 @@ def as_split(dataset: Any, collate_fn: Callable[[list[Any]], Any] | None = None)
         raise JobError("collate_fn is for datasets: the batches of a split of mpitrain.data are arrays")
     if isinstance(dataset, DataLoader):
         raise JobError(
-            "the data is a DataLoader: pass its dataset; Job and trainer.loader have the size of the batches as an "
-            "argument"
+            "the data is a DataLoader: pass its dataset, and the batch size as an argument of Job or trainer.loader"
         )
     if isinstance(dataset, IterableDataset):
         name = type(dataset).__name__
         if not hasattr(dataset, "__len__"):
-            raise JobError(f"{name} is a stream without a length: pass data.stream(dataset, length=...), per epoch")
+            raise JobError(
+                f"{name} is a stream without a length: pass data.stream(dataset, length=...), "
+                f"where length is the number of examples per epoch"
+            )
         dataset = StreamSplit(dataset, len(dataset))
     if isinstance(dataset, DatasetSplit):
         own = None if dataset.collate is stack else dataset.collate

@@ -48,13 +48,14 @@ class Gradients:
         self._members = [[i for i, own in enumerate(self._bucket_of) if own == b] for b in range(len(buckets))]
         self._starts = [bucket.lo for bucket in buckets]
         self._hooked: list[Any] = [None] * len(params)
-        self._uses = [0] * len(params)  # in this step, by layers that call ``add_product``
-        self._others: list[int] | None = None  # parts of gradients in earlier steps, without those
+        self._uses = [0] * len(params)  # uses of each parameter in this step, by layers that call ``add_product``
+        # Number of parts of each gradient in earlier steps, without calls of ``add_product``.
+        self._others: list[int] | None = None
         self._views: list[Tensor] = []
         self._shown: list[Tensor] = []  # what scripts see: the views, or tensors that share their memory, or copies
         self._copied = [index for index, param in enumerate(params) if is_copied(param)]
-        self._versions: dict[int, int] = {}  # of their copies when these were last equal to the views
-        self._is_shown = [False] * len(params)  # whether ``param.grad`` was set to it
+        self._versions: dict[int, int] = {}  # versions of the copies when they were last equal to the views
+        self._is_shown = [False] * len(params)  # whether ``param.grad`` was set to the shown tensor
         self._next = 0  # the first bucket that is not complete
         self._written: set[int] = set()  # parameters whose views have (a part of) the gradient of this step
         self._is_zero = [False] * len(params)  # whether the view of a parameter that is frozen is zero
@@ -207,7 +208,7 @@ class Gradients:
         while self._next < len(self._members) and not self._missing[self._next]:
             self._collect(self._members[self._next])
             self._next += 1
-        if before < self._next < len(self._members):  # the end is announced by the caller
+        if before < self._next < len(self._members):  # the caller announces the end
             self._on_ready(self._starts[self._next - 1])
             # The strategy may have changed these parameters: autograd then refuses to read them in this backward pass.
             increment_version([self._params[i] for members in self._members[before : self._next] for i in members])

@@ -44,7 +44,8 @@ def write_gradients(model: nn.Module, params: Sequence[nn.Parameter], sink: Sink
     copyreg.pickle(nn.Linear, _reduced)  # type: ignore[arg-type]
     for module in model.modules():
         if type(module) is nn.Linear and "forward" not in vars(module):
-            weight = module._parameters.get("weight")  # None if it is computed, as by ``torch.nn.utils.weight_norm``
+            # None if the weight is computed, as by ``torch.nn.utils.weight_norm``.
+            weight = module._parameters.get("weight")
             if weight is not None and weight.numel() >= LEAST_ELEMENTS and not weight._post_accumulate_grad_hooks:
                 forward = partial(_forward, module, weight, sink, index_of[id(weight)])
                 module.forward = forward  # type: ignore[method-assign]
@@ -89,6 +90,6 @@ class _Linear(torch.autograd.Function):
             # Return a tensor for double backward, and for gradients that other code computes.
             if torch.is_grad_enabled() or not ctx.sink.is_collecting:
                 dweight = rows_dy.t() @ rows_x
-            else:  # last: other ranks may update the weight from now on
+            else:  # must come last: other ranks may update the weight from now on
                 ctx.sink.add_product(ctx.index, rows_dy.t(), rows_x)
         return dx, dweight, dbias, None, None

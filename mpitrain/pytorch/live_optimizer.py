@@ -22,7 +22,7 @@ from .whole_tensors import TorchTensors, plain_options
 
 _log = logging.getLogger(__name__)
 
-Options = list[dict[str, Any]]  # of each parameter group, with its learning rate
+Options = list[dict[str, Any]]  # options of each parameter group, with its learning rate
 
 
 class HasSlots(Protocol):
@@ -87,8 +87,8 @@ class LiveOptimizer:
             raise JobError(f"Trainer(scheduler=...) got {type(scheduler).__name__}: must be an LRScheduler of torch")
         if isinstance(scheduler, ReduceLROnPlateau):
             raise JobError(
-                "Trainer(scheduler=...) got ReduceLROnPlateau, which needs a metric: call its step in the loop, with "
-                "the same value on all ranks, such as trainer.mean(loss)"
+                "Trainer(scheduler=...) got ReduceLROnPlateau, which needs a metric: call scheduler.step(value) "
+                "in the loop instead, with the same value on all ranks, such as trainer.mean(loss)"
             )
         self._optimizer, self._model, self._clip_norm = optimizer, model, clip_norm
         self._scheduler, self._scheduler_steps = scheduler, 0
@@ -143,23 +143,26 @@ class LiveOptimizer:
             JobError: They must not change now, or not in this way.
         """
         if len(self._optimizer.param_groups) != len(self._followed):
-            raise JobError("a parameter group was added to the optimizer: add it before making the Trainer")
-        if isinstance(self.rule, TorchTensors):  # it has the options that its groups have at each update
+            raise JobError(
+                "a parameter group was added to the optimizer during training: add it before making the Trainer"
+            )
+        # Torch's optimizer uses the options that its groups have at each update.
+        if isinstance(self.rule, TorchTensors):
             return False, False
         options, rates = self._without_rates, [rate.as_set() for rate in self._rates]
         is_other_rule = options != self._followed
         have_changed = is_other_rule or (bool(self._rates_in_backward) and rates != self._rates_in_backward)
         if have_changed and not may_change:
             raise JobError(
-                "an option of the optimizer was changed between backward and step, when it may have been used already: "
-                "change it before trainer.backward, or pass overlap=False to the Trainer"
+                "an option of the optimizer was changed between backward and step, after the update may "
+                "have begun: change it before trainer.backward, or pass overlap=False to the Trainer"
             )
         if is_other_rule:
             rule = translated(self._optimizer, self._model, self._rates, self._clip_norm)
             if rule.slots != self.rule.slots:
                 raise JobError(
-                    f"the options of {type(self._optimizer).__name__} were changed so that it needs other state: set "
-                    "momentum or amsgrad before making the Trainer"
+                    f"the options of {type(self._optimizer).__name__} were changed so that it needs different "
+                    f"state: set momentum or amsgrad before making the Trainer"
                 )
             self.rule, self._followed = rule, options
         return have_changed, is_other_rule
@@ -177,7 +180,8 @@ class LiveOptimizer:
         for worker, digest in enumerate(digests):
             if digest != digests[0]:
                 raise JobError(
-                    f"the optimizer has another state on worker {worker} than on worker 0: load the same state on all "
+                    f"the state of the optimizer differs between worker {worker} and "
+                    f"worker 0: load the same state on all "
                     "ranks",
                     on_all_ranks=True,
                 )
@@ -259,7 +263,7 @@ class LiveOptimizer:
                 group.update(saved)
         if [type(schedule).__name__ for schedule in schedulers] != [name for name, _ in state["schedulers"]]:
             raise CheckpointError(
-                "the checkpoint has the state of other schedulers of the optimizer than the script; pass --resume "
+                "the checkpoint and the script have different schedulers of the optimizer; pass --resume "
                 "never to start a new run"
             )
         for scheduler, (_, saved) in zip(schedulers, state["schedulers"], strict=True):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-_COMPILED = "_orig_mod."  # torch.compile adds it to the names of the module that it wraps
+_COMPILED = "_orig_mod."  # torch.compile adds this prefix to the names of the module that it wraps
 
 
 def parameters_of(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

@@ -28,8 +28,8 @@ from .translation import translated
 _DTYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule", "ScriptModule")
 _KEPT, _TRANSIENT = ARRAY_GROUPS
-_VERSION = 1  # of these groups in checkpoints
-_SAMPLE = 16  # values of each parameter in a digest
+_VERSION = 1  # version of these groups in checkpoints
+_SAMPLE = 16  # number of values of each parameter in a digest
 
 
 class Buffers(NamedTuple):
@@ -271,7 +271,7 @@ def load_buffers(model: nn.Module, buffers: Buffers, extra_state: ExtraState) ->
         value, buffer = torch.from_numpy(np.array(stored)), owner[key]
         if value.numel() == buffer.numel():
             buffer.copy_(value.reshape(buffer.shape))
-        else:  # the forward pass has put a larger one there
+        else:  # the forward pass has replaced the tensor by a larger one
             owner[key] = value.to(buffer.device, buffer.dtype)
 
 
@@ -320,7 +320,7 @@ def _check_parameters(model: nn.Module, dtype: np.dtype[Any]) -> None:
             raise JobError(f"the tensor {name} is on {tensor.device}: leave the model on the CPU; ranks move it")
         if tensor.layout != torch.strided:
             raise JobError(f"the tensor {name} is sparse: must be dense")
-        if tensor.dtype != torch.bfloat16 or dtype != np.float32:  # else it is a copy of float32 values
+        if tensor.dtype != torch.bfloat16 or dtype != np.float32:  # otherwise the parameter is a copy of float32 values
             by_dtype.setdefault(tensor.dtype, name)
     if len(by_dtype) > 1:
         dtypes = ", ".join(f"{name} is {dtype}" for dtype, name in by_dtype.items())

@@ -17,7 +17,8 @@ from .bfloat16 import to_array
 from .names import parameters_of
 from .torch_rule import TorchRule
 
-_NAMES = {"mean": "exp_avg", "square": "exp_avg_sq", "velocity": "momentum_buffer"}  # of slots of compiled rules
+# Names of the slots of compiled rules.
+_NAMES = {"mean": "exp_avg", "square": "exp_avg_sq", "velocity": "momentum_buffer"}
 
 
 def has_taken_steps(optimizer: torch.optim.Optimizer) -> bool:

@@ -88,5 +88,6 @@ def unflatten(values: Mapping[str, Value]) -> Any:
         return decoded(json.loads(bytes(np.asarray(values[_TREE], np.uint8)).decode()))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CheckpointError(
-            "the checkpoint's state of the script is malformed; use another one, or --init-from", on_all_ranks=True
+            "the checkpoint's state of the script is malformed; use another checkpoint, or --init-from",
+            on_all_ranks=True,
         ) from error

@@ -56,7 +56,7 @@ class TorchRule(Optimizer):
         (group,) = optimizer.param_groups
         group["params"], group["lr"] = [parameter], rate
         optimizer.state.clear()
-        if step > 0 or self.kind is Adagrad:  # else step() makes the state
+        if step > 0 or self.kind is Adagrad:  # otherwise step() makes the state
             state = {"step": torch.tensor(float(step))}
             state |= {name: _tensor(slots[name]) for name in self.vectors}
             # Not of the first element: the gaps between parameters are zero after a resume.

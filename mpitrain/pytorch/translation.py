@@ -38,7 +38,8 @@ class GroupRate:
         self._bound: tuple[Array, int] | None = None
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}()"  # without its value: schedulers may have set it on the workers alone
+        # The value is left out, because schedulers may have set it on the workers only.
+        return f"{type(self).__name__}()"
 
     def __call__(self, step: int) -> float:
         if self._bound is None:
@@ -86,8 +87,8 @@ def translated(
     wrapped = next((value for value in vars(optimizer).values() if isinstance(value, torch.optim.Optimizer)), None)
     if wrapped is not None:
         raise JobError(
-            f"{kind} wraps another optimizer, {type(wrapped).__name__}, whose state would be lost: pass one that has "
-            "its own state, or run the script over the MPI backend of torch.distributed"
+            f"{kind} wraps another optimizer, {type(wrapped).__name__}, whose state would be lost: "
+            f"pass an optimizer that has its own state, or run the script over the MPI backend of torch.distributed"
         )
     if index is not None or type(optimizer) not in ELEMENTWISE:
         rate = as_schedule(float(groups[0]["lr"])) if rates is None else rates[0]

@@ -21,7 +21,7 @@ _PROPERTIES = (
     "requires_grad",
     "shape",
 )
-# What does not depend on the values.
+# Operations and attributes that do not depend on the values.
 _NOT_A_USE = {
     *(getattr(Tensor, name).__get__ for name in _PROPERTIES),
     *(Tensor.size, Tensor.numel, Tensor.dim, Tensor.stride, Tensor.requires_grad_, Tensor.detach_, Tensor.__len__),

@@ -64,12 +64,13 @@ class TorchTensors(WholeTensorOptimizer):
             if not has_parameters:
                 return
             before = _options(self.optimizer)
-            type(self.optimizer).step(self.optimizer)  # its own method ``step`` may be that of the Trainer
+            type(self.optimizer).step(self.optimizer)  # the instance's attribute ``step`` may be that of the Trainer
             for old, new in zip(before, _options(self.optimizer), strict=True):
                 self.changed.update(name for name, value in new.items() if old.get(name) != value)
         for name, view in views.items():
             parameter = self.parameters[name]
-            if parameter.data_ptr() != view.data_ptr():  # the optimizer has replaced it, as in ``p.data = p.data - d``
+            # The optimizer has replaced the data, as in ``p.data = p.data - d``.
+            if parameter.data_ptr() != view.data_ptr():
                 view.copy_(parameter.data)
                 parameter.data = view
 
@@ -97,10 +98,12 @@ class TorchTensors(WholeTensorOptimizer):
             self.optimizer.state.clear()
         for stored_name in stored_names:
             kind, _, name = stored_name.removeprefix(_NAMESPACE).partition(": ")
-            values = values_of(state, stored_name, _VERSION)  # counts as used, although it may be another rank's
+            # Marks the value as used, although it may belong to another rank.
+            values = values_of(state, stored_name, _VERSION)
             if kind != self.name:
                 raise CheckpointError(
-                    f"the checkpoint has the state of the optimizer {kind}, the script has {self.name}; pass --resume "
+                    f"the checkpoint has the state of the optimizer {kind}, but the "
+                    f"script uses {self.name}; pass --resume "
                     "never to start a new run",
                     on_all_ranks=True,
                 )

@@ -21,11 +21,11 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 _GROUP_COLORS = dict(
     zip(GROUPS, ("#009E73", "#D55E00", "#E69F00", "#56B4E9", "#8C564B", "#CC79A7", "#0072B2", "#9A9A9A"), strict=True)
 )
-_MAX_POINTS = 800  # per curve: more than a plot has pixels
-_MAX_POINTS_OF_MANY = 300  # if there are many curves, so that the page stays small
+_MAX_POINTS = 800  # maximum number of points per curve: more than a plot has pixels
+_MAX_POINTS_OF_MANY = 300  # maximum number of points if there are many curves, so that the page stays small
 _FEW = 3  # runs whose curves have a range, and a name in the legend that may be long
 _MAX_BARS = 24  # above this number of ranks, only their mean is shown
-_DECADES = 30  # ratio of values from which a scale is logarithmic
+_DECADES = 30  # ratio of the largest to the smallest value from which a scale is logarithmic
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ _COLUMNS = ("run", "job", "mode", "state", "steps", "time", *_VALUES, "mean exam
 _WORDS = ("run", "job", "mode", "state")  # columns without numbers
 # Options that say where a run is stored, not how it trains.
 _NOT_COMPARED = {"run_dir", "resume"}
-_VERSIONS = "versions"  # the table of config.toml with the versions of packages
+_VERSIONS = "versions"  # name of the table in config.toml that has the versions of packages
 
 
 _OUTPUT_HELP = "Output page, or folder with --png.  [default: report.html or plots, inside RUN if only one]"

@@ -20,7 +20,7 @@ from ..plan.options import examples
 from .history import Run, is_run, read_run
 
 _HEAD = ("run", "job", "mode", "ranks", "step", "best validation", "state", "age")
-# Columns that a narrow terminal does not show, those that are left out first first.
+# Columns that a narrow terminal does not show, in the order in which they are left out.
 _LEAST_IMPORTANT = ("job", "ranks", "mode", "age")
 
 
@@ -186,7 +186,7 @@ def _row(path: Path, run: Run | None, folder: Path, state: State, description: s
 def _saved_step(folder: Path) -> int:
     """Return the step of the newest checkpoint; 0 if there is none."""
     steps = (path.stem.removeprefix("step-") for path in (folder / "checkpoints").glob("step-*.h5"))
-    return max((int(step) for step in steps if step.isdecimal()), default=0)  # other files are shards
+    return max((int(step) for step in steps if step.isdecimal()), default=0)  # the other files are shards
 
 
 def _ranks(status: Status | None) -> str:

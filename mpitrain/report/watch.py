@@ -34,7 +34,7 @@ _PLOTS = (
     ("staleness_mean", "staleness"),
     ("learning_rate", "learning rate"),
 )
-_LOG_BYTES = 16_384  # read of the end of a log
+_LOG_BYTES = 16_384  # number of bytes that are read at the end of a log
 _LABEL = 9  # width of the labels left of a curve, in columns
 
 
@@ -109,7 +109,7 @@ class View:
         state = status.classify(self._status, own_host, age, is_alive)
         self.state = "died" if state is None else state
         if not self.run.config and self.state != "submitted":
-            self.run.config = open_run(self.folder).config  # it is complete before the run's first heartbeat
+            self.run.config = open_run(self.folder).config  # the file is complete before the run's first heartbeat
 
     @property
     def step(self) -> int:

@@ -65,8 +65,10 @@ class BulkSynchronous:
         self.progress = Progress(0, 0)
         self.flags = 0
         self.loss: Any = math.nan
-        self._point: ConsistentPoint | None = None  # reached, and not yet returned by ``next``
-        self._is_requested = self.has_ended = False  # of that point: requested by the chief, the last one
+        # The consistent point that was reached but not yet returned by ``next``.
+        self._point: ConsistentPoint | None = None
+        # Whether the chief requested this point; whether it is the last one.
+        self._is_requested = self.has_ended = False
         self._snapshot: Snapshot | None = None  # the snapshot whose vectors must not change
         self._counted_to, self._loss_sum, self._updated, self._skipped = 0, 0.0, 0, 0
         output = plan.config.output

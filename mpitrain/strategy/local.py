@@ -192,8 +192,8 @@ class Local(BulkSynchronous, UpdatesOnRequest):
         comm.Allgather(np.array([loss, counted, skipped, self.flags, kind]), all_workers)
         if (all_workers[:, _KIND] != kind).any():
             raise JobError(
-                "the workers do different things in a step before --local-after: all must call step, or leave it out, "
-                "and use gradients, in the same steps",
+                "the workers do different things in a step before --local-after: all workers "
+                "must call step and use gradients in the same steps",
                 on_all_ranks=True,
             )
         return all_workers

@@ -79,7 +79,7 @@ class OuterOptimization(Centered):
             RangeAllreduce(hierarchy, mean.rows, self.center, part.lo, part.hi, scale, self._update, codec)
             for part in self._fragments
         ]
-        self._pending: tuple[Fragment, RangeAllreduce] | None = None  # the exchange that is in progress
+        self._pending: tuple[Fragment, RangeAllreduce] | None = None  # the exchange in progress
         self._updater = self._outer  # of that exchange
         # This worker's parameters when the exchange began, if it trains on during the exchange.
         self._sent = np.empty_like(own["params"]) if parallel.steps_of_overlap else None
@@ -128,7 +128,8 @@ class OuterOptimization(Centered):
 
     def extra_state(self) -> ExtraState:
         hierarchy, slots = self._hierarchy, self._slots
-        for vector in (self.center, *slots.values()):  # also if all nodes update it: their CPUs may round differently
+        # Also if all nodes update the vector: their CPUs may round differently.
+        for vector in (self.center, *slots.values()):
             for fragment in self._fragments:
                 hierarchy.allgather(vector, fragment.lo, fragment.hi)
         hierarchy.node.Barrier()
@@ -157,7 +158,7 @@ class OuterOptimization(Centered):
         """Begin to exchange a fragment's outer gradient, which ``updater`` will be applied to."""
         outer_gradient = fragment.of(self._mean.own)
         np.subtract(fragment.of(self.center), fragment.of(self.own["params"]), out=outer_gradient)
-        state = outer_gradient[max(0, self._n_trained - fragment.lo) :]  # an updater adds it
+        state = outer_gradient[max(0, self._n_trained - fragment.lo) :]  # an updater adds the change
         np.negative(state, out=state)
         if self._sent is not None:
             fragment.of(self._sent)[:] = fragment.of(self.own["params"])

@@ -61,7 +61,7 @@ class Sync(DividedSync, DefersParams):
     def __init__(self, cluster: Cluster, plan: Plan, devices: Sequence[Device], state: TrainingState) -> None:
         super().__init__(cluster, plan, devices, state)
         self._declared = self._handled = 0  # number of buckets in this step
-        self._late: LateParams | None = None  # if parameters arrive while the next step computes
+        self._late: LateParams | None = None  # set if parameters arrive while the next step computes
 
     def ready(self, start: int) -> None:
         if self.tensors is not None:

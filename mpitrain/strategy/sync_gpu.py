@@ -87,7 +87,7 @@ class SyncGpu(BulkSynchronous):
         self._buckets = _with_loss(plan.buckets)
         self._transport: GpuTransport | None = None
         self._started = 0  # number of buckets in this step
-        self._squared_norm: Any = None  # that of this step's gradient, on the device, if it was measured
+        self._squared_norm: Any = None  # norm of this step's gradient, on the device, if it was measured
         self._pending: deque[_PendingStep] = deque()
         self._free: list[_PendingStep] = []
         self._bad: tuple[int, float] | None = None  # the first step whose loss ends the run, and this worker's share

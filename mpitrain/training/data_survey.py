@@ -30,7 +30,7 @@ from ..plan.plan import Plan, make_plan
 _SHOWN_EXAMPLES = 3
 _LABELS_SECONDS = 2.0  # time after which the count of labels stops
 _FEW_LABELS = 20
-_NEGLIGIBLE = 0.05  # of a step's time: loading in the training thread that costs no more is not worth a process
+_NEGLIGIBLE = 0.05  # fraction of a step's time; if loading takes less, a data worker is not worthwhile
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def _count_labels(split: Split) -> tuple[dict[int, int] | None, int]:
     counts: Counter[int] = Counter()
     end, labelled, part = time.perf_counter() + _LABELS_SECONDS, 0, 256
     if split.block is None and not isinstance(split, DatasetSplit):
-        part = len(split)  # which is read as a whole anyway
+        part = len(split)  # labels are read as a whole anyway
     while labelled < len(split) and time.perf_counter() < end:
         batch = split.read_batch(labelled, min(labelled + part, len(split)))
         labels = _labels_of(batch)

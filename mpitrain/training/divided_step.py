@@ -90,7 +90,8 @@ class DividedStep:
         parts, model = [self._parts[index] for index in optimizers], self._model
         model.collect_replaced_grads()
         again = [part for part in parts if part.is_averaged and not part.is_applied]
-        averages = [[view / self._workers for view in part.views] for part in again]  # will be summed once more
+        # The averages will be summed over the workers once more.
+        averages = [[view / self._workers for view in part.views] for part in again]
         for part in parts:
             if part.is_applied or part in again:
                 model.clear_grads(part.names)
@@ -129,7 +130,7 @@ class DividedStep:
         if names is not None:  # else the step ends
             self._model.mark_updated(names)
         self._has_updated = True
-        for view in self._state:  # has been applied, too
+        for view in self._state:  # the changes of the state have been applied, too
             view[...] = 0
         for part in parts:
             part.is_applied = True

@@ -72,7 +72,7 @@ class KeepInMemory(Hook):
         self._state, self._writer = state, writer
         self._is_requested = self._has_failed = False
         self._began = self._due_at = self._stepped_at = 0.0
-        self._seconds: list[float] = []  # that it has taken, the last few times
+        self._seconds: list[float] = []  # durations of the last few saves in memory
 
     def begin(self, loop: TrainingLoop) -> None:
         self._chief = loop.cluster.chief

@@ -148,7 +148,7 @@ def resumes_at(config: RunConfig) -> tuple[int, int]:
     try:
         with checkpoint.Checkpoint(checkpoint.find(path)[0]) as opened:
             return opened.step, int(opened.attributes["/"]["position"])
-    except CheckpointError:  # reported when the run begins, if it matters
+    except CheckpointError:  # reported when the run begins, if it is relevant
         return 0, 0
 
 

@@ -50,14 +50,14 @@ class SteppedLoop(Loop):
     n_updates = 0
 
     _stepped_model: SteppedModel
-    _divided: DividedStep | None = None  # if steps can be divided
+    _divided: DividedStep | None = None  # set if steps can be divided
     _divided_model: DividedModel  # then
     _dividing: UpdatesOnRequest  # the strategy, then
     _n_optimizers = 1
     _watched: DividedModel | None = None  # if the script must not change parameters: other ranks, or copies, have them
     _overlaps: bool | None = None  # whether steps are not divided; None until the first one is decided
-    _work: WorkItem | None = None  # until its step is finished
-    _parts: list[Batch]  # the micro-batches of this step that are not finished
+    _work: WorkItem | None = None  # the work item, until its step is finished
+    _parts: list[Batch]  # the unfinished micro-batches of this step
     _in_forward = _computed = False  # whether the first of them was handed out, and whether its gradient is computed
 
     def open(self, overlap: bool | None = None, optimizers: Sequence[Collection[str] | None] = (None,)) -> None:
@@ -81,11 +81,13 @@ class SteppedLoop(Loop):
             model.watch_gradients(self._use_gradients)
         elif len(optimizers) > 1:
             raise JobError(
-                "several optimizers need --mode sync or local on CPUs, without --accumulate-steps: remove one"
+                "several optimizers need --mode sync or local on CPUs, without --accumulate-steps: "
+                "change these flags, or use one optimizer"
             )
         elif overlap is False:
             raise JobError(
-                "Trainer(overlap=False) needs --mode sync or local on CPUs, without --accumulate-steps: remove one"
+                "Trainer(overlap=False) needs --mode sync or local on CPUs, without --accumulate-steps: "
+                "change these flags, or remove overlap=False"
             )
         self._watched = None
         if isinstance(strategy, UpdatesOnRequest) and model is not None:
@@ -122,7 +124,9 @@ class SteppedLoop(Loop):
             self.finish_pending()
         has_gradient = self._divided_step is not None and self._divided_step.n_backward > 0
         if self.is_pending or self._computed or has_gradient:
-            raise JobError("trainer.evaluate was called in the middle of a step: call it after step, or after an epoch")
+            raise JobError(
+                "trainer.evaluate was called between backward and step: call it after step, or after an epoch"
+            )
         averages_params = self.synchronous and not self._averages_gradients
         own = self._strategy.params.copy() if averages_params else None
         if own is not None:
@@ -228,7 +232,7 @@ class SteppedLoop(Loop):
         """Return the examples of the work item, or of its next part, and prepare the model's forward pass."""
         assert self._work is not None
         if self._computed:
-            raise JobError("step was not called after backward: call trainer.step() for every batch")
+            raise JobError("step was not called after backward: call trainer.step() once for every batch")
         if not self._parts:
             self._check_params()  # before copies of the parameters are made again
             STEP.__enter__()
@@ -257,9 +261,10 @@ class SteppedLoop(Loop):
             )
         if not self._in_forward and self._divided_step is None:
             raise JobError(
-                "backward was called twice for a batch, but once in the first step: pass overlap=False to the Trainer"
+                "backward was called twice for a batch, but only once in the first "
+                "step: pass overlap=False to the Trainer"
                 if self._divided is not None
-                else "backward was called twice for a batch: call it once for each batch of the loader"
+                else "backward was called twice for a batch: call backward once for each batch of the loader"
             )
         self._check_params()
         if self._in_forward:
@@ -329,7 +334,7 @@ class SteppedLoop(Loop):
         """Check that the script has not changed parameters itself since the last update."""
         if self._watched is not None:
             self._watched.check_params()
-        if self._divided is not None and self.step & (self.step + 1) == 0:  # a script that does it does it early
+        if self._divided is not None and self.step & (self.step + 1) == 0:  # scripts that do this do it early
             self._divided_model.check_data_pointers()
 
     # Divided steps.

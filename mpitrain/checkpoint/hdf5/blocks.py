@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 
 from ..structure import MALFORMED, UnsupportedStructure
 
-Read = Callable[[int, int], bytes]  # offset in the file and number of bytes; fewer are returned at the end
+# Takes an offset in the file and a number of bytes; returns fewer bytes at the end of the file.
+Read = Callable[[int, int], bytes]
 Message = tuple[int, bytes]  # type and content
 
 MAX_NAME_BYTES = 1024
@@ -36,8 +37,9 @@ class Blocks:
 
     def __init__(self, read: Read, base: int, size: int) -> None:
         self._read, self.base = read, base
-        self._left = 6 * size + (1 << 20)  # bytes that may still be used, and 64 for each time
-        self._visited: set[int] = set()  # addresses of objects and of blocks of trees, each of which has one parent
+        self._left = 6 * size + (1 << 20)  # the remaining budget of bytes; each read also costs 64
+        # Addresses of objects and tree blocks that were read; each may have only one parent.
+        self._visited: set[int] = set()
         self._collections: dict[int, dict[int, bytes]] = {}
 
     def at(self, address: int, count: int, signature: bytes = b"") -> bytes:

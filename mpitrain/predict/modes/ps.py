@@ -57,9 +57,9 @@ class ParameterServers:
     def _handover_share(self, node: int) -> float:
         """Return the probability that another rank than the one that uses a shard has changed it last."""
         if self.scenario.config.mode.drops_late_gradients:
-            return 1.0  # servers change it, and workers read it
+            return 1.0  # servers write this memory, and workers read it
         users = self.node_of.count(node)
-        users += users < len(self.node_of)  # the server, for workers on other nodes
+        users += users < len(self.node_of)  # the server is a further user if there are workers on other nodes
         return (users - 1) / max(1, users)
 
     def _use_links_of_groups(self) -> None:

@@ -61,9 +61,10 @@ class PsStrategy:
         self.initial_vectors, self.shared_vectors = store.initial_vectors, store.shared_vectors
         self.progress = Progress(0, 0)
         self.non_finite = NonFinitePolicy(plan.config.training.nan, plan.workers)
-        self._training_state, self._frozen = state, state.frozen.tobytes()  # the latter as the shards have them
+        # The latter is the value that the shards have.
+        self._training_state, self._frozen = state, state.frozen.tobytes()
         self._live_rates = plan.optimizer.live_rates if self._chief else []
-        self._rates = [math.nan] * len(self._live_rates)  # as the servers have them
+        self._rates = [math.nan] * len(self._live_rates)  # the rates that the servers have
         self.params, self.grads = self.allocate()
         self.shards = store.shard_clients(self.params)
         remote = [s for s, shard in enumerate(self.shards) if isinstance(shard, RemoteShard)]

@@ -36,7 +36,7 @@ from .coordinator import (
     pause_or_end,
 )
 
-NO_PLACE = -1  # the step already has its gradients
+NO_PLACE = -1  # the step already has all its gradients
 
 # The step that is being collected, the places that are taken, and on one node how many of their workers have added up
 # sums and updated.
@@ -52,7 +52,7 @@ def _next_item(words: Array, worker: int, places: int, on_one_node: bool) -> tup
     lock(words, LOCK)
     step = words[_STEP]
     item = pause_or_end(words, worker, step)
-    is_full = on_one_node and words[_TAKEN] == places  # it is being applied
+    is_full = on_one_node and words[_TAKEN] == places  # the step is being applied
     if item == WAIT and step < words[PAUSE_STEP] and not is_full:
         item = words[NEXT]
         words[NEXT] += 1
@@ -90,7 +90,7 @@ def _admit(
             words[_TAKEN] = 0
             store(words, _STEP, step + 1)
         else:
-            store(words, _TAKEN, place + 1)  # read without the lock by workers that wait for the others
+            store(words, _TAKEN, place + 1)  # workers that wait for the others read this word without the lock
     release(words, LOCK)
     return place  # type: ignore[no-any-return]
 
@@ -175,7 +175,7 @@ class CollectedSteps(CoordinatorMemory):
         return int(self._words[_STEP])
 
     def _earliest_end(self) -> int:
-        return int(self._words[_STEP]) + 1  # gradients of this step may have been begun
+        return int(self._words[_STEP]) + 1  # workers may have begun gradients of this step
 
 
 class LocalStepCollector(LocalCoordinator[CollectedSteps]):
