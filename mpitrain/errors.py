@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 class UserError(Exception):
-    """Invalid user input; the message states what was given, what is valid and how to fix it.
+    """Invalid user input; the message states the user's value, the valid values and the fix.
 
     Args:
         on_all_ranks: Whether every rank raises it, so that one rank may report it and all may exit in order.

@@ -105,7 +105,7 @@ class Run:
         """The lines of ``metrics.jsonl`` so far, as a list of dicts, from which pandas makes a DataFrame.
 
         Keys are ``step``, ``time_s``, and the measured values: ``loss``, ``learning_rate``, ``examples_per_s``,
-        ``validation_loss`` and others. A line has those that were measured at its step.
+        ``validation_loss`` and others. A line has the values that were measured at its step.
         """
         if not is_run(self.path):
             return []
@@ -239,7 +239,7 @@ class Run:
         return [self.path / _OUTPUT, *logs]
 
     def _skip_output(self) -> None:
-        """Do not print the output so far, which is that of earlier starts."""
+        """Skip the output so far, which is from earlier starts of the run."""
         for path in self._outputs():
             with contextlib.suppress(OSError):
                 self._shown[path] = path.stat().st_size
@@ -285,5 +285,5 @@ class Run:
 
 
 def _accept_interrupts() -> None:
-    """Let ``stop`` end the supervisor from its start: a shell ignores SIGINT for what it runs in the background."""
+    """Let ``stop`` end the supervisor from its start: shells ignore SIGINT for background processes."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""What the parts of a Trainer share: its run, and where its loop is."""
+"""The attributes that the parts of a Trainer share: its run, and the position of its loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a script that trains keeps in the checkpoints of its run."""
+"""The state that a script keeps in the checkpoints of its run."""
 
 from __future__ import annotations
 

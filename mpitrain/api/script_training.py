@@ -43,7 +43,7 @@ class ScriptTraining(ScriptRun):
         """Begin training; return None if there is nothing to train. Collective over all ranks.
 
         Args:
-            method: That the script has called.
+            method: The name of the method that the script has called.
             epochs, steps: How long to train; one of them.
         """
         rank, loader = self._rank, self._loader

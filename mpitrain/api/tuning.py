@@ -59,7 +59,7 @@ class Tuning:
 
     @property
     def best(self) -> Measured:
-        """The one with the highest measured score."""
+        """The configuration with the highest measured score."""
         return max(self.measured, key=lambda one: one.score)
 
 
@@ -85,7 +85,7 @@ def tune(
         job: The user's configuration.
         changes: What may change; see ``candidates.CHANGES``.
         seconds: Time of one run, without its start.
-        say: Called with what is done next.
+        say: Called with a description of the next action.
 
     Raises:
         LaunchError, ConfigError: The ranks cannot be started, or end with an error.

@@ -24,8 +24,9 @@ class Members:
     Attributes:
         name: The group's name, as PyTorch generated it.
         comm: Communicator of all ranks, in the order of the group's ranks.
-        messages: Another one, for messages between two ranks.
-        headers: Of the first ranks of all nodes, on which they compare operations; None elsewhere and on one node.
+        messages: A second communicator, for messages between two ranks.
+        headers: A communicator on which the first ranks of all nodes compare operations; None elsewhere and on one
+            node.
         hierarchy: Communicators within and between nodes.
         node_of: For each rank, the index of its node.
         index_of: For each rank, its index on its node.
@@ -80,7 +81,7 @@ def start_with_threads(user: str) -> MPI.Intracomm:
     """Start MPI for calls by several threads, and return the world communicator. Collective over ``COMM_WORLD``.
 
     Args:
-        user: What needs the threads, for the message.
+        user: The user of the threads, for the error message.
 
     Raises:
         LaunchError: MPI was not started by a launcher of its library, or with a lower thread level.

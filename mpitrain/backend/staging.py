@@ -105,19 +105,19 @@ class Staging:
         return _disagrees(self._words, self.size, operation & 1)  # type: ignore[no-any-return]
 
     def describe(self, operation: int, text: str) -> None:
-        """Tell the others which operation this rank has called."""
+        """Publish which operation this rank has called."""
         encoded = text.encode()[: _TEXT_BYTES - 1] + b"\0"
         self._texts[self.rank, : len(encoded)] = np.frombuffer(encoded, np.uint8)
         self._own[_DESCRIBED] = operation + 1
 
     def description(self, operation: int, rank: int) -> str | None:
-        """Return what a rank has said about its operation; None if it has not yet."""
+        """Return the description of its operation that a rank has published; None if it has not yet."""
         if self._words[rank * WORDS + _DESCRIBED] <= operation:
             return None
         return self._texts[rank].tobytes().split(b"\0", 1)[0].decode(errors="replace")
 
     def mark_ended(self) -> None:
-        """Tell the others that this rank takes part in no further operations."""
+        """Announce that this rank takes part in no further operations."""
         self._own[_ENDED] = 1
 
     def has_ended(self, rank: int) -> bool:

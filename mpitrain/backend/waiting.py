@@ -29,7 +29,7 @@ _HEADER_BYTES = 256
 
 
 class Waiting:
-    """What the operations of a group wait for. Every method is local, but returns when other ranks have acted."""
+    """The waits of a group's operations. Every method is local, but returns when other ranks have acted."""
 
     def __init__(self, members: Members, staging: Staging, store: Any, cores: int) -> None:
         self._members, self._staging, self._store = members, staging, store
@@ -143,7 +143,7 @@ class Waiting:
         self._raise_different(dict(enumerate(texts)), "node")
 
     def _explain_message_error(self) -> None:
-        """Raise the reason of an error of MPI, such as a message of the wrong size, if the headers tell it."""
+        """Raise the cause of an MPI error, such as a message of the wrong size, if the headers show it."""
         until = perf_counter() + _EXPLAIN_S
         while self._header is not None and perf_counter() < until:
             self._check_headers()
@@ -183,6 +183,6 @@ class Waiting:
 
 
 def ranks_text(ranks: Iterable[int], what: str = "rank") -> str:
-    """Return such as ``ranks 1, 2``."""
+    """Return a text such as ``ranks 1, 2``."""
     listed = list(ranks)
     return f"{what}{'s' * (len(listed) > 1)} {', '.join(map(str, listed))}"

@@ -123,7 +123,7 @@ class Slurm(BatchSystem):
         One query for all jobs; a second one, to the accounting database, if the controller has forgotten some.
 
         Args:
-            job_ids: Those of array tasks are ``JOB_INDEX``.
+            job_ids: The ids of array tasks are ``JOB_INDEX``.
         """
         jobs = set(job_ids)
         if not jobs:

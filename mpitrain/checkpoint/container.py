@@ -68,7 +68,7 @@ class Frame:
         block: Size of the first block in bytes; it is reserved for the manifest.
         size: Size of the file in bytes.
         places: First and last (exclusive) byte of the values, by the dataset's name.
-        structure: What the manifest contains of the structure, as values for JSON; None in a compressed file.
+        structure: The part of the structure that the manifest contains, as values for JSON; None in a compressed file.
     """
 
     memory: FileIO

@@ -178,7 +178,7 @@ class Checkpoint:
             raise self._damaged("its structure (names, shapes, step, options) is damaged")
 
     def _describe(self, manifest: Manifest) -> None:
-        """Validate the structure that the manifest contains, or without one that of HDF5."""
+        """Validate the structure in the manifest or, if there is none, the HDF5 structure."""
         self._manifest, self._ranges = manifest, manifest.arrays
         if manifest.structure is None:
             structure = self._parse()

@@ -27,7 +27,7 @@ _MAX_DIFFERENCES = 3  # maximum number of differences in an error message
 
 
 class Restored(NamedTuple):
-    """What ``read`` returns, in addition to the vectors that it fills."""
+    """The result of ``read``, in addition to the vectors that it fills."""
 
     progress: Progress
     extra_state: StoredState

@@ -113,7 +113,7 @@ class JobCommand(click.Command):
         return flags.read_config_file(Path(str(options["config"])), [*self._run, *self._job])
 
     def job_request(self, values: Mapping[str, Any]) -> JobRequest:
-        """Return what is to be trained, from the values of all flags of the current command."""
+        """Return the job to train, from the values of all flags of the current command."""
         context = click.get_current_context()
 
         def without_defaults(options: Sequence[click.Option]) -> dict[str, Any]:

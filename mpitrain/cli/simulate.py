@@ -49,7 +49,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class Forecast:
-    """A prediction with what it is for; ``options`` are those of the mode."""
+    """A prediction and its configuration; ``options`` are the options of the mode."""
 
     mode: str
     options: dict[str, Any]

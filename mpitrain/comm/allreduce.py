@@ -15,7 +15,7 @@ from .vector_codec import VectorCodec
 
 
 class _Condition(NamedTuple):
-    """What an exchange waits for.
+    """A condition that an exchange waits for.
 
     Attributes:
         test: Returns whether it is fulfilled. Local.
@@ -69,7 +69,7 @@ class RangeAllreduce:
         self._condition = next(self._conditions)
 
     def progress(self) -> None:
-        """Do what is possible without waiting, if an exchange is in progress. Local."""
+        """Advance an exchange in progress as far as possible without waiting. Local."""
         while self._condition is not None and self._condition.test():
             self._condition = next(self._conditions, None)
 

@@ -90,7 +90,7 @@ class NarrowerType(Codec):
 
     @abstractmethod
     def narrow(self, exact: Array, out: Array) -> None:
-        """Set ``out`` to a block of a vector, rounded to nearest. NaN stays NaN, and what is too large is infinite."""
+        """Set ``out`` to a block of a vector, rounded to nearest. NaN stays NaN; too large values become infinite."""
 
     @abstractmethod
     def widen(self, narrow: Array, out: Array) -> None:

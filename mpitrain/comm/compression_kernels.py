@@ -63,7 +63,7 @@ def _scale_of(values: Array, errors: Array, largest_code: int) -> float:
 
 @kernel
 def _round_to_codes(errors: Array, scale: float, codes: Array) -> None:
-    """Set ``codes`` to integers, and ``errors`` to what they lack; with a scale of 0 or NaN the integers are 0."""
+    """Set ``codes`` to integers, and ``errors`` to the rounding errors; with a scale of 0 or NaN the integers are 0."""
     back = errors.dtype.type(scale)
     if scale > np.float32(0):
         inverse = errors.dtype.type(1) / back

@@ -69,8 +69,8 @@ def start() -> MPI.Intracomm:
 def _chosen_transports() -> Iterator[None]:
     """Exclude transports of Open MPI that cannot be useful, unless the user chose some.
 
-    The one for TCP opens ports that other hosts can reach: excluded if all ranks run on this node. The one for
-    libfabric waits a second before it gives up: excluded also where this host has no such network.
+    The component for TCP opens ports that other hosts can reach: excluded if all ranks run on this node. The component
+        for libfabric waits a second before it gives up: excluded also where this host has no such network.
     """
     name, on_one_node = "OMPI_MCA_btl", is_on_one_node(os.environ)
     has_fabric = any(map(os.path.isdir, _FABRICS))

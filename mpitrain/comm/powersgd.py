@@ -41,7 +41,7 @@ class PowerSums(NodeSums):
     Args:
         rank: The rank r of the factors.
         grads: Shape (layout.size,): this rank's row of the node's gradients.
-        seed: Of the first factors Q, which must be the same on all ranks.
+        seed: Seed of the first factors Q, which must be the same on all ranks.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What this process is doing, on a page of memory that another process can read at any time.
+"""The current activity of this process, on a page of memory that another process can read at any time.
 
 The training thread marks its activities with ``enter`` and ``leave``, which only store integers; ``monitor.trace.span``
 calls them. The process that watches a rank maps the same page, and learns from it whether the rank makes progress.
@@ -38,7 +38,7 @@ _state = 0
 
 @dataclass(frozen=True)
 class Activity:
-    """What a process was doing at one moment.
+    """The activity of a process at one moment.
 
     Attributes:
         count: Grows with every activity that begins or ends, and with ``mark_progress``.
@@ -48,7 +48,7 @@ class Activity:
         waits_for: The rank that it waits for, if it waits for a single known one.
         limit_s: Seconds without progress after which it counts as hanging; 0 for never, None for the default.
         long_limit_s: The same for operations that take long.
-        facts: What is known about the process, such as its role.
+        facts: Facts about the process, such as its role.
     """
 
     count: int

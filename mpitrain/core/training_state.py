@@ -1,4 +1,4 @@
-"""What may change between two steps, in addition to the flat vectors."""
+"""The state that may change between two steps, in addition to the flat vectors."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def errors_named(dataset: Any, source: str, indices: Sequence[int]) -> Iterator[
 
     Args:
         source: Origin of the data.
-        indices: Of the examples that are loaded; empty if they have none.
+        indices: Indices of the examples that are loaded; empty if they have none.
     """
     try:
         yield

@@ -102,7 +102,7 @@ class UnchangedFile:
 def _one_at_a_time(path: Path) -> Iterator[None]:
     """Lock a file, so that one process is in the block; those that have waited for it enter together.
 
-    So if the first one has failed, the others do not fail one after another. On file systems without locks, nobody
+    So if the first one has failed, the others do not fail one after another. On file systems without locks, no process
     waits.
     """
     with open(path, "rb") as file:
@@ -170,7 +170,7 @@ def required(module: str, use: str) -> ModuleType:
     """Import a module of the extra ``data``.
 
     Args:
-        use: What needs it, for the message.
+        use: The feature that needs the package, for the error message.
 
     Raises:
         DataError: It is not installed.

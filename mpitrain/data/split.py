@@ -144,7 +144,7 @@ class Split:
 
     @property
     def order_name(self) -> str:
-        """Which order the examples have, for comparisons."""
+        """A text that identifies the order of the examples, for comparisons."""
         return repr(self._order or Shuffled())
 
     def ordered(self, order: Order | Callable[[int, int], int]) -> Split:
@@ -172,7 +172,7 @@ class Split:
             self._order.check_step(examples)
 
     def check_streamed(self) -> None:
-        """Check that the order of the examples is that of blocks, for files that do not fit into memory.
+        """Check that the order of the examples supports reading in blocks, for files that do not fit into memory.
 
         Raises:
             DataError: It is not.
@@ -325,7 +325,7 @@ class DatasetSplit(Split):
         """Return a batch of ``load`` in the form in which the model takes it. In the rank.
 
         Args:
-            indices: Of the examples, for messages.
+            indices: Indices of the examples, for messages.
 
         Raises:
             DataError: A label or a value is not valid.

@@ -23,7 +23,7 @@ _Group = Callable[[Sequence[str]], Any]  # reads some columns of a group of rows
 
 
 class Table:
-    """The rows of some files, in groups that are read at once.
+    """The rows of several files, in groups of rows; a group is read as a whole.
 
     Attributes:
         count: Number of rows.

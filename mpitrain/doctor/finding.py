@@ -27,7 +27,7 @@ class Finding:
         topic: The group that the check belongs to, such as ``Ranks``.
         check: The name of the check.
         verdict: The result.
-        details: What the check has measured or noticed; ``found`` in JSON.
+        details: The measurements or observations of the check; ``found`` in JSON.
         advice: How to fix it, if needed.
     """
 

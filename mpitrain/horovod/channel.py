@@ -1,8 +1,9 @@
 """The operations of one process set: cycles of negotiation and execution.
 
-A cycle is a generator like the collectives that it consists of: it yields what it waits for, and any thread resumes it.
-A rank starts a cycle when it has something to announce, or when others wait; the cycle continues when all ranks have
-started theirs. A rank that has nothing pending need not take part: without it no operation can be ready.
+A cycle is a generator like the collectives that it consists of: it yields the condition that it waits for, and any
+thread resumes it. A rank starts a cycle when it has something to announce, or when others wait; the cycle continues
+when all ranks have started theirs. A rank that has nothing pending need not take part: without it no operation can be
+ready.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Channel:
 
     Args:
         comm: Of the set's ranks; the channel owns it.
-        name: Of the set, in messages.
+        name: Name of the process set in messages.
         ranks: The set's ranks in the world.
 
     Attributes:
@@ -178,7 +179,7 @@ class Channel:
         return bool(self._condition.Test())
 
     def _cycle(self) -> Steps:
-        """Announce what is new, and perform what is ready. Collective over the set.
+        """Announce new requests, and perform operations that are ready. Collective over the set.
 
         If the ranks agreed in the last cycle, they probably do so in this one: the first block of what this rank
         announces is then published together with the announcement.
@@ -241,7 +242,7 @@ class Channel:
         return [[Request(*fields) for fields in pickle.loads(one)] if one else [] for one in texts]
 
     def _take(self, ready: Sequence[Ready]) -> Sequence[Operation]:
-        """Return the operations to perform; end those that fail, and those of ranks that have all joined."""
+        """Return the operations to perform; end those that fail, and the pending ones if all ranks have joined."""
         operations: list[Operation] = []
         for entry in ready:
             handle = self._open.get(entry.key)
@@ -262,7 +263,7 @@ class Channel:
             handle.end(result, error)
 
     def _fail(self, reason: str) -> None:
-        """End all operations, refuse later ones, and tell the other ranks."""
+        """End all operations, refuse later ones, and notify the other ranks."""
         with self._lock:
             self.error = HorovodInternalError(reason)
             self._steps, self._abandoned, self.committed = None, self._steps, False

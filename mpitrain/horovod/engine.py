@@ -1,8 +1,8 @@
 """The engine of a rank: its process sets, and the threads that perform their operations.
 
 A thread that waits for an operation performs the cycles itself. Handing them to another thread takes twice as long, and
-on a node without spare cores that thread delays the computation. A thread in the background performs the cycles that
-nobody on this rank waits for: those that other ranks wait for; and, where cores are spare or ranks are on several
+on a node without spare cores that thread delays the computation. A background thread performs the cycles that no other
+thread of this rank waits for: those that other ranks wait for; and, where cores are spare or ranks are on several
 nodes, those that overlap with the computation.
 """
 
@@ -32,7 +32,7 @@ class Engine:
     """Performs the operations of all process sets of this rank. Every method is local.
 
     Args:
-        channel: Of the set of all ranks.
+        channel: The channel of the set of all ranks.
 
     Attributes:
         channels: By the number of their process set; those that this rank belongs to.

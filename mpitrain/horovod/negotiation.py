@@ -27,7 +27,7 @@ class Ready:
 
     Attributes:
         request: Of the first rank.
-        number: Of the operation, if it has no name.
+        number: The number of the operation, if it has no name.
         error: Why it fails on all ranks.
         value: The result of operations without tensors.
     """
@@ -39,7 +39,7 @@ class Ready:
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """What the ranks match it by."""
+        """The key by which ranks match the operation."""
         return self.request.kind, self.request.name, self.number
 
 
@@ -48,7 +48,7 @@ class Negotiation:
     """The requests of all ranks of a process set. Local, but equal on all ranks.
 
     Attributes:
-        ranks: Those of the process set, in MPI's world; the set numbers them from 0.
+        ranks: The ranks of the process set, in MPI's world; the set numbers them from 0.
         joined: Ranks that have joined, numbered by the set.
         next_number: Of operations without a name, after all ranks have joined: they may have submitted unequally many.
     """
@@ -70,7 +70,7 @@ class Negotiation:
         return self._numbers.get(request)
 
     def receive(self, announced: Sequence[Sequence[Sequence[int]]], new: Sequence[Sequence[Request]]) -> list[Ready]:
-        """Take what the ranks have submitted; return what is ready, in the order in which it is to be performed.
+        """Take what the ranks have submitted; return the operations that are ready, in their order.
 
         Args:
             announced: For each rank, its requests: pairs of the request's number, or -1 - the index of a new one, and

@@ -33,7 +33,7 @@ class Request(NamedTuple):
         kind: Such as ``allreduce``.
         name: As the program calls it; empty if it has not named it.
         dtype: None without tensors.
-        shapes: Of the tensors, without the first dimension if that may differ between ranks.
+        shapes: Shapes of the tensors, without the first dimension if it may differ between ranks.
         op: The reduction.
         root: The sender of a broadcast.
         scales: Factors before and after the reduction.
@@ -71,14 +71,15 @@ class Handle:
     """A rank's part of an operation. Any thread may read it.
 
     Args:
-        request: What the ranks must agree on.
-        tensors: Contiguous CPU tensors. Those of allreduce and broadcast have the shape (n,), and are also outputs.
+        request: The properties that ranks must agree on.
+        tensors: Contiguous CPU tensors. The inputs of allreduce and broadcast have the shape (n,), and are also
+            outputs.
         finish: Turns the result into what the program gets; the thread that synchronizes calls it.
-        splits: Of an alltoall, the rows for each rank.
+        splits: For an alltoall, the rows for each rank.
 
     Attributes:
         number: Distinguishes requests without a name; 0 for those with one.
-        key: What the ranks match it by: kind, name and number.
+        key: The key by which ranks match the operation: kind, name and number.
         done: Whether it has ended.
         error: Why it failed.
         result: The output tensors, or a number.

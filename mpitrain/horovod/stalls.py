@@ -9,7 +9,7 @@ _ANSWER_S = 2.0  # time for the other ranks to report what they have submitted
 
 
 class Action(Enum):
-    """What to do about operations that have waited long."""
+    """The action for operations that have waited long."""
 
     NONE = 0
     ASK = 1  # ask which operations the other ranks have submitted

@@ -63,8 +63,8 @@ def load(
         path: A run directory, whose newest checkpoint is loaded; or a checkpoint; or ``RUN/best``, the best one that
             ``--keep-best`` has kept.
         averages: Load the moving averages of the parameters, which validation uses if the job has them.
-        model: What was trained, if the run directory has no job file that makes it: a PyTorch module, which is
-            changed; or a job.
+        model: The job or model that was trained, if the run directory has no job file that makes it: a PyTorch module,
+            which is changed; or a job.
 
     Returns:
         A PyTorch module in evaluation mode, which is ``model`` or made by the job; for layers a ``TrainedModel``.
@@ -86,7 +86,7 @@ def load(
 
 
 def _load_module(path: Path, module: TorchModule, averages: bool) -> TorchModule:
-    """Set the values of a module to those of a checkpoint."""
+    """Set the values of a module to the values in a checkpoint."""
     from ..pytorch.network import layout_of, load_values
 
     with checkpoint.Checkpoint(checkpoint.find(path)[0]) as opened:

@@ -52,7 +52,7 @@ class AttemptResult:
         filtered_output: The launcher output that was not shown.
         ended_at: When the launcher had ended, in seconds since the epoch.
         statuses: The status records of all ranks that registered.
-        tracebacks: Those of ranks that ended with an unexpected exception, by rank.
+        tracebacks: The tracebacks of ranks that ended with an unexpected exception, by rank.
         lost_hosts: Hosts that stopped answering.
         is_reported: Whether the reason for ending the launcher has been printed.
         unreachable: Hosts that could not be searched for leftover ranks, with the reason.
@@ -83,8 +83,8 @@ class Attempt:
         ranks: Number of ranks to start; None if the launcher determines it.
         hosts: The hosts that the user named.
         link_timeout_s: Seconds without an answer after which a host is lost.
-        stopping: What the ranks do when they are asked to stop, for a message.
-        accepts: Answers a request to scale the run; returns whether the ranks are to stop for it.
+        stopping: A text for a message: the action of ranks that are asked to stop.
+        accepts: Answers a request to scale the run; returns whether the ranks must stop for the request.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class Attempt:
         process.send_signal(signal.SIGTERM)
 
     def _kill(self, process: subprocess.Popen[bytes]) -> None:
-        """Kill the launcher and what it has started on this host; on other hosts its daemons end the ranks."""
+        """Kill the launcher and its processes on this host; on other hosts its daemons end the ranks."""
         self._enter(_Phase.ENDING)
         _kill_group(process)
 
@@ -208,7 +208,7 @@ class Attempt:
             self._kill(process)  # the launcher would wait for its daemon on the lost host
 
     def _check_reapers(self, statuses: Sequence[rank_status.RankStatus]) -> None:
-        """End local ranks that nothing watches, because their reaper is stopped, also at the last look."""
+        """End local ranks that are not watched, because their reaper is stopped, and was at the last check."""
         stopped = {s.reaper: s.rank for s in statuses if is_local(s.host) and process_state(s.reaper) == "T"}
         for reaper in stopped.keys() & self._stopped_reapers:
             say(f"process {reaper}, which watches rank {stopped[reaper]}, is stopped; ending the rank")
@@ -315,10 +315,10 @@ class Attempt:
     def _kill_leftover_ranks(
         self, process: subprocess.Popen[bytes], statuses: Sequence[rank_status.RankStatus], began: float
     ) -> dict[str, str]:
-        """Kill the ranks that are still alive, on all hosts, and remove what they leave; normally nothing is left.
+        """Kill the ranks that are still alive, on all hosts, and remove their leftover files; normally nothing is left.
 
         Returns:
-            The hosts on which that was not possible, with the reason.
+            The hosts on which killing was not possible, with the reason.
         """
         local = [status for status in statuses if is_local(status.host)]
         deadline = time.monotonic() + (1.0 if process.returncode else 5.0)

@@ -50,7 +50,7 @@ class Outcome:
         is_transient: Whether the launcher failed to start for a reason that may not recur.
         lost_hosts: Hosts that no longer answer.
         ended_at: When the first rank ended, in seconds since the epoch.
-        traceback: Of the exception that ended ``rank``; empty if unknown.
+        traceback: The traceback of the exception that ended ``rank``; empty if unknown.
     """
 
     kind: Kind
@@ -92,7 +92,7 @@ def classify(result: AttemptResult, ranks: int, launcher: str, is_recorded_as_st
 
 
 class _Evidence:
-    """What is known about the end of an attempt.
+    """The facts about the end of an attempt.
 
     Attributes:
         status: The launcher's exit status.

@@ -1,4 +1,4 @@
-"""What a run can resume from: its checkpoints, and the newest state in the memory of this host."""
+"""The states from which a run can resume: its checkpoints, and the newest state in the memory of this host."""
 
 from __future__ import annotations
 

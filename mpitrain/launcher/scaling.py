@@ -51,7 +51,7 @@ class ScaleRequest:
 def send_request(run_dir: Path, request: ScaleRequest) -> None:
     """Ask the supervisor of a run to continue it on other ranks, and wait for its answer.
 
-    It answers when all ranks have started. A caller that does not wait until then withdraws the request.
+    The supervisor answers when all ranks have started. A caller that does not wait until then withdraws the request.
 
     Raises:
         LaunchError: ``mpitrain run`` does not supervise the run, it has another request, it refuses this one, it ends
@@ -122,7 +122,7 @@ def _sent(run_dir: Path, request: ScaleRequest) -> Iterator[None]:
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
-    """Replace a file at once."""
+    """Replace a file atomically."""
     partial = path.with_name(f"{path.name}.partial")
     partial.write_text(json.dumps(content), encoding="utf-8")
     os.replace(partial, path)

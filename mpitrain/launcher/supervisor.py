@@ -194,7 +194,7 @@ class _Supervisor:
         return outcome
 
     def _start_ranks(self) -> tuple[AttemptResult, Outcome]:
-        """Start the ranks, wait until they have ended, and return how."""
+        """Start the ranks, wait until they have ended, and return the outcome."""
         run_dir, earlier = self._launch.run_dir, status.read(self._launch.run_dir)
         result = self._prepare_attempt().run()
         self._continues = True
@@ -285,7 +285,7 @@ class _Supervisor:
         return True
 
     def _accepts(self, request: ScaleRequest) -> bool:
-        """Answer a request to scale the run; return whether the ranks are to stop for it."""
+        """Answer a request to scale the run; return whether the ranks must stop for the request."""
         error = self._scale(request)
         answer_request(self._launch.run_dir, request, error)
         return not error
@@ -365,7 +365,7 @@ def _is_recorded_as_stopped(run_dir: Path, earlier: status.Status | None) -> boo
     """Return whether the run's heartbeat records that it was stopped before its last step.
 
     Args:
-        earlier: The record before this attempt, which changes nothing if there is nothing to train.
+        earlier: The record before this attempt; an attempt that has nothing to train does not change it.
     """
     recorded = status.read(run_dir)
     is_new = recorded is not None and (earlier is None or recorded.started_at != earlier.started_at)

@@ -11,7 +11,7 @@ from .base import Model
 
 
 class GradientAccumulation:
-    """Computes the loss and the gradient of a batch, and adds up those of its micro-batches. Local.
+    """Computes the loss and the gradient of a batch by adding up the losses and gradients of its micro-batches. Local.
 
     ``forward`` and ``backward`` compute those of a batch. A loop that computes losses by itself calls ``begin``, then
     ``add`` for each micro-batch, and ``backward``.

@@ -194,7 +194,7 @@ class DividedModel(SteppedModel, Protocol):
         """Add the gradient of the last loss to the gradient, in place of ``Model.compute_grads``.
 
         Args:
-            names: Of the parameters whose gradient is computed; None for all.
+            names: Names of the parameters whose gradient is computed; None for all.
         """
 
     def show_grads(self) -> None:

@@ -312,7 +312,7 @@ class TorchModel(Model):
         return self._device.to_host(vector)
 
     def close(self) -> None:
-        """Let the module keep its values in memory of its own: that of the vectors is freed after training."""
+        """Let the module keep its values in its own memory: the vectors' memory is freed after training."""
         with self._device.activate():
             self._load_buffers()
             self._copies.load()

@@ -43,7 +43,7 @@ class Wandb:
     """Weights & Biases.
 
     Args:
-        folder: The run directory; its name is that of the run.
+        folder: The run directory; it has the name of the run.
         tables: The run's options, the job's arguments and versions.
         former: The id of the run to continue, or None.
     """

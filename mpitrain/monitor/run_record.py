@@ -28,7 +28,7 @@ _GIT_S = 10.0  # time limit of one git command
 
 
 class RunRecord:
-    """What one start of a run writes; chief only.
+    """The record that one start of a run writes; chief only.
 
     Args:
         folder: The run directory.
@@ -89,7 +89,7 @@ class RunRecord:
 
 
 class RecordedJob(NamedTuple):
-    """What a run trained with.
+    """The options and versions with which a run trained.
 
     Attributes:
         path: The job file: where the run read it, or the copy in its record if that file has changed.

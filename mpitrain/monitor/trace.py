@@ -203,7 +203,7 @@ class Offset(NamedTuple):
 
 @dataclass(frozen=True)
 class RankTrace:
-    """What one rank recorded, as sent to the chief.
+    """The spans that one rank has recorded, as sent to the chief.
 
     Attributes:
         rank: Its rank in the run.

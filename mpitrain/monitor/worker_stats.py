@@ -126,7 +126,7 @@ def server_table(
     """Return a table of the servers: bytes held, and bytes received from and sent to workers.
 
     Args:
-        nbytes: Of the parameters that each server holds.
+        nbytes: Bytes of the parameters that each server holds.
     """
     gradients, reads = _sum(workers, "steps"), _sum(workers, "reads")
     titles = ("server", "host", "holds", "gradients", "received", "sent")

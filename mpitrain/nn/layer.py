@@ -125,7 +125,7 @@ class Layer:
 
     @property
     def ops(self) -> Any:
-        """The operations of this layer's device, those of ``core.ops`` or of ``gpu.ops``."""
+        """The operations of this layer's device, ``core.ops`` or ``gpu.ops``."""
         return self.device.ops
 
     def dispatch(self, kernel: Callable[..., Any]) -> Callable[..., Any]:

@@ -39,7 +39,7 @@ class Loss:
 
     @property
     def ops(self) -> Any:
-        """The operations of the device, those of ``core.ops`` or of ``gpu.ops``."""
+        """The operations of the device, ``core.ops`` or ``gpu.ops``."""
         return self.device.ops
 
     @property

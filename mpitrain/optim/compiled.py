@@ -25,7 +25,7 @@ RULES: dict[str, CompiledRule] = {}  # by name; the CUDA source ``optim`` contai
 
 @dataclass(frozen=True, eq=False)
 class CompiledRule:
-    """The arithmetic of an update rule for the CPU and for GPUs. The loops over segments are those of all rules.
+    """The arithmetic of an update rule for the CPU and for GPUs. All rules share the loops over segments.
 
     Attributes:
         name: Name of the rule; names are unique.

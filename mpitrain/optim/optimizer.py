@@ -88,7 +88,7 @@ class Optimizer(ABC):
             addition to the gradient's step (Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019).
         decay_names: Patterns (as of files) of the names of parameters to which ``l2`` or ``weight_decay`` apply.
         clip_norm: Maximum Euclidean norm of the whole gradient, which is scaled down if necessary.
-        rate_factor: Factor of the learning rate, usually that of a group.
+        rate_factor: Factor of the learning rate, usually a group's factor.
         rate_factors: Short form of groups with a ``rate_factor``: factors by patterns (as of files) of the names of
             parameters; the first pattern that matches counts, and is multiplied by the group's ``rate_factor``.
         groups: Options of parameter groups, by patterns of the names of their parameters; the first pattern that
@@ -294,7 +294,7 @@ class Optimizer(ABC):
                 raise JobError(f"{where} {verb} the trust ratio: set it for the whole optimizer, not for a group")
 
     def check_names(self, names: Sequence[str]) -> None:
-        """Check that every group has a parameter; ``names`` are those of all parameters. Local.
+        """Check that every group has a parameter; ``names`` are the names of all parameters. Local.
 
         Raises:
             JobError: A pattern matches none of them.

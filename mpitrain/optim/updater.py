@@ -284,7 +284,7 @@ class Updater:
         return Gradient(out.reshape(1, -1), self._first, measured=True)
 
     def _range_of(self, lo: int, hi: int) -> Range:
-        """Return the groups of [lo, hi), cached by range and by what is frozen."""
+        """Return the groups of [lo, hi), cached by the range and the frozen parameters."""
         key = lo, hi, self._frozen.tobytes()
         if key not in self._ranges:
             has_average = self._moving is not None

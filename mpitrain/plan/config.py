@@ -21,7 +21,7 @@ class RunConfig:
     """Options of a training run, grouped. Flags and TOML keys are flat. Options left at None are set by the job file.
 
     Raises:
-        ConfigError: An option is out of range; the message states what is valid.
+        ConfigError: An option is out of range; the message states the valid values.
     """
 
     parallel: ParallelConfig = ParallelConfig()

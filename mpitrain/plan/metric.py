@@ -22,7 +22,7 @@ _NAME = re.compile(r"[A-Za-z][\w.-]*")
 
 @runtime_checkable
 class MetricObject(Protocol):
-    """A metric that gets batches, such as those of torchmetrics."""
+    """A metric that gets batches, such as a metric of torchmetrics."""
 
     def reset(self) -> Any: ...
 
@@ -177,7 +177,7 @@ def number_of(what: str, value: Any) -> float:
     """Return a number, a NumPy scalar, or an array or tensor without dimensions as a float.
 
     Args:
-        what: What has this value, for errors.
+        what: The name of the value, for errors.
 
     Raises:
         JobError: It is none of these.

@@ -1,4 +1,4 @@
-"""The options of a run, in groups. Those that set how workers agree are in ``parallel``."""
+"""The options of a run, in groups. Options for the agreement between workers are in ``parallel``."""
 
 from __future__ import annotations
 

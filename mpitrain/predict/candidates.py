@@ -1,4 +1,4 @@
-"""Which configurations ``mpitrain tune`` compares, and how: speed, and what a larger batch is worth."""
+"""The configurations that ``mpitrain tune`` compares, and the criteria: speed, and what a larger batch is worth."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def candidates(probe: Probe, run_options: Mapping[str, Any], changes: Collection
 
     Args:
         run_options: The options of the run that the user has given.
-        changes: What may change besides options without an effect on the results.
+        changes: Kinds of options that may change, besides options without an effect on the results.
 
     Raises:
         ConfigError: The user's configuration cannot be predicted, or simpy is not installed.

@@ -1,4 +1,4 @@
-"""What ``mpitrain probe`` measures, as values, and the file ``probe.json``."""
+"""The values that ``mpitrain probe`` measures, and the file ``probe.json``."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class RankFacts:
     Attributes:
         ranks_per_node: Number of ranks of each node.
         cores_per_node: Cores that the ranks of a node may use.
-        load: The number of processes that wanted to run on the first host before the measurement.
+        load: The load average of the first host before the measurement.
     """
 
     ranks_per_node: tuple[int, ...]
@@ -131,8 +131,8 @@ class LinkTimes:
     Attributes:
         latency_s: Half the time in which a message of 8 bytes goes to the other rank and back.
         message_s: Time that a rank needs to post one such message and its counterpart.
-        bytes_per_s: Of one pair of ranks, in each direction, while both directions are used.
-        node_bytes_per_s: Of all pairs of ranks of two nodes at once, in each direction.
+        bytes_per_s: Bandwidth of one pair of ranks, in each direction, while both directions are used.
+        node_bytes_per_s: Total bandwidth of all pairs of ranks of two nodes at once, in each direction.
         burst_bytes: Bytes that a shaped link carries at once after a pause; 0 if it has one rate.
         cpu_s_per_byte: Processor time to send and receive one byte of a plain TCP connection.
     """

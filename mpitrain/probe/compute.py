@@ -49,7 +49,7 @@ class RankModel:
 
     Args:
         plan: The plan of one worker.
-        position: Of the first batch in the data.
+        position: Position of the first batch in the data.
     """
 
     def __init__(self, job: Job, plan: Plan, devices: list[Device], position: int) -> None:

@@ -38,7 +38,7 @@ _KEPT_FACTORS = 500
 
 @dataclass(frozen=True)
 class ProbeRequest:
-    """What a rank is to measure, and the file for the result."""
+    """The measurements that a rank makes, and the file for the result."""
 
     train: TrainRequest
     output: Path
@@ -187,7 +187,7 @@ def _job_facts(name: str, job: Job, plan: Plan, model: RankModel, times: BatchTi
 
 
 def _low_rank_share(plan: Plan) -> float:
-    """Return the elements that PowerSGD sends over those of the vector."""
+    """Return the ratio of the elements that PowerSGD sends to the elements of the vector."""
     sent = plan.layout.size
     for matrix in matrices(plan.layout, LOW_RANK):
         sent += LOW_RANK * (matrix.n + matrix.m) - matrix.n * matrix.m

@@ -1,4 +1,4 @@
-"""What the launcher starts for ``mpitrain probe``."""
+"""The work that the launcher starts for ``mpitrain probe``."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class StepTimes:
     Attributes:
         compute_s: Seconds of forward and backward pass of each step, shape (steps,).
         update_s: Median seconds of an update of the whole vector by this rank's gradient.
-        loop_s: Median seconds of what is neither this nor loading.
+        loop_s: Median seconds of the rest of the step, without loading.
     """
 
     compute_s: Array

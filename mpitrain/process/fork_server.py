@@ -1,10 +1,10 @@
 """Ranks that start quickly after a failure: a process on each host, with all modules imported, forks them.
 
 The first rank of a host forks the server before it becomes a reaper, when its modules are imported and MPI has not
-started. The server is in a session of its own, so that it survives the launcher. After a failure the launcher starts
-this file as a script, the *client*, in place of Python with all modules: it sends its arguments, environment, working
-directory, file descriptors and processors to the server, which forks a process that continues as if the launcher had
-started it. The client passes signals on to that process, and ends as it ends.
+started. The server has its own session, so that it survives the launcher. After a failure the launcher starts this file
+as a script, the *client*, in place of Python with all modules: it sends its arguments, environment, working directory,
+file descriptors and processors to the server, which forks a process that continues as if the launcher had started it.
+The client passes signals on to that process, and ends as it ends.
 
     launcher ── client ─ ─ socket ─ ─ server
                   │ signals             │ forks
@@ -105,12 +105,12 @@ def import_in_server(run_dir: str, module: str) -> None:
 
 
 class _Request(NamedTuple):
-    """What a client asks for: a process with these properties.
+    """The request of a client: a process with these properties.
 
     Attributes:
         descriptors: By the number that they have in the client, the numbers here.
         alive: The number of a pipe that is closed when the client ends.
-        processors: Those that it may use.
+        processors: The cores that the rank may use.
     """
 
     arguments: list[str]

@@ -67,7 +67,7 @@ def watch(address: str, token: bytes, run_dir: str, timeout_s: float) -> None:
 
 
 def end_ranks(run_dir: str) -> None:
-    """Kill this host's ranks of a run, what they have started, and the daemons that started them."""
+    """Kill this host's ranks of a run, the processes that they have started, and the daemons that started them."""
     processes = _processes_of(run_dir)
     # Under ssh a daemon does not have the mark.
     daemons = {daemon for pid in processes for daemon in _daemons_above(pid)}

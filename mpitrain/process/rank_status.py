@@ -45,7 +45,7 @@ class RankStatus:
         is_training: Whether it has begun to train or to serve; a program has from its start.
         error: The unexpected exception that it ended with.
         is_user_error: Whether it ended with a user's error, which has been printed.
-        hang: What it did when its reaper ended it because it made no progress.
+        hang: The activity in which the rank made no progress, so that its reaper ended it.
         done: Whether it has finished training and written everything.
         stopped: Whether it finished before the last step.
         ended_at: When the process ended, in seconds since the epoch on its host; 0 if the end was not observed.
@@ -79,7 +79,7 @@ class RankStatus:
 
 @dataclass(frozen=True)
 class LongActivity:
-    """What a rank has been doing for a while.
+    """A long activity of a rank.
 
     Attributes:
         doing: A description.

@@ -103,7 +103,7 @@ def missing_folders(folder: Path) -> list[Path]:
 
 
 def remove_empty(folders: Iterable[Path]) -> None:
-    """Remove those of the folders that are empty; give the innermost first."""
+    """Remove the folders that are empty; give the innermost first."""
     for folder in folders:
         with contextlib.suppress(OSError):
             folder.rmdir()

@@ -20,7 +20,7 @@ _ABANDONED_S = 60.0
 
 @dataclass(frozen=True)
 class RankStacks:
-    """What a rank is doing.
+    """The activity of a rank.
 
     Attributes:
         role: Such as ``worker 0``; empty while it starts.

@@ -43,7 +43,7 @@ def make(folder: Path, run_dir: str) -> None:
 
 
 def existing(run_dir: str) -> list[Path]:
-    """Return those of ``folders`` that exist and that no other user can have made."""
+    """Return the ``folders`` that exist and that no other user can have made."""
     return [folder for folder in folders(run_dir) if folder.is_dir() and _is_private(folder.parent)]
 
 

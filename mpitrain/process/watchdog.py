@@ -66,7 +66,7 @@ class Watchdog:
         return self.idle_s > self.limit_s(seen, stopped)
 
     def is_informed(self, seen: Activity) -> bool:
-        """Return whether the activity says anything: that of a program does after its first report of progress."""
+        """Return whether the activity says anything: a program's rank does so after its first report of progress."""
         return seen.kinds[:1] != ("program",) or seen.count > 0
 
     def is_busy(self, seen: Activity, stopped: bool) -> bool:

@@ -20,7 +20,7 @@ _ERROR = re.compile(r"^[A-Za-z_][\w.]*(?::.*)?$")
 
 
 class RankOutput:
-    """Copies the standard output and standard error of a program to those of this process, and to a log file.
+    """Copies a program's standard output and standard error to the streams of this process, and to a log file.
 
     Call ``start`` after the fork, in the parent, and ``redirect`` in the child.
 
@@ -76,7 +76,7 @@ class RankOutput:
         return next((line[:_LONGEST_LINE] for line in reversed(lines) if line), "")
 
     def _copy(self, source: int, descriptor: int) -> None:
-        """Copy whole lines, so that those of streams and ranks do not mix: Python may write the end of a line alone."""
+        """Copy whole lines, so that lines do not mix: Python may write the end of a line alone."""
         line = b""  # its beginning
         while True:
             if line and not self._prefix and not select.select([source], [], [], _PART_S)[0]:

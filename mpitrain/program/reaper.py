@@ -137,7 +137,7 @@ class ProgramReaper(Reaper):
         self.exit_like(killed_by, status)
 
     def _end_without_launcher(self) -> NoReturn:
-        """End the program and what it has started; whoever has killed the launcher knows why."""
+        """End the program and the processes that it has started; the user knows why the launcher was killed."""
         os.kill(self.child, signal.SIGKILL)
         end_orphans()
         self._output.close()
@@ -204,7 +204,7 @@ def children() -> list[int]:
 
 
 def end_orphans() -> None:
-    """End the processes that the program has left, such as those of a data loader."""
+    """End the processes that the program has left behind, such as processes of a data loader."""
     number, deadline = signal.SIGTERM, time.monotonic() + _ENDING_S
     signaled: set[int] = set()
     while pids := children():

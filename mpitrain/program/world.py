@@ -27,7 +27,7 @@ _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.002, 0.2
 
 @dataclass(frozen=True)
 class Entry:
-    """What one rank knows about itself.
+    """The entry of one rank.
 
     Attributes:
         host: Its host's name.

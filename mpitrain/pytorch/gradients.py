@@ -27,7 +27,7 @@ class Gradients:
     this step get zeros.
 
     The gradient of a parameter in bfloat16 is added to the flat gradient after the backward pass, in the type of that.
-    What scripts see is a copy of it.
+    Scripts see a copy of it.
 
     A parameter's gradient may be computed in several parts: one for each use by a large linear layer, one by autograd,
     more with reentrant checkpointing. It counts as complete when it has one for each use, and as many others as in
@@ -132,7 +132,7 @@ class Gradients:
         return self._task is not None and torch._C._current_graph_task_id() == self._task
 
     def set_task(self, _: Tensor) -> None:
-        """Set the current backward pass as that of the training step: a hook of the loss."""
+        """Set the current backward pass as the backward pass of the training step: a hook of the loss."""
         self._task = torch._C._current_graph_task_id()
 
     def count_use(self, index: int) -> None:

@@ -55,7 +55,8 @@ class LiveOptimizer:
     """Follows the options of an optimizer of torch, and calls or finds its schedulers. Local.
 
     Args:
-        optimizer: Its methods call those of ``owner`` from now on: ``step``, ``state_dict`` and ``load_state_dict``.
+        optimizer: Its methods call the methods of ``owner`` from now on: ``step``, ``state_dict`` and
+            ``load_state_dict``.
         model: Whose parameters it has.
         clip_norm: Maximum Euclidean norm of the whole gradient, or None.
         scheduler: The scheduler that ``advance_scheduler`` calls, or None.
@@ -168,7 +169,7 @@ class LiveOptimizer:
         return have_changed, is_other_rule
 
     def check_state(self, gather: Callable[[Any], list[Any]]) -> bool:
-        """Return whether the optimizer itself has state, such as that of ``load_state_dict``. Collective.
+        """Return whether the optimizer itself has state, for example from ``load_state_dict``. Collective.
 
         Args:
             gather: Returns the values of all workers.
@@ -212,7 +213,7 @@ class LiveOptimizer:
         """Train with the state that the optimizer has. Collective over the workers.
 
         Raises:
-            JobError: It is that of another optimizer.
+            JobError: The state is from another optimizer.
         """
         if not isinstance(self.rule, TorchTensors):
             plan = loop.plan

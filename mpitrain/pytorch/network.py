@@ -253,7 +253,7 @@ def buffers_of(model: nn.Module) -> Buffers:
 
 
 def load_values(model: nn.Module, layout: Layout, params: Array, extra_state: ExtraState) -> None:
-    """Set a module's parameters and buffers to those of a checkpoint: ``params`` has shape (layout.size,)."""
+    """Set a module's parameters and buffers to the values in a checkpoint: ``params`` has shape (layout.size,)."""
     values, buffers = layout.views(params), buffers_of(model)
     with torch.no_grad():
         for name, tensor in [*parameters_of(model), *buffers.averaged.items()]:

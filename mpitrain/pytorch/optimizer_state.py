@@ -52,7 +52,7 @@ def set_state(
     """Set the optimizer's state to copies of the slots.
 
     Args:
-        rule: What ``translated`` has returned for the optimizer.
+        rule: The result of ``translated`` for the optimizer.
         vectors: The slots by name, shape (layout.size,) each.
         updates: The number of updates since training began.
     """

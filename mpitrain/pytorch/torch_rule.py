@@ -29,8 +29,9 @@ class TorchRule(Optimizer):
 
     Attributes:
         kind: One of ``ELEMENTWISE``.
-        options: Those of a parameter group, without its parameters and its learning rate.
-        vectors, numbers: Names of the state, from ``state_of``; those of a group may differ from the others'.
+        options: The options of a parameter group, without its parameters and its learning rate.
+        vectors, numbers: Names of the state, from ``state_of``; the names of a group may differ from those of other
+            groups.
         slots: All names of all groups.
     """
 

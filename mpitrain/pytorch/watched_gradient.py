@@ -1,4 +1,4 @@
-"""Gradients that tell when a script uses them: it then needs those of all workers."""
+"""Gradients that detect when a script uses them: it then needs those of all workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the plots of one or more runs show, as values that no plotting library is needed for."""
+"""The data of the plots of one or more runs, independent of plotting libraries."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ _OF_WORKERS = {
 
 
 def _further(name: str) -> Chart:
-    """Return the chart of a metric of the job, or of another number of its own."""
+    """Return the chart of a metric of the job, or of another number that it records."""
     kind = "on the validation examples" if name.startswith(PREFIX) else "as the job or script records it"
     title = shown_name(name)
     return Chart(re.sub(r"\W", "-", name), title, f"{title}, {kind}, by step.", "step", title)
@@ -332,7 +332,7 @@ def _curve(
     """Return one curve, if there are values. Long curves are reduced to means, with a range if there are few runs.
 
     Args:
-        label: Of what the curve shows, if it is not obvious.
+        label: The name of the measured value, if it is not obvious.
         several: Whether the run's label is shown in place of it.
     """
     if not len(series):

@@ -73,7 +73,7 @@ def report_command(runs: tuple[Path, ...], output: Path | None, png: bool) -> No
 
 
 def collect(folders: Sequence[Path]) -> list[PlottedRun]:
-    """Read runs, and give each a unique label, and a color and dash of its own.
+    """Read runs, and give each a unique label, color and dash.
 
     Raises:
         RecordError: A folder is not a run directory, is given twice, or cannot be read.

@@ -157,7 +157,7 @@ class View:
         return f", {duration((goal - self.step) * speed)} left"
 
     def _numbers(self) -> list[tuple[str, str]]:
-        """Return names and titles of what is shown: the numbers of every run, and those of this one."""
+        """Return names and titles of what is shown: the numbers of every run, and others of this run."""
         return [*_PLOTS, *((name, shown_name(name)) for name in self.run.further_names())]
 
     def _newest(self) -> str:

@@ -36,7 +36,7 @@ class BulkSynchronous:
     Attributes:
         loss: This worker's share of the step's mean loss: the sum of all workers' shares is the mean, and the sum of
             their gradients is its gradient.
-        flags: What this worker requests, as bits; to be combined with those of the others.
+        flags: The requests of this worker, as bits, to be combined with the other workers' bits.
         non_finite: The policy for losses that are not finite.
         plan: The plan of the run.
         has_ended: Whether the consistent point that was entered last is the last one of the run.
@@ -208,7 +208,7 @@ class BulkSynchronous:
     def _reasons(self) -> frozenset[str]:
         """Return the reasons for the point that is reached. Collective over the workers.
 
-        Those of the last point include what was requested after the last step, which no worker has announced.
+        The reasons of the last point include requests after the last step, which no worker has announced.
         """
         self.flags &= ~PAUSE
         with _WAIT:

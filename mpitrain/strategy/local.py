@@ -1,4 +1,5 @@
-"""``--mode local``: every worker trains alone for some steps, then all workers agree, as ``averaging`` says.
+"""``--mode local``: every worker trains alone for some steps, then all workers agree in one of the ways in
+``averaging``.
 
 With ``local_after``, the workers average their gradients before that step, as in ``sync``, and train alone afterwards
 (post-local SGD: Lin, Stich, Patel and Jaggi, Don't use large mini-batches, use local SGD, 2018).
@@ -70,7 +71,7 @@ class Local(BulkSynchronous, UpdatesOnRequest):
         self._since = np.zeros(3)  # this worker's totals since the last average, exchanged at the next
 
     def _make_averaging(self, state: TrainingState) -> Averaging:
-        """Return how workers agree that train alone."""
+        """Return the way in which workers that train alone agree."""
         parallel, common = self.plan.config.parallel, (self.plan, self._own, self._mean, self._hierarchy)
         if parallel.outer_optimizer is not None:
             return OuterOptimization(*common, state.frozen)
@@ -154,7 +155,7 @@ class Local(BulkSynchronous, UpdatesOnRequest):
         self._updater.update_all(self.grads, self.rule_step)
 
     def _agree(self, step: int) -> None:
-        """Do what is due after ``step`` steps."""
+        """Perform the exchanges that are due after ``step`` steps."""
         self._averaging.after_step(step)
         if not self._averaging.is_point(step):
             return

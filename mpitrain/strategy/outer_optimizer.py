@@ -5,11 +5,11 @@ global parameters minus the worker's. The outer optimizer updates the global par
 continue from there, each with its own slots (Douillard et al., DiLoCo: distributed low-communication training of
 language models, 2023). The global parameters are the trained model.
 
-``fragments`` says which part of the parameters is exchanged when. A worker that trains on during the exchange adds what
-it has changed meanwhile to the new global parameters. (Streaming DiLoCo, Douillard et al. 2025, takes a weighted mean
-of the worker's and the global parameters; with 2 workers and 64 local steps on Fashion-MNIST, the sum was more accurate
-by 0.2 to 0.6 points than the mean.) After the last step of the run, fragments that are not due are averaged without the
-outer optimizer: its momentum would make a step of full size of a part of a cycle.
+``fragments`` says which part of the parameters is exchanged when. A worker that continues to train during the exchange
+adds the changes that it has made meanwhile to the new global parameters. (Streaming DiLoCo, Douillard et al. 2025,
+takes a weighted mean of the worker's and the global parameters; with 2 workers and 64 local steps on Fashion-MNIST, the
+sum was more accurate by 0.2 to 0.6 points than the mean.) After the last step of the run, fragments that are not due
+are averaged without the outer optimizer: its momentum would make a step of full size of a part of a cycle.
 
 The global parameters and the outer optimizer's slots are shared by the ranks of a node. Several nodes divide the update
 as in ``sync``: the owner of a range has its slots. With ``--compress``, the outer gradient is encoded in both

@@ -21,7 +21,7 @@ and two runs on the same ranks give identical bits. The update is partitioned as
 2020, section 5.1), with shared memory instead of a broadcast within the node.
 
 A worker's loss and flags, its *status*, are words of the barrier that the node's ranks read in place, without a copy.
-No rank overwrites one that another still reads: a barrier lies between the reads of a step and the next writes::
+No rank overwrites a status that another still reads: a barrier lies between the reads of a step and the next writes::
 
     rank a   status, buckets | backward | reads all statuses | update | publish last phase | wait | status of k + 1
     rank b   status, buckets ........ | backward | reads all statuses | update | publish .. | wait | status of k + 1

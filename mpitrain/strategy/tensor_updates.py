@@ -50,7 +50,7 @@ class TensorUpdates:
 
         Args:
             grads: Shape (layout.size,): the whole gradient, which may be overwritten.
-            names: Of the only ones to update; None for all.
+            names: Names of the only tensors to update; None for all.
         """
         if self._optimizer.clip_norm is not None:
             all_grads = grads[: self._layout.n_trained]

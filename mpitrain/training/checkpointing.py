@@ -160,7 +160,7 @@ def make_checkpoints(
 
 
 def facts_of_run(plan: Plan, record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is stored with every checkpoint besides the state."""
+    """Return the tables that every checkpoint contains besides the state."""
     config = plan.config
     return {"mode": config.parallel.mode, "workers": plan.workers, "servers": config.servers.ps, **record}
 

@@ -1,4 +1,4 @@
-"""Survey of a job's data, without MPI: contents, and the speed of loading compared with that of computing."""
+"""Survey of a job's data, without MPI: its contents, and the speeds of loading and computing."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SplitFacts:
         count: Number of examples.
         order: Order of the training examples.
         bytes: Size of all examples in memory; None if they are loaded one by one.
-        examples: The first ones, of any form.
+        examples: The first examples, of any form.
         labels: How often each label occurs among the first ``labelled`` examples; None if labels are not classes.
         labelled: Number of examples whose labels were counted.
         class_names: The names of the classes by label; empty if they have none.
@@ -72,7 +72,7 @@ class Speed:
         loading: One process that does nothing else than load.
         computing: Forward and backward pass, without loading.
         data_workers: Processes of a rank that load as fast as it computes, or as many as it has cores besides one; 0 if
-            none are worth it.
+            processes would not help.
     """
 
     cores: int

@@ -21,7 +21,7 @@ class _PartGradient:
     Attributes:
         names: Their names; None for all of the model.
         views: Their gradients, in the gradient of the strategy.
-        is_averaged: Whether it is that of all workers.
+        is_averaged: Whether it is averaged over all workers.
         is_applied: Whether an update has applied it, so that the next backward pass sets it to zero.
     """
 
@@ -119,7 +119,7 @@ class DividedStep:
             part.is_averaged = True
 
     def update(self, optimizers: Sequence[int]) -> None:
-        """Update with those of some optimizers that have a gradient. Collective as ``UpdatesOnRequest.update``."""
+        """Update with the optimizers among these that have a gradient. Collective as ``UpdatesOnRequest.update``."""
         if not self.is_averaged:
             self.average()
         indices = [index for index in optimizers if not self._parts[index].is_applied]

@@ -36,7 +36,7 @@ _PIECE = 1 << 28  # elements of a message
 
 
 def kept_run_dir(folder: Path) -> str | None:
-    """Return the run directory whose newest state is kept in memory; None if ``mpitrain run`` has not asked for it.
+    """Return the run directory whose newest state is kept in memory; None if ``mpitrain run`` has not requested this.
 
     Args:
         folder: The directory of the training.
@@ -125,7 +125,7 @@ def resume_from_memory(
     """Fill the vectors with the newest state in memory of any host. Collective over all ranks.
 
     Args:
-        vectors: Those of this rank, by name; None if it has none.
+        vectors: The vectors of this rank, by name; None if it has none.
         shared_vectors: Memory that this rank fills together with others; None if there is none.
         run_dir: See ``kept_run_dir``.
         newer_than: Only a state of a higher step.

@@ -38,7 +38,7 @@ class Rank:
         forks: Whether this process may become the reaper, and a child of it the rank.
 
     Attributes:
-        status: What ``mpitrain run`` knows about this rank.
+        status: The status of this rank that ``mpitrain run`` reads.
         is_alone: Whether no launcher has started this process.
     """
 

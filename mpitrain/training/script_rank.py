@@ -28,7 +28,7 @@ class ScriptRank(Rank):
     """This process as a rank in which a script runs; see ``Rank``.
 
     Attributes:
-        options: The options on the command line, which replace those of the script.
+        options: The options on the command line, which override the options in the script.
         session: The training session that the script has not closed yet; None if there is none.
         servers_have_ended: Whether the ranks of parameter servers have ended, so that the script cannot train again.
     """
@@ -98,7 +98,7 @@ class ScriptRank(Rank):
         """Record that a training of the script begins.
 
         Raises:
-            ConfigError: It would resume an earlier one of the same script, in the directory of ``mpitrain run``.
+            ConfigError: It would resume an earlier training of the same script, in the directory of ``mpitrain run``.
         """
         if config.run.run_dir is None and RUN_DIR_VARIABLE in os.environ:
             if self._used_run_dir:

@@ -288,7 +288,7 @@ class SteppedLoop(Loop):
             self._version = self._stepped_model.gradient_version
 
     def update(self, optimizers: Sequence[int] = (0,), divide: bool = False) -> None:
-        """Submit the gradient, if it is that of the last micro-batch. Collective as ``Strategy.finish``.
+        """Submit the gradient, if this is the last micro-batch. Collective as ``Strategy.finish``.
 
         Args:
             optimizers: The indices of those that update, if they have a gradient.
@@ -352,7 +352,7 @@ class SteppedLoop(Loop):
 
     @property
     def _averages_gradients(self) -> bool:
-        """Whether the gradient of a step is that of all workers."""
+        """Whether the gradient of a step is averaged over all workers."""
         return self.synchronous and not self.plan.config.mode.averages_params
 
     def _use_gradients(self, clears: bool) -> None:

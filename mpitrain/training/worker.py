@@ -189,7 +189,7 @@ class Worker:
 
     @contextlib.contextmanager
     def _errors_of_workers(self) -> Iterator[None]:
-        """Declare that errors in the block, which all workers raise, are not those of servers. Local."""
+        """Declare that errors in the block are raised by all workers, but not by servers. Local."""
         try:
             yield
         except UserError as error:
@@ -238,7 +238,7 @@ class Worker:
 def _sum_over(workers: MPI.Intracomm) -> Callable[[Array], None] | None:
     """Return a sum over the workers whose order does not depend on the MPI library; None for one worker.
 
-    It has a communicator of its own, because the strategy's operations may be in progress. Collective over the workers.
+    It has a separate communicator, because the strategy's operations may be in progress. Collective over the workers.
     """
     if workers.size == 1:
         return None

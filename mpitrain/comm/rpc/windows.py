@@ -21,8 +21,8 @@ Both poll the headers in their own memory with plain loads while another rank wr
   receiver's memory.
 
 A slot is reused when nothing in it is needed any longer: a client sends a request to a server only after the reply to
-the one before, and a server has read a request when it replies. So each has one slot per peer, and a sequence number
-tells a new header from the one before.
+the one before, and a server has read a request when it replies. Each rank therefore has one slot per peer, and a
+sequence number distinguishes a new header from the previous one.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _offsets(routes: Routes, rank: int) -> _Offsets:
 
 
 class Window:
-    """The memory of a rank, and puts into that of others. Construction and ``free`` are collective over the ranks.
+    """The memory of a rank, and puts into other ranks' memory. Construction and ``free`` are collective over the ranks.
 
     Args:
         nbytes: Of the vectors.
@@ -120,7 +120,7 @@ class Window:
         self._win.Flush(rank)
 
     def put_words(self, words: Array, rank: int, index: int = 0) -> None:
-        """Put words into those of a rank, from ``index`` on."""
+        """Put words into the words of another rank, from ``index`` on."""
         self._put(words, rank, self._offsets[rank].words + index * _WORD)
 
     def put_vector(self, values: Array, rank: int, at: int) -> None:

@@ -75,7 +75,7 @@ def _set_missing_gradients(optimizer: torch.optim.Optimizer) -> None:
 
 
 class _Place:
-    """Takes the place of a tensor in what is pickled."""
+    """Takes the place of a tensor in a pickled object."""
 
     def __init__(self, index: int) -> None:
         self.index = index

@@ -36,8 +36,8 @@ def DistributedOptimizer(  # noqa: N802
 ) -> Any:
     """Return an optimizer with the class of ``optimizer``, whose state and parameter groups it shares.
 
-    Its gradients are submitted during ``backward``, and reduced when ``step`` or ``synchronize`` waits for them. Those
-    that a rank has not computed count as zeros. Local; ``step`` is collective over the process set.
+    Its gradients are submitted during ``backward``, and reduced when ``step`` or ``synchronize`` waits for them.
+    Gradients that a rank has not computed count as zeros. Local; ``step`` is collective over the process set.
 
     Args:
         named_parameters: Such as ``model.named_parameters()``; None names them by their position.
@@ -116,7 +116,7 @@ def _call_all(functions: Iterable[Callable[[], None]]) -> None:
 
 
 class _Distributed(torch.optim.Optimizer):
-    """What is added to the class of the optimizer."""
+    """The methods that are added to the class of the optimizer."""
 
     def _set_up(
         self,

@@ -84,7 +84,7 @@ class SubmitRequest:
 
 
 def submit_flags() -> list[click.Option]:
-    """Return the flags of ``mpitrain submit``, without those of the run."""
+    """Return the flags of ``mpitrain submit``, without the flags of the run."""
     return [*options_of(Resources), *options_of(SubmitOptions)]
 
 
@@ -92,7 +92,7 @@ def read_submit_options(values: Mapping[str, Any]) -> tuple[Resources, SubmitOpt
     """Return the options of a batch job; those in the site file replace defaults.
 
     Args:
-        values: Those that were given, converted, by name.
+        values: The options that the user has set, converted, by name.
 
     Raises:
         ConfigError: The site file or a value is not valid, or options contradict each other.

@@ -1,4 +1,4 @@
-"""What the modes with parameter servers share: shards, servers, links, and the requests of workers; with simpy.
+"""The common part of the modes with parameter servers: shards, servers, links, and the requests of workers; with simpy.
 
 Workers on a server's node read and update its shard in shared memory, one at a time under its lock. Others send
 requests, which a server answers one after the other. Beside ``strategy.ps.store``, ``server`` and ``comm.rpc``.
@@ -63,7 +63,7 @@ class ParameterServers:
         return (users - 1) / max(1, users)
 
     def _use_links_of_groups(self) -> None:
-        """Give each group a node of its own, with the links of its servers."""
+        """Give each group its own node, with the links of its servers."""
         scale, n_nodes = self.n_servers / len(self._groups), self.scenario.n_nodes
         self._senders += [Sender(self.scenario.between, scale, self._burst_s_per_byte) for _ in self._groups]
         self._receivers += [Sender(self.scenario.between, scale) for _ in self._groups]

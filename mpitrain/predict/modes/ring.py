@@ -17,7 +17,7 @@ class Ring:
 
     Attributes:
         nodes, ranks_per_node: The ranks; those of a node are neighbors.
-        bytes_per_s: Of the link of a node.
+        bytes_per_s: Bandwidth of the link of a node.
         hop_s, network_hop_s: Latency of a hop within a node, and between nodes.
     """
 
@@ -65,7 +65,7 @@ def step_s(buffers: Sequence[FusedBuffer], computed_s: float, ring: Ring, factor
     """Return the seconds of a step that computes for ``computed_s``, and sums all buffers.
 
     Args:
-        factor: Of the computing time of the slowest rank, for which all wait.
+        factor: Factor of the computing time of the slowest rank, for which all ranks wait.
     """
     now = 0.0
     for buffer in buffers:

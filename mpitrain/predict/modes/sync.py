@@ -118,7 +118,7 @@ class _OneNode:
         Args:
             when: When each node can begin.
             nbytes: Bytes that each node sends.
-            busy: Until when the processors of each node are busy.
+            busy: The times until which the processors of each node are busy.
 
         Returns:
             When every node has received everything, and until when its processors are busy.

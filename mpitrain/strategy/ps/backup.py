@@ -44,7 +44,7 @@ class BackupStore(ParameterStore):
     """See ``ParameterStore``.
 
     Attributes:
-        gradients: Those of this node's ranks, if it holds shards.
+        gradients: The gradients of this node's ranks, if it holds shards.
     """
 
     shares_gradients = True

@@ -45,7 +45,7 @@ class PsStrategy:
         store: The parameters.
         plan: The plan of the run.
         worker: The index of this worker.
-        shards: All shards, by number; ``versions`` are those of the parameters that were read last.
+        shards: All shards, by number; ``versions`` are the versions of the parameters that were read last.
         shard_order: The numbers of the shards in the order in which this worker sends requests.
         coordinator: Assigns work items and counts steps.
         non_finite: The policy for losses that are not finite.
@@ -194,7 +194,7 @@ class PsStrategy:
     def extra_state(self) -> ExtraState:
         """Return state of the mode that is not in the vectors; ``start`` restores it. Collective over the workers.
 
-        It is what compression has not sent, summed over the workers.
+        This state is the sum over the workers of gradient parts that compression has not sent.
         """
         values: dict[str, Value] = {}
         for name, own in self.unsent().items():
@@ -204,7 +204,8 @@ class PsStrategy:
         return {_NAMESPACE: Versioned(1, values)} if values and self._chief else {}
 
     def unsent(self) -> dict[str, Array]:
-        """Return what compression has not sent of this worker's vectors; the same names on all workers. Local.
+        """Return the parts of this worker's vectors that compression has not sent; the same names on all workers.
+        Local.
 
         An array is empty if this worker sends nothing to other nodes.
         """

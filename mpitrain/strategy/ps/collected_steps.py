@@ -1,9 +1,9 @@
 """The step coordinator of ``backup``, in which a step uses its first gradients, and the gradients that a node collects.
 
-A step has one *place* for each of its gradients. A worker whose gradient is complete asks for a place; one that comes
-when all are taken drops its gradient. If all workers and servers share one node, the workers with a place also update
-the parameters, and the step is done when all of them have updated their ranges. Otherwise a step takes no further
-gradient when it is full, and the servers update.
+A step has one *place* for each of its gradients. A worker whose gradient is complete asks for a place; a worker that
+asks when all places are taken drops its gradient. If all workers and servers share one node, the workers with a place
+also update the parameters, and the step is done when all of them have updated their ranges. Otherwise a step takes no
+further gradient when it is full, and the servers update.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class CollectedSteps(CoordinatorMemory):
         return Assignment(*_next_item(self._words, worker, self._places, self._on_one_node), lead=0)
 
     def admit(self, worker: int, item: int, step: int, loss: float, reads: int) -> int:
-        """Return a gradient's place among those of its step; ``NO_PLACE`` if it comes too late."""
+        """Return a gradient's place in its step; ``NO_PLACE`` if it comes too late."""
         return _admit(self._words, worker, item, step, loss, reads, self._workers, self._places, self._on_one_node)
 
     def step_done(self, loss: float, skipped: bool) -> None:
@@ -162,7 +162,7 @@ class CollectedSteps(CoordinatorMemory):
         return places[order, _WORKER], sum(places[order, _SHARE].view(np.float64).tolist())
 
     def wait_for_sums(self, waiting: Backoff) -> None:
-        """On one node: mark this rank's partial sums as ready, and wait for those of the others."""
+        """On one node: mark this rank's partial sums as ready, and wait for the other ranks' sums."""
         _add_one(self._words, _SUMMED)
         waiting.until(lambda spins: _at_least(self._words, _SUMMED, self._places, spins))
 

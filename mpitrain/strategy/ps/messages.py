@@ -1,6 +1,7 @@
 """The operations that servers perform for workers on other nodes: NumPy records, some with a vector (see ``comm.rpc``).
 
-``OPERATIONS`` is the only list of them: proxies (``remote``) encode requests by it, the server dispatches by it.
+``OPERATIONS`` is the only list of them: proxies (``remote``) use it to encode requests, and the server to dispatch
+them.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Kind(IntEnum):
 
 
 class Operation(NamedTuple):
-    """What is sent for a kind of request.
+    """The messages of a kind of request.
 
     Attributes:
         request: The type of its message.

@@ -13,7 +13,7 @@ from ....checkpoint.disk import make_folder, replacing
 
 
 class CommitFile:
-    """What the first rank has committed. Every method is local.
+    """The state that the first rank has committed. Every method is local.
 
     Args:
         path: Of the file.
