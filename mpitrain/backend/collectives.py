@@ -22,7 +22,7 @@ from .members import Members
 from .reductions import Reduction
 from .staging import Staging
 
-_DIVIDED_BYTES = 32 << 10  # each rank reduces smaller blocks completely; larger ones are divided among the ranks
+_DIVIDED_BYTES = 32 << 10  # each rank reduces smaller blocks completely; larger blocks are divided among the ranks
 
 
 class Collectives:

@@ -50,7 +50,8 @@ def newest(folder: Path) -> Path | None:
 
 
 def find(path: Path) -> list[Path]:
-    """Return the checkpoint at ``path``, or all of a run directory or its ``checkpoints``, newest first; not verified.
+    """Return the checkpoint at ``path``, or all checkpoints of a run directory or its ``checkpoints``, newest first;
+    not verified.
 
     ``RUN/best`` is the best checkpoint of a run directory.
 
@@ -142,7 +143,7 @@ class Retention:
 
     Args:
         keep: Number of newest checkpoints to keep; 0 for all.
-        keep_every: Also keep checkpoints at multiples of this step; 0 for none.
+        keep_every: Also keep the checkpoints at multiples of this step; 0 for none.
     """
 
     def __init__(self, keep: int, keep_every: int = 0) -> None:

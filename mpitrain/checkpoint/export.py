@@ -89,7 +89,8 @@ def _convert(checkpoint: Checkpoint, name: str, dtype: str | None) -> Array:
 
 def _npz(arrays: Mapping[str, Array]) -> bytes:
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:  # as numpy.savez does, which does not allow all names
+    # Writes the same format as numpy.savez, which does not allow all names.
+    with zipfile.ZipFile(buffer, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, array, allow_pickle=False)

@@ -1,8 +1,8 @@
 """The newest states of a run in files in memory, from which its ranks restart.
 
 A file has a head, the flat vectors, other arrays, and a description of these. There are two files: one holds a complete
-state while the other one is written. A process that is killed has done all stores before some instruction and none
-after it, so the flag in the head is reliable, and no digest is needed. Nothing is pickled.
+state while the other one is written. A killed process has executed all stores up to some instruction and none after it.
+The flag in the head is therefore reliable, and no digest is needed. Nothing is pickled.
 
     head         identifier, whether the state is complete, step, and the description's place and checksum
     arrays       each begins on a page
@@ -57,7 +57,7 @@ class StateInMemory(NamedTuple):
 
 
 def state_key(layout: Layout, vectors: Iterable[str], dtype: Any, seed: int) -> str:
-    """Return a text that differs between runs which cannot continue from each other's states."""
+    """Return a text that differs between two runs if one cannot continue from the other's state."""
     facts = repr((sorted(vectors), np.dtype(dtype).str, seed)).encode()
     return hashlib.blake2b(layout.digests().tobytes() + facts, digest_size=16).hexdigest()
 

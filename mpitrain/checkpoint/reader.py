@@ -1,4 +1,4 @@
-"""Read checkpoints, which may come from strangers.
+"""Read checkpoints, which may come from untrusted sources.
 
 Digests are verified before any structure is interpreted, the structure is validated before any of it is used, and
 values are verified before they are returned.
@@ -29,7 +29,7 @@ from .validation import check, check_shards
 
 _CHUNK = 1 << 23  # with smaller reads the kernel reads ahead less
 _VERIFY_CHUNK = 1 << 21  # values that are read twice stay in the cache
-_FINITE_CHUNK = 1 << 20  # fits into the L2 cache; smaller ones cost more than they save
+_FINITE_CHUNK = 1 << 20  # fits into the L2 cache; smaller chunks cost more than they save
 # Larger files must have 1 byte on disk for 64 bytes of length: reading the holes of a sparse file would take hours.
 _MAX_SPARSE_BYTES, _MAX_SPARSENESS = 1 << 26, 64
 
@@ -163,7 +163,7 @@ class Checkpoint:
         return manifest
 
     def _copy_rest(self, manifest: Manifest) -> None:
-        """Copy the structure to memory, where it cannot change after it was verified."""
+        """Copy the structure to memory, where it cannot change after verification."""
         descriptor, digest = self._memory.fileno(), Digest()
         os.ftruncate(descriptor, manifest.size)
         self._stored_bytes = 0

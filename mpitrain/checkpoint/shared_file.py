@@ -8,7 +8,7 @@ each, the nodes agree whether it succeeded on all of them:
 3. *open*: all nodes open it with HDF5's MPI driver;
 4. *values*: every node writes its rows independently, and flushes them;
 5. *close*: all nodes that opened it close it, also after an error;
-6. *flush*: every node flushes what closing may have written.
+6. *flush*: every node flushes data that closing may have written.
 
 Then the first node writes the manifest, and renames the file. Only phases 3 and 5 are collective in HDF5, and no
 metadata changes between them. An error on one node, such as a full disk or missing permission, therefore occurs where
@@ -141,7 +141,7 @@ class SharedFileWriter:
             self._remove()
 
     def _phase(self, act: Callable[[], None], after_failure: bool = False) -> None:
-        """Run a phase unless an earlier one failed on any node; agree whether it succeeded on all nodes."""
+        """Run a phase unless an earlier phase failed on any node; agree whether it succeeded on all nodes."""
         if not (self._all_ok or after_failure):
             return
         try:
@@ -177,7 +177,7 @@ class SharedFileWriter:
         return {**shared, **of_chief} if node == 0 else shared
 
     def _check_access(self) -> None:
-        """Open the file, to find missing permissions before the collective open."""
+        """Open the file, to detect missing permissions before the collective open."""
         if self._descriptor < 0:
             self._descriptor = os.open(self._partial, os.O_RDWR | os.O_CLOEXEC)
 

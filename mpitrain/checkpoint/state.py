@@ -1,4 +1,4 @@
-"""The state of a run as named arrays in a checkpoint, and how it fits a model."""
+"""The state of a run as named arrays in a checkpoint, and the comparison with a model."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def write(
         path: The file to write.
         layout: The layout of the vectors.
         snapshot: The state; its vectors must not change during the call.
-        seed: The run's seed. With the data cursor it determines all randomness: the order of examples and dropout are
-            functions of the two.
+        seed: The run's seed. The seed and the data cursor determine all random numbers, such as the order of examples
+            and dropout.
         record: Numbers, texts, and tables of these, to store: the options, the job's arguments, versions.
         compression: How to compress the values.
 
@@ -160,7 +160,7 @@ def read_model(checkpoint: Checkpoint, layout: Layout, averages: bool = False) -
 
 
 def is_extra_state(name: str) -> bool:
-    """Return whether a dataset holds extra state, such as a module's buffer; files have that of the chief."""
+    """Return whether a dataset holds extra state, such as a module's buffer; files have the chief's state."""
     return name.startswith(f"{_STATE}/") or name.partition("/")[0] in ARRAY_GROUPS
 
 
@@ -230,7 +230,7 @@ class Fit:
 
     @property
     def _differences(self) -> list[str]:
-        """A description of each difference, those of parameters before those of optimizer slots."""
+        """A description of each difference, first of parameters, then of optimizer slots."""
         differences = {
             **{name: f"has shape {a} in the checkpoint but {b} in the model" for name, (a, b) in self.reshaped.items()},
             **dict.fromkeys(self.missing, "is missing in the checkpoint"),

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from ..core import activity
 
-_SPINS = 2000  # about 20 us before a waiting rank first yields its core
+_SPINS = 2000  # number of spins, about 20 us, before a waiting rank first yields its core
 _YIELD_S = 300e-6  # time spent yielding before the rank sleeps
 _FEW = 16
 _SLEEP_S = 50e-6

@@ -81,7 +81,7 @@ def _chosen_transports() -> Iterator[None]:
     try:
         yield
     finally:
-        del os.environ[name]  # programs that this process starts may use other nodes
+        del os.environ[name]  # unset again, because programs that this process starts may use other nodes
 
 
 def is_on_one_node(environ: Mapping[str, str]) -> bool:

@@ -24,7 +24,7 @@ class Versioned(NamedTuple):
     values: Mapping[str, Value]
 
 
-# By namespace: the name of the part that the state belongs to.
+# For each namespace, the name of the part of a run that the state belongs to.
 ExtraState = Mapping[str, Versioned]
 
 

@@ -19,7 +19,7 @@ _WORDS = 64  # larger than any fenv_t
 
 try:
     _library = ctypes.CDLL("libm.so.6")
-except OSError:  # a C library without a separate one for mathematics
+except OSError:  # this C library has no separate library for mathematics
     _library = ctypes.CDLL(None)
 _register = _REGISTERS.get(platform.machine())
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-# For loading an example, for the model, for the rest of a batch's step.
+# Purposes of random numbers: loading an example, the model, the rest of a batch's step.
 EXAMPLES_STREAM, MODEL_STREAM, LOOP_STREAM = 0, 1, 2
 
 

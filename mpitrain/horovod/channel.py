@@ -181,8 +181,8 @@ class Channel:
     def _cycle(self) -> Steps:
         """Announce new requests, and perform operations that are ready. Collective over the set.
 
-        If the ranks agreed in the last cycle, they probably do so in this one: the first block of what this rank
-        announces is then published together with the announcement.
+        If the ranks agreed in the last cycle, they probably agree in this one: the first block of the announced tensors
+            is then published together with the announcement.
         """
         self._notices.asked = False
         handles, words, new = self._announcement()
@@ -207,7 +207,7 @@ class Channel:
         self.completed = perf_counter()
 
     def _announcement(self) -> tuple[list[Handle], list[int], bytes]:
-        """Return what this rank announces, as handles and as words, and the requests that have no number yet."""
+        """Return the announcement of this rank, as handles and as words, and the requests that have no number yet."""
         handles, words, new = list[Handle](), [0, 0], dict[Request, int]()
         while self._queue and len(words) + 2 <= _WORDS:
             handle = self._queue.popleft()
@@ -322,7 +322,7 @@ class Channel:
         return lines
 
     def _waiting(self) -> list[Handle]:
-        """Return the operations that wait for ranks; a rank that has joined may do so for long."""
+        """Return the operations that wait for other ranks; a rank that has joined may wait for a long time."""
         return [handle for handle in list(self._open.values()) if handle.request.kind != "join"]
 
     def _text(self, ranks: Iterable[int]) -> str:

@@ -49,7 +49,7 @@ class Request(NamedTuple):
 
     @property
     def text(self) -> str:
-        """All that must agree, in one line."""
+        """All properties that must agree, in one line."""
         parts = [self.kind]
         if self.op is not None:
             parts.append(self.op.name)
@@ -74,7 +74,7 @@ class Handle:
         request: The properties that ranks must agree on.
         tensors: Contiguous CPU tensors. The inputs of allreduce and broadcast have the shape (n,), and are also
             outputs.
-        finish: Turns the result into what the program gets; the thread that synchronizes calls it.
+        finish: Converts the result to the value that the program gets; the thread that synchronizes calls it.
         splits: For an alltoall, the rows for each rank.
 
     Attributes:
@@ -83,7 +83,7 @@ class Handle:
         done: Whether it has ended.
         error: Why it failed.
         result: The output tensors, or a number.
-        submitted: When, on the clock of ``perf_counter``.
+        submitted: The time of submission, on the clock of ``perf_counter``.
     """
 
     __slots__ = ("done", "error", "finish", "key", "number", "request", "result", "splits", "submitted", "tensors")
@@ -105,7 +105,7 @@ class Handle:
         self.submitted = perf_counter()
 
     def end(self, result: Any, error: Exception | None = None) -> None:
-        """Mark it as complete or failed."""
+        """Mark the operation as complete or failed."""
         self.result, self.error = result, error
         self.done = True
 

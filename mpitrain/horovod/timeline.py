@@ -1,4 +1,4 @@
-"""The timeline: what the engine does with each tensor, as a file that chrome://tracing and Perfetto show."""
+"""The timeline: the engine's activity for each tensor, as a file that chrome://tracing and Perfetto show."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from ..core.layout import Array
 from ..gpu.device import Gpu
 from ..nn.layer import SumOverWorkers
 
-_BUFFERS = 2  # one is filled while another is copied
+_BUFFERS = 2  # number of buffers: one is filled while another is copied
 _TAKEN = 0.98  # fraction of the remaining memory: the allocator rounds sizes up
 
 
@@ -30,7 +30,7 @@ class _ThreadState(threading.local):
 class TorchGpu:
     """A GPU; see ``torch_device.TorchDevice``.
 
-    Torch computes on the stream of mpitrain's kernels, so that neither waits for the other.
+    Torch uses the same stream as mpitrain's kernels, so that neither waits for the other.
     """
 
     def __init__(self, gpu: Gpu) -> None:

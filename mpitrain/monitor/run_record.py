@@ -20,7 +20,7 @@ from ..core.toml import read_toml
 from ..errors import RecordError
 from ..plan.option import flag
 
-PROGRAM = "program"  # in place of a mode, if the ranks execute a program
+PROGRAM = "program"  # the recorded mode if the ranks execute a program
 HISTORY, CONFIG = "history", "config.toml"
 KERNELS = "blas_openblas"  # key in the table of versions; its value is OpenBLAS's version and the name of its kernels
 _UNCOMPARED = {"run_dir", "resume", "time_limit", "job_path"}  # options that say where and until when a run trains

@@ -26,7 +26,7 @@ from ..core import activity
 from ..core.layout import Array
 
 TRACE = "trace.json"
-# Those of spans; ``step`` is the part of a step that no other kind covers.
+# The kinds of spans; ``step`` is the part of a step that no other kind covers.
 KINDS = activity.KINDS[: activity.KINDS.index("hooks") + 1]
 _STEP, _WAIT = KINDS.index("step"), KINDS.index("wait")
 _SPANS_A_STEP = 32  # sets the array size; if steps have more spans, fewer steps are kept
@@ -55,7 +55,7 @@ class Track:
         self._kind = array("b", bytes(self._capacity))
         self._own_ns = [0] * len(KINDS)
         self._count = 0
-        self._inner_ns = 0  # of spans inside the current one
+        self._inner_ns = 0  # total time of the spans inside the current one
         self._open: list[tuple[int, int, int]] = []  # kind, begin, and ``_inner_ns`` of the enclosing span
         self.n_steps = 0
 

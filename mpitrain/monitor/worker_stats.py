@@ -10,7 +10,7 @@ from .format import format_table, size_of
 # The number of bytes in which a worker submits a gradient to a server, by worker and server.
 GradientBytes: TypeAlias = Sequence[Sequence[int]]
 
-_ENOUGH = 50  # gradients of the busiest worker before workers are compared
+_ENOUGH = 50  # number of gradients of the busiest worker before workers are compared
 
 
 class WorkerStats(NamedTuple):

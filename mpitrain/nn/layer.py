@@ -96,7 +96,7 @@ class Layer:
         self.name = name
         self.declared: dict[str, Declared] = {}
         self.dtype: np.dtype[Any] = np.dtype(np.float32)
-        self.index = 0  # index in the model; makes random numbers differ between layers
+        self.index = 0  # index of the layer in the model; makes random numbers differ between layers
         self._buffers: dict[tuple[str, Shape], Array] = {}
 
     def __init_subclass__(cls) -> None:

@@ -15,7 +15,7 @@ from ..core.kernels import kernel, reduction, sum_rows
 from ..core.layout import Array
 
 BLOCK = 2048  # elements: parameters, gradient and two slots of float32 fill an L1 cache of 32 KiB
-SCRATCH = 2 * BLOCK  # elements of temporary memory
+SCRATCH = 2 * BLOCK  # number of elements of temporary memory
 
 Constants = tuple[float, ...]
 CONSTANTS, SLOTS = 6, 2  # maximum numbers

@@ -99,7 +99,7 @@ class RunConfig:
             )
 
     def _check_goal(self) -> None:
-        """Reject options of early stopping without the others that they need."""
+        """Reject options of early stopping if other options that they need are missing."""
         training, keep_best = self.training, self.saving.keep_best
         uses = [f"--patience {training.patience}"] * (training.patience is not None) + ["--keep-best"] * keep_best
         if training.goal is None:

@@ -139,7 +139,7 @@ class Job:
         return self._splits[name][1]
 
     def facts(self) -> dict[str, object]:
-        """Return what must be the same on every rank, except the model.
+        """Return the properties that must be the same on every rank, except the model's.
 
         Raises:
             DataError: A data file does not match its header.
@@ -261,7 +261,7 @@ def errors_located(path: Path, job: Job) -> Iterator[None]:
 def _errors_described(path: Path, source: str = "") -> Iterator[None]:
     """Turn exceptions of the job file's code into a ``JobError``, and name its line in errors of this package.
 
-    Its own parser of the command line exits, because it does not know the arguments of ``mpitrain``.
+    A command-line parser in the job file exits, because it does not know the arguments of ``mpitrain``.
 
     Args:
         source: The file of a function that a script or a notebook has passed.

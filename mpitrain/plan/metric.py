@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import ConfigError, JobError
 
 PREFIX = "validation_"  # prefix of the names of validation metrics in records
-MEASURED = ("loss", "accuracy")  # by every validation of a job
+MEASURED = ("loss", "accuracy")  # metrics that every validation of a job measures
 _HIGHER_IS_BETTER = {"loss": False, "accuracy": True}
 _DIRECTIONS = {"min": False, "max": True}
 _NAME = re.compile(r"[A-Za-z][\w.-]*")
@@ -84,7 +84,7 @@ def check_metrics(where: str, metrics: object, reserved: Collection[str] = ()) -
         reserved: Names that are not valid.
 
     Raises:
-        JobError: They are no metrics, or a name is not valid.
+        JobError: They are not metrics, or a name is not valid.
     """
     if not isinstance(metrics, Mapping):
         raise JobError(f'{where} got {type(metrics).__name__}: must be a dict, such as {{"top5": top5}}')
@@ -112,7 +112,7 @@ def measure(metrics: Mapping[str, Metric], outputs: Any, labels: Any) -> dict[st
         By name; a metric that returns a dict has a value ``NAME_KEY`` for each key.
 
     Raises:
-        JobError: A metric fails, or returns no number; names it, and its line.
+        JobError: A metric fails, or returns no number; the message names it, and its line.
     """
     values: dict[str, float] = {}
     for name, metric in metrics.items():
@@ -159,7 +159,8 @@ def _result(name: str, metric: Metric, outputs: Any, labels: Any) -> Any:
         return result
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)[1:]
-        own = [frame for frame in frames if frame.filename == frames[0].filename]  # not of libraries that it calls
+        # The line of the metric, not of libraries that it calls.
+        own = [frame for frame in frames if frame.filename == frames[0].filename]
         place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
         text = " ".join(str(error).split())
         raise JobError(f"the metric {name!r} fails: {type(error).__name__}: {text}{place}") from error
@@ -182,7 +183,7 @@ def number_of(what: str, value: Any) -> float:
     Raises:
         JobError: It is none of these.
     """
-    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # of NumPy or torch
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # an array of NumPy, or a tensor of torch
         value = value.item()
     if not isinstance(value, numbers.Real):
         shape = getattr(value, "shape", None)

@@ -100,7 +100,7 @@ class Network(Protocol):
         """Return path, kind and parameters of each part of the model, for tables."""
 
     def facts(self) -> dict[str, object]:
-        """Return what must be the same on every rank, except the layout."""
+        """Return the properties that must be the same on every rank, except the layout."""
 
 
 def make_network(model: object, loss: object) -> Network:

@@ -1,4 +1,4 @@
-"""Options of how workers agree on the parameters."""
+"""Options for the agreement of workers on the parameters."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Plan:
     """How a job is trained on a number of workers.
 
     Attributes:
-        config: The run's options; those that the job sets are no longer None.
+        config: The run's options; options that the job sets are no longer None.
         layout: Layout of the flat vectors.
         optimizer: The optimizer, its schedule bound to the length of an epoch.
         moving_average: Moving average of the parameters, or None.
@@ -212,7 +212,7 @@ def _check_validation(job: Job, config: RunConfig) -> None:
 
 
 def _check_goal(job: Job, config: RunConfig) -> None:
-    """Check that validation measures ``--stop-metric``; what a loop of the user's own measures is not known yet."""
+    """Check that validation measures ``--stop-metric``; the metrics of a user's own loop are not known yet."""
     goal, option = config.training.goal, f"--stop-metric {config.training.stop_metric}"
     if goal is None or job.network.has_own_loop:
         return

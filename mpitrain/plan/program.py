@@ -1,4 +1,4 @@
-"""Programs: what ranks run besides jobs and scripts that train; they need not know this package."""
+"""Programs: programs that ranks run besides jobs and scripts that train; they need not know this package."""
 
 from __future__ import annotations
 

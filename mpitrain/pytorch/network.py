@@ -94,7 +94,7 @@ class TorchNetwork:
         JobError: The module cannot be trained by this package; the message names the part and the reason.
     """
 
-    classes: int | None = None  # of the labels; torch's losses check them
+    classes: int | None = None  # number of classes of the labels; torch's losses check the labels
     writes_grads_once = False  # autograd may deliver the gradient of a parameter in parts
 
     def __init__(self, model: nn.Module, loss: Any) -> None:

@@ -90,7 +90,8 @@ class SyncGpu(BulkSynchronous):
         self._squared_norm: Any = None  # norm of this step's gradient, on the device, if it was measured
         self._pending: deque[_PendingStep] = deque()
         self._free: list[_PendingStep] = []
-        self._bad: tuple[int, float] | None = None  # the first step whose loss ends the run, and this worker's share
+        # The first step whose loss ends the run, and this worker's share of the loss.
+        self._bad: tuple[int, float] | None = None
         self._own_flags = np.zeros(1, np.int64)
         self._all_flags = np.zeros(hierarchy.comm.size, np.int64)
 

@@ -1,7 +1,7 @@
 """The blocks of an HDF5 file: object headers, trees and heaps. ``parser`` interprets their content.
 
-Every address, length and count comes from the file, which may be crafted. A budget limits the number of bytes that are
-read and the number of times, and thereby also time and memory.
+Every address, length and count comes from the file, which may be crafted. A budget limits the number of reads and of
+bytes that are read, and thereby also time and memory.
 
 Source: HDF5 File Format Specification Version 3.0, The HDF Group; sections are named in the docstrings.
 """
@@ -57,7 +57,7 @@ class Blocks:
             raise UnsupportedStructure(_REPEATS)
 
     def once(self, address: int) -> int:
-        """Return an address; refuse one that was visited before, which excludes cycles and hard links."""
+        """Return an address; refuse an address that was visited before, which excludes cycles and hard links."""
         if address in self._visited:
             raise UnsupportedStructure(_REPEATS)
         self._visited.add(address)

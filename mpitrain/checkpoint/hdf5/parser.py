@@ -1,8 +1,8 @@
 """A parser of the part of HDF5 that checkpoints use.
 
 The HDF5 library trusts the files that it reads: damaged metadata make it crash or loop, and links, external storage and
-virtual datasets make it open other files. Checkpoints may come from strangers, so they are read without it. The parser
-knows only what ``container`` writes, with any version of HDF5, and refuses everything else.
+virtual datasets make it open other files. Checkpoints may come from untrusted sources, so they are read without it. The
+parser supports only the structures that ``container`` writes with any version of HDF5, and refuses everything else.
 
 It reads no values and opens no file. The work is limited by the size of the structure, whatever the structure declares.
 

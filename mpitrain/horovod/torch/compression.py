@@ -19,12 +19,12 @@ class Compressor:
 
     @staticmethod
     def decompress(tensor: Tensor, ctx: Any) -> Tensor:
-        """Return the tensor that was sent as it was before."""
+        """Return the decompressed tensor, in its original type."""
         raise NotImplementedError
 
 
 class NoneCompressor(Compressor):
-    """Sends tensors as they are."""
+    """Sends tensors uncompressed."""
 
     @staticmethod
     def compress(tensor: Tensor) -> tuple[Tensor, Any]:

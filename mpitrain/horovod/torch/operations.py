@@ -1,7 +1,7 @@
 """The operations on tensors.
 
-The functions that end in ``async`` or ``async_`` return a handle. The others wait for it, and can be differentiated if
-they do not work in place.
+The functions that end in ``async`` or ``async_`` return a handle. The other functions wait for the result, and can be
+differentiated if they do not work in place.
 
 An operation starts when all ranks of its process set have submitted one with the same name, in any order. Operations
 without a name are numbered, so the ranks must submit them in the same order. ``Request`` lists the properties that must

@@ -79,7 +79,7 @@ def DistributedOptimizer(  # noqa: N802
 
 
 def is_distributed(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether ``DistributedOptimizer`` has made it. Local."""
+    """Return whether ``DistributedOptimizer`` has made the optimizer. Local."""
     return isinstance(optimizer, _Distributed)
 
 
@@ -278,7 +278,7 @@ class _Distributed(torch.optim.Optimizer):
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Let ``step`` use the gradients as they are: after ``synchronize``, such as to clip them."""
+        """Let ``step`` use the present gradients, for example after ``synchronize`` and clipping."""
         if self._op == Adasum and self._group_of:
             raise AssertionError("skip_synchronize is not possible with Adasum, which combines changes of parameters")
         self._should_synchronize = False

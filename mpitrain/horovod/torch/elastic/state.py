@@ -61,7 +61,7 @@ class State:
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Return to what was saved. Local."""
+        """Restore the saved state. Local."""
         raise NotImplementedError
 
     def sync(self) -> None:
@@ -69,11 +69,11 @@ class State:
         raise NotImplementedError
 
     def saved(self) -> Any:
-        """Return what was saved, as an object that can be pickled. Local."""
+        """Return the saved state, as an object that can be pickled. Local."""
         return None
 
     def load(self, saved: Any) -> None:
-        """Return to what ``saved`` has returned, perhaps in another process. Local."""
+        """Restore a state that ``saved`` has returned, perhaps in another process. Local."""
 
     def reset(self) -> None:
         """Adapt objects to a restart; called before the callbacks. Local."""

@@ -1,4 +1,4 @@
-"""The file of committed state in the run directory. It is pickled: whoever may write it can run code."""
+"""The file of committed state in the run directory. It is pickled: anyone who can write it can run code."""
 
 from __future__ import annotations
 
