@@ -217,10 +217,11 @@ class Loader:
 
 
 class IndexLoader:
-    """Makes the batches of a ``Loader``, or an ``IndexBatch`` for each once the device has a copy of the split. Local.
+    """Makes the batches of a ``Loader`` or, once the device has a copy of the split, index batches. Local.
 
     Args:
-        loader: Makes the first batches, for which the model allocates its memory, and all if the split is not cached.
+        loader: Makes the first batches, for which the model allocates its memory, and all batches if the split is not
+            cached.
         cache: Copies the split to the device if there is room left, and returns whether it did.
     """
 

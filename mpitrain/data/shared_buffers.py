@@ -1,7 +1,7 @@
 """Memory through which processes of a rank pass batches to it without copies.
 
 Each buffer is an anonymous file (``memfd_create``), inherited by the processes that the rank forks. It needs no space
-in /dev/shm, and the kernel frees it when the last process that has it ends, however that ends.
+in /dev/shm, and the kernel frees it when the last process that has it open ends in any way.
 
     rank                            process
     take a free buffer ── number ─► make a batch in it, or write its arrays to it
@@ -86,7 +86,7 @@ class SharedBuffers:
         self._free.append(number)
 
     def writer(self, number: int) -> BufferWriter:
-        """Return what writes to a buffer. In a process that makes batches."""
+        """Return an object that writes to a buffer. In a process that makes batches."""
         return BufferWriter(lambda end: self._enlarged(number, end))
 
     def _enlarged(self, number: int, end: int) -> mmap.mmap:

@@ -25,7 +25,7 @@ class StoredExamples:
 
     Args:
         split: A ``Split`` of arrays; not typed, because ``split`` imports this module.
-        storage: Where the examples are taken from, if they have been loaded; else they are read.
+        storage: The memory from which the examples are taken, if they have been loaded; else they are read.
 
     Attributes:
         split: As given.

@@ -113,7 +113,7 @@ class Table:
         return f"{file.path}, row {self._first_row + row + self._starts[number] - self._starts[first]}"
 
     def text_in(self, column: str) -> str | None:
-        """Return which row of a CSV file has a text that made all values of a column texts, for messages."""
+        """Return the row of a CSV file whose text made all values of a column texts, for messages."""
         if not self._first_row or not self._pa.types.is_string(self.type_of(column)):
             return None
         for start, part in self.parts(0, self.count, [column]):
@@ -260,12 +260,13 @@ def parquet(
     """Return a split of Parquet files.
 
     With ``label``, an example is an array of numbers, one for each column, and the label a number: such a split is in
-    memory once for all ranks of a node if it fits into half of it, and else is read in blocks, as with ``hdf5``.
-    Without ``label``, an example is a dict of the row's values, with strings and lists of any length, for ``map``.
+    memory once for all ranks of a node if it fits into half of the node's memory; otherwise it is read in blocks, as
+    with ``hdf5``. Without ``label``, an example is a dict of the row's values, with strings and lists of any length,
+    for ``map``.
 
     Args:
         paths: A file, a pattern such as ``part-*.parquet``, or a list of them.
-        columns: Names of the columns; by default all others than ``label``.
+        columns: Names of the columns; by default all columns except ``label``.
         label: Name of the column of labels.
         classes: Number of classes if labels are classes, else None.
 

@@ -13,7 +13,7 @@ Allocate = Callable[[Shape, Any], Array]  # takes a shape and a data type
 
 
 def map_children(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Return a copy of a tuple, list or dict with each child replaced by the function's result; a leaf as it is."""
+    """Return a copy of a tuple, list or dict with the function's result for each child; a leaf is unchanged."""
     if isinstance(tree, Mapping):
         return {name: function(item) for name, item in tree.items()}
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
@@ -80,7 +80,7 @@ def stack(examples: Sequence[Any], allocate: Allocate = np.empty) -> Any:
 
 
 class Stacked:
-    """A batch of examples to which each one is copied as soon as it is known, while it is in the processor's cache.
+    """A batch to which each example is copied as soon as it is loaded, while it is in the processor's cache.
 
     Args:
         first: Its first example.
@@ -103,7 +103,7 @@ class Stacked:
         """Copy an example; in the order of their places.
 
         Raises:
-            KeyError, TypeError, ValueError: It differs from the first one in structure or shape.
+            KeyError, TypeError, ValueError: The example differs from the first one in structure or shape.
         """
         if isinstance(self._first, Mapping):
             for name, part in self._parts.items():

@@ -203,7 +203,7 @@ class Gpu:
         return made
 
     def to_python(self, value: Any) -> Any:
-        """Return a GPU array as Python numbers, which waits for the GPU; other values unchanged."""
+        """Wait for the GPU, and return a GPU array as Python numbers; other values unchanged."""
         return value.tolist() if isinstance(value, cupy.ndarray) else value
 
     def pin(self, host: Array) -> None:
@@ -306,7 +306,7 @@ _thread = _ThreadState()
 
 
 class _Activation:
-    """Context of an active GPU; converts its memory errors to ``DeviceError``. Inside itself it costs nothing."""
+    """Context of an active GPU; converts its memory errors to ``DeviceError``. A nested context costs nothing."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu, self._device = gpu, cupy.cuda.Device(gpu.index)

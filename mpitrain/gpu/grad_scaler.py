@@ -23,7 +23,7 @@ _NAMESPACE, _VERSION = "loss_scale", 1  # namespace and version of this part of 
 
 
 class GradScaler:
-    """The state that controls updates on one GPU. Nothing waits for the device, except ``extra_state``.
+    """The state that controls updates on one GPU. Only ``extra_state`` waits for the device.
 
     Use within ``gpu.activate()``.
 
@@ -68,7 +68,7 @@ class GradScaler:
             self._gpu.upload(state, self.state)
 
     def extra_state(self) -> ExtraState:
-        """Return what a checkpoint stores; waits for the device."""
+        """Return the state for a checkpoint; waits for the device."""
         if not self._scaled:
             return {}
         state = np.empty(self.state.size)

@@ -81,7 +81,7 @@ class ComputeTimes:
         update_rows: Numbers of gradients that an update sums.
         update_s: Seconds to update the whole vector by the sum of as many gradients.
         copy_s: Seconds to copy one vector.
-        handover_s: Seconds by which that takes longer if another core has written the vector; 0 if there is one core.
+        handover_s: Additional seconds if another core has written the vector; 0 if there is one core.
         loop_s: Seconds of a step outside of loading, computing, and updating.
     """
 
@@ -151,9 +151,9 @@ class ExchangeTimes:
 
     Attributes:
         sum_s_per_byte: Seconds in which nodes sum a gradient and return parameters, for each byte that a node sends.
-        low_rank_s: Seconds in which they sum it with ``powersgd:4``; 0 if that compresses nothing.
+        low_rank_s: Seconds in which nodes sum a gradient with ``powersgd:4``; 0 if that compresses nothing.
         request_s: Seconds of a request to a server on another node, without a vector.
-        push_s_per_byte, pull_s_per_byte: Seconds that each byte of a vector adds.
+        push_s_per_byte, pull_s_per_byte: Additional seconds for each byte of a vector.
     """
 
     sum_s_per_byte: float
@@ -233,7 +233,7 @@ def from_values(kind: Any, values: Any) -> Any:
     """Return a value of this type from numbers, lists and dicts of JSON.
 
     Raises:
-        KeyError, TypeError, ValueError: They do not have the type's form.
+        KeyError, TypeError, ValueError: They do not match the type.
     """
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)

@@ -14,8 +14,8 @@ If the client ends, the kernel sends the reaper a signal that ends it, because t
 with its reaper. If there is no server, the client becomes a rank in the ordinary way.
 
 The socket is in Linux's abstract namespace: it is not a file, and vanishes with the server. Both sides check the user.
-The server ends when it is asked to, or when there has been no rank for longer than a restart can be delayed. As a
-script this file needs Python's standard library only.
+The server ends on request, or when there has been no rank for longer than a restart can be delayed. As a script this
+file needs Python's standard library only.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def start_server(run_dir: str, is_restart: bool, run: Callable[[list[str]], obje
 
     Args:
         run_dir: The absolute path of the run directory.
-        is_restart: Whether the server may be there already; otherwise one that is there is of an earlier run, and ends.
+        is_restart: Whether the server may be there already; otherwise an existing server belongs to an earlier run, and
+            ends.
         run: Runs the ``mpitrain`` command with these arguments, and raises SystemExit at its end.
     """
     listening = _bind(run_dir)
@@ -108,7 +109,7 @@ class _Request(NamedTuple):
     """The request of a client: a process with these properties.
 
     Attributes:
-        descriptors: By the number that they have in the client, the numbers here.
+        descriptors: The descriptor numbers in this process, by their numbers in the client.
         alive: The number of a pipe that is closed when the client ends.
         processors: The cores that the rank may use.
     """
@@ -180,7 +181,7 @@ def _import(module: str) -> None:
 
 
 def _answer_ended(clients: dict[int, socket.socket]) -> None:
-    """Tell the clients of processes that have ended how they ended."""
+    """Send the exit statuses of processes that have ended to their clients."""
     while clients:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if not pid:
@@ -190,7 +191,7 @@ def _answer_ended(clients: dict[int, socket.socket]) -> None:
 
 
 def _become(request: _Request) -> None:
-    """Continue as if the launcher had started this process with what the client asks for."""
+    """Continue as if the launcher had started this process with the properties that the client requests."""
     for ignored in (*_PASSED_ON, signal.SIGCHLD):
         signal.signal(ignored, signal.SIG_DFL)
     # Variables that modules have set in the environment, such as the MPI components to use.
@@ -220,7 +221,7 @@ def _receive(connection: socket.socket) -> _Request | str | None:
     """Return the request of a client; the name of a module to import; None if it asks the server to end.
 
     Raises:
-        OSError, ValueError: The request is not complete, or of another user.
+        OSError, ValueError: The request is not complete, or comes from another user.
     """
     if not _is_own(connection):
         raise ValueError("of another user")

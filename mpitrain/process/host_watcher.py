@@ -4,7 +4,8 @@ The supervisor starts it with the remote agent, as a script: it needs Python's s
 port at which it answers. With the arguments ``end RUN_DIR SECONDS`` the script only ends the ranks of a run, and
 removes what MPI libraries have left in the shared memory and the temporary files of the host within SECONDS.
 
-Heartbeats are datagrams: a connection retries ever more rarely, and would notice late that the link has returned.
+Heartbeats are datagrams: a TCP connection retries less and less often, and would notice late that the link has
+returned.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _DAEMONS = (b"prted", b"orted", b"hydra_pmi_proxy", b"hydra_bstrap_pr")
 def watch(address: str, token: bytes, run_dir: str, timeout_s: float) -> None:
     """Answer heartbeats until standard input ends; end the run's ranks if no heartbeat arrives for ``timeout_s``.
 
-    Then remove what the ranks have left.
+    Then remove the ranks' leftover files.
 
     Args:
         address: This host's IP address, at which it answers.
@@ -92,7 +93,7 @@ def signal_ranks(run_dir: str, number: signal.Signals) -> None:
 
 
 def remove_leftovers(run_dir: str, within_s: float) -> None:
-    """Remove what MPI libraries of killed ranks have left on this host: shared memory, and Open MPI's sessions.
+    """Remove leftover files of the MPI libraries of killed ranks on this host: shared memory, and Open MPI's sessions.
 
     A file is removed if it belongs to this user, is named like such a file, and is not used: no process has mapped the
     memory, and the process of the session has ended.

@@ -1,4 +1,4 @@
-"""The run directory: create a new one, and remove what stayed empty."""
+"""The run directory: create a new one, and remove folders that stayed empty."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class LauncherProcess(NamedTuple):
 
 
 def make_run_dir(name: str, requested: Path | None) -> tuple[Path, list[Path]]:
-    """Return the run directory, and the folders created for it, innermost first; by default it is a new one.
+    """Return the run directory, and the folders created for it, innermost first; by default a new run directory.
 
     Raises:
-        LaunchError: It cannot be written, or has links or other files in place of those that a run writes.
+        LaunchError: It cannot be written, or has links or other files in place of files that a run writes.
     """
     try:
         folder = requested or new_run_dir(name)
@@ -115,7 +115,7 @@ def check_files(folder: Path) -> None:
     ``checkpoints`` may be a link, such as to another file system.
 
     Raises:
-        LaunchError: A file or folder that a run writes is a link, or a file is no regular file.
+        LaunchError: A file or folder that a run writes is a link, or a file is not a regular file.
     """
     for name in (*_FILES, *_FOLDERS):
         path = folder / name

@@ -1,4 +1,5 @@
-"""Answers to ``mpitrain stacks``: what each rank of a live run is doing, through files in the run directory.
+"""Answers to ``mpitrain stacks``: the activity and stacks of each rank of a live run, through files in the run
+directory.
 
 The command creates a folder in the run's ``logs``; every rank's reaper looks for it, and writes one file into it.
 """
@@ -26,7 +27,7 @@ class RankStacks:
         role: Such as ``worker 0``; empty while it starts.
         state: The letter of its process's state in /proc.
         doing: A description.
-        idle_s: Seconds since the rank began to do this.
+        idle_s: Seconds since the rank began this activity.
         waits_for: The rank that it waits for, if it waits for a single known one.
         stacks: The Python stacks of its threads; empty if its process is stopped.
     """
@@ -44,7 +45,7 @@ class RankStacks:
 
 
 def is_asked(run_dir: Path, rank: int) -> bool:
-    """Return whether the stacks of a rank are asked for; called by its reaper."""
+    """Return whether the stacks of a rank are requested; called by its reaper."""
     folder = _folder(run_dir)
     # On a network file system, opening the directory makes the client look for new entries in it.
     with contextlib.suppress(OSError):

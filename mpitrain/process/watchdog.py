@@ -1,4 +1,4 @@
-"""Decide whether a rank hangs: it makes no progress, and it is not the rank that others make it wait for."""
+"""Decide whether a rank hangs: it makes no progress, and does not merely wait for another rank."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ class Watchdog:
     """Measures how long one process has made no progress.
 
     Any change of its activity is progress. A process that waits for others gets twice the limit of long operations,
-    because another rank may validate and then save. A stopped process has the ordinary limit, whatever it was doing.
+    because another rank may validate and then save. A stopped process has the ordinary limit, whatever its activity
+    was.
     """
 
     def __init__(self) -> None:
@@ -66,7 +67,7 @@ class Watchdog:
         return self.idle_s > self.limit_s(seen, stopped)
 
     def is_informed(self, seen: Activity) -> bool:
-        """Return whether the activity says anything: a program's rank does so after its first report of progress."""
+        """Return whether the activity can show a hang: a program's activity can, after its first report of progress."""
         return seen.kinds[:1] != ("program",) or seen.count > 0
 
     def is_busy(self, seen: Activity, stopped: bool) -> bool:
@@ -105,7 +106,7 @@ def _is_long(seen: Activity) -> bool:
 
 
 def describe(seen: Activity) -> str:
-    """Return what a process is doing, such as ``in a hook``."""
+    """Return the activity of a process as text, such as ``in a hook``."""
     if seen.waits_for is not None:
         return f"waiting for rank {seen.waits_for}"
     doing = _DOING[seen.kinds[-1]]

@@ -159,7 +159,7 @@ def as_split(dataset: Any, collate_fn: Callable[[list[Any]], Any] | None = None)
     A ``TensorDataset`` of two tensors, inputs and labels, is shared by the ranks of a node, as arrays are.
 
     Args:
-        collate_fn: Makes a batch of a list of examples of a dataset; None for torch's ``default_collate``.
+        collate_fn: Makes a batch from a list of examples of a dataset; None for torch's ``default_collate``.
 
     Raises:
         JobError: It is a ``DataLoader`` or an ``IterableDataset``, or a ``Split`` that has no examples to collate.

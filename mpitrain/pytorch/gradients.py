@@ -26,12 +26,12 @@ class Gradients:
     when its bucket is complete. ``param.grad`` is then the view of the flat gradient. Parameters without a gradient in
     this step get zeros.
 
-    The gradient of a parameter in bfloat16 is added to the flat gradient after the backward pass, in the type of that.
-    Scripts see a copy of it.
+    The gradient of a parameter in bfloat16 is added to the flat gradient after the backward pass, in the flat
+    gradient's type. Scripts see a copy of it.
 
     A parameter's gradient may be computed in several parts: one for each use by a large linear layer, one by autograd,
-    more with reentrant checkpointing. It counts as complete when it has one for each use, and as many others as in
-    earlier steps. The first step announces nothing before its end.
+    more with reentrant checkpointing. It counts as complete when it has a part for each use, and as many other parts as
+    in earlier steps. The first step announces nothing before its end.
 
     Args:
         names, params: The parameters.
@@ -72,12 +72,12 @@ class Gradients:
         self._shown = [watched(shown, on_use) for shown in self._shown]
 
     def show(self) -> None:
-        """Let scripts see the flat gradient, where they see copies of it."""
+        """Update the copies of the flat gradient that scripts see."""
         if self._copied:
             self._set_copies(self._copied)
 
     def _set_copies(self, indices: Sequence[int]) -> None:
-        """Set the copies of these gradients, all of parameters in bfloat16, to the flat gradient."""
+        """Set the copies of these gradients, which belong to parameters in bfloat16, to the flat gradient."""
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
             torch._foreach_copy_([self._shown[i] for i in indices], [self._views[i] for i in indices])
             self._versions |= {i: self._shown[i]._version for i in indices}
@@ -128,7 +128,7 @@ class Gradients:
 
     @property
     def is_collecting(self) -> bool:
-        """Whether the backward pass of the training step runs, and no other one inside it."""
+        """Whether the backward pass of the training step runs, and no other backward pass inside it."""
         return self._task is not None and torch._C._current_graph_task_id() == self._task
 
     def set_task(self, _: Tensor) -> None:

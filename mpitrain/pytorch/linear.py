@@ -25,7 +25,7 @@ class Sink(Protocol):
 
     @property
     def is_collecting(self) -> bool:
-        """Whether the backward pass of the training step runs, and no other one inside it."""
+        """Whether the backward pass of the training step runs, and no other backward pass inside it."""
 
     def count_use(self, index: int) -> None:
         """Expect a call of ``add_product``."""
@@ -52,7 +52,7 @@ def write_gradients(model: nn.Module, params: Sequence[nn.Parameter], sink: Sink
 
 
 def _reduced(layer: nn.Linear) -> tuple[Any, ...]:
-    """Return what copies and pickles of a layer consist of: these do not write to a sink."""
+    """Return the state for copies and pickles of a layer, which do not write to a sink."""
     state, forward = vars(layer), vars(layer).get("forward")
     if isinstance(forward, partial) and forward.func is _forward:
         state = {name: value for name, value in state.items() if name != "forward"}

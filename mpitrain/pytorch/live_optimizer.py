@@ -52,7 +52,7 @@ class Owner(Protocol):
 
 
 class LiveOptimizer:
-    """Follows the options of an optimizer of torch, and calls or finds its schedulers. Local.
+    """Tracks the options of an optimizer of torch, and calls or finds its schedulers. Local.
 
     Args:
         optimizer: Its methods call the methods of ``owner`` from now on: ``step``, ``state_dict`` and
@@ -64,7 +64,7 @@ class LiveOptimizer:
 
     Attributes:
         rule: The optimizer of this package that computes the same updates, with the options of the last call of
-            ``changes``. Its learning rates are those that the groups have at each update.
+            ``changes``. Its learning rates are the groups' learning rates at each update.
 
     Raises:
         JobError: The optimizer or the scheduler is not supported.
@@ -114,7 +114,7 @@ class LiveOptimizer:
 
     @property
     def options(self) -> Options:
-        """The options that the groups have now."""
+        """The present options of the groups."""
         groups = self._optimizer.param_groups
         if isinstance(self.rule, TorchTensors):
             return [plain_options(group) for group in groups]
@@ -122,7 +122,7 @@ class LiveOptimizer:
 
     @property
     def options_of_script(self) -> Options:
-        """The same, without those that the optimizer itself has changed, perhaps on some ranks alone."""
+        """The present options, without those that the optimizer itself has changed, perhaps on some ranks only."""
         changed = self.rule.changed if isinstance(self.rule, TorchTensors) else set()
         return [{name: value for name, value in group.items() if name not in changed} for group in self.options]
 
@@ -131,7 +131,7 @@ class LiveOptimizer:
         return [options_of(self._optimizer, group) for group in self._optimizer.param_groups]
 
     def begin_backward(self) -> None:
-        """Note the learning rates of this backward pass, during which an update may begin."""
+        """Record the learning rates of this backward pass, during which an update may begin."""
         self._rates_in_backward = [rate.as_set() for rate in self._rates]
 
     def changes(self, may_change: bool) -> tuple[bool, bool]:
@@ -141,7 +141,7 @@ class LiveOptimizer:
             may_change: Whether no update can have used them.
 
         Raises:
-            JobError: They must not change now, or not in this way.
+            JobError: The options must not change now, or not in this way.
         """
         if len(self._optimizer.param_groups) != len(self._followed):
             raise JobError(
@@ -192,7 +192,7 @@ class LiveOptimizer:
         """Give the optimizer its state. Collective over the workers.
 
         Args:
-            gather: Returns the values of all workers; None if each has all tensors.
+            gather: Returns the values of all workers; None if each worker has all tensors.
         """
         if not isinstance(self.rule, TorchTensors):
             slots, updates = loop.slots()
@@ -203,7 +203,7 @@ class LiveOptimizer:
                     self._optimizer.state[self.rule.parameters[name]] = state
 
     def drop_state(self) -> None:
-        """Remove state from the optimizer that is in slots, or on other ranks. Local."""
+        """Remove the state that is in slots, or on other ranks, from the optimizer. Local."""
         if isinstance(self.rule, TorchTensors):
             self.rule.keep_own_state()
         else:
@@ -221,7 +221,7 @@ class LiveOptimizer:
         self.drop_state()
 
     def note_step(self) -> None:
-        """Tell schedulers, which warn otherwise, that the optimizer takes a step."""
+        """Let schedulers know that the optimizer takes a step, because they would warn otherwise."""
         self._optimizer._opt_called = True  # type: ignore[attr-defined]
 
     def advance_scheduler(self, steps: int) -> None:
@@ -239,7 +239,7 @@ class LiveOptimizer:
                 raise JobError(f"{name} has no rate after {self._scheduler_steps - 1} steps: {error}") from error
 
     def state(self) -> dict[str, Any]:
-        """Return what checkpoints contain besides the slots: the options, and the state of all schedulers."""
+        """Return the state for checkpoints besides the slots: the options, and the state of all schedulers."""
         return {
             "given": self._given,
             "groups": self.options,
@@ -248,10 +248,10 @@ class LiveOptimizer:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore what ``state`` has returned; without schedulers, options that the script has changed are kept.
+        """Restore the result of ``state``; without schedulers, options that the script has changed are kept.
 
         Raises:
-            CheckpointError: The script has other schedulers now.
+            CheckpointError: The schedulers of the script have changed.
         """
         schedulers, groups = self._schedulers(), self._optimizer.param_groups
         self._scheduler_steps = state["scheduler_steps"]
@@ -286,7 +286,7 @@ def check_same_options(of_workers: Sequence[Options]) -> None:
     """Check that all workers have the same options.
 
     Raises:
-        JobError: One has others than the first; on all workers.
+        JobError: The options of a worker differ from the first worker's; on all workers.
     """
     for worker, options in enumerate(of_workers):
         for index, (first, own) in enumerate(zip(of_workers[0], options, strict=True)):

@@ -28,5 +28,5 @@ def aliases_of(model: nn.Module) -> dict[str, str]:
 
 
 def plain_name(name: str) -> str:
-    """Return the name of a parameter, buffer or module without what ``torch.compile`` adds."""
+    """Return the name of a parameter, buffer or module without the prefix that ``torch.compile`` adds."""
     return f"{name}.".replace(_COMPILED, "").rstrip(".")

@@ -39,7 +39,7 @@ class Buffers(NamedTuple):
         averaged: Buffers of finite floating-point numbers that ``state_dict`` contains, such as running statistics.
             They are part of the flat vectors; each worker's changes are averaged.
         kept: All others. Each worker has its own; checkpoints contain the chief's.
-        transient: The names of those in ``kept`` that ``state_dict`` does not contain.
+        transient: The names of buffers in ``kept`` that ``state_dict`` does not contain.
     """
 
     averaged: dict[str, Tensor]
@@ -47,7 +47,7 @@ class Buffers(NamedTuple):
     transient: frozenset[str]
 
     def namespace(self, name: str) -> str:
-        """Return the group of ``ExtraState`` that stores one of ``kept``."""
+        """Return the group of ``ExtraState`` that stores a buffer of ``kept``."""
         return _TRANSIENT if name in self.transient else _KEPT
 
     def state(self, values: Mapping[str, Array]) -> ExtraState:
@@ -238,7 +238,7 @@ def layout_of(model: nn.Module) -> Layout:
 
 
 def buffers_of(model: nn.Module) -> Buffers:
-    """Return the module's buffers, each once. Call it before training: their values decide how they are treated."""
+    """Return the module's buffers, each once. Call it before training: the values determine their treatment."""
     averaged, kept, transient = {}, {}, set()
     persistent = model.state_dict(keep_vars=True)
     for name, tensor in model.named_buffers():
@@ -276,7 +276,7 @@ def load_buffers(model: nn.Module, buffers: Buffers, extra_state: ExtraState) ->
 
 
 def owners_of(model: nn.Module, names: Iterable[str]) -> list[tuple[dict[str, Any], str]]:
-    """Return for each buffer the dict that holds it, and its key: a forward pass may put another tensor there."""
+    """Return for each buffer the dict that holds it, and its key: a forward pass may replace the tensor."""
     # A compiled module is followed by the one that it wraps, which has the same name and owns the buffers.
     modules = {plain_name(path): module for path, module in model.named_modules()}
     buffers = []

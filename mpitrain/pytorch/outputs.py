@@ -30,7 +30,8 @@ def on_host(tree: Any) -> Any:
 def joined(parts: Sequence[Any]) -> Any:
     """Return trees of tensors of several batches as one, joined along the first dimension.
 
-    Numbers, such as a loss that a model returns, become a tensor with one for each batch; other values the first one.
+    Numbers, such as a loss that a model returns, become a tensor with one element per batch; of other values, the first
+    is returned.
     """
     first = parts[0]
     if isinstance(first, Tensor):
@@ -60,7 +61,7 @@ def share_of(loader: Any, rank: int, size: int) -> Iterable[tuple[int, Any]]:
     """Return every ``size``-th batch of a loader from the batch ``rank`` on, with their numbers. Local.
 
     Raises:
-        JobError: It is not a ``DataLoader`` whose batches are the same on all ranks.
+        JobError: The loader is not a ``DataLoader`` whose batches are the same on all ranks.
     """
     if not isinstance(loader, DataLoader):
         raise JobError(f"trainer.evaluate got {type(loader).__name__}: must be a torch DataLoader")

@@ -151,7 +151,7 @@ class SteppedLoop(Loop):
 
     @property
     def overlaps(self) -> bool | None:
-        """Whether steps are not divided; None if that is not decided, or not possible."""
+        """Whether steps are not divided; None if this is not decided, or not possible."""
         return None if self._divided is None else self._overlaps
 
     @property
@@ -161,7 +161,7 @@ class SteppedLoop(Loop):
 
     @property
     def can_change_options(self) -> bool:
-        """Whether options of the optimizer may change now: no update has begun that uses them."""
+        """Whether options of the optimizer may change now, because no update that uses them has begun."""
         return self._divided_step is not None or not self._computed
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
@@ -181,7 +181,7 @@ class SteppedLoop(Loop):
         """Change the parameters by a function; see ``Trainer.change_parameters``.
 
         Args:
-            wait: Waits for the other workers; called if they do not exchange what each of them does in a step.
+            wait: Waits for the other workers; called if the workers do not exchange their actions in a step.
         """
         if self._divided is None:
             raise JobError("trainer.change_parameters needs --mode sync or local on CPUs, without --accumulate-steps")
@@ -250,7 +250,7 @@ class SteppedLoop(Loop):
         """Compute the gradient of a loss, the mean over the micro-batch. Ranges of it may be averaged meanwhile.
 
         Args:
-            optimizers: The indices of those whose parameters get it.
+            optimizers: The indices of the optimizers whose parameters get the gradient.
 
         Raises:
             NonFiniteLoss: The loss is not finite and ``nan`` is ``stop``.
@@ -291,7 +291,7 @@ class SteppedLoop(Loop):
         """Submit the gradient, if this is the last micro-batch. Collective as ``Strategy.finish``.
 
         Args:
-            optimizers: The indices of those that update, if they have a gradient.
+            optimizers: The indices of the optimizers that update, if they have a gradient.
             divide: Whether steps must be divided, if that is not decided yet.
         """
         if (step := self._divided_step) is not None:
@@ -331,7 +331,7 @@ class SteppedLoop(Loop):
             self._watched.record_params()
 
     def _check_params(self) -> None:
-        """Check that the script has not changed parameters itself since the last update."""
+        """Check that the script has not changed parameters directly since the last update."""
         if self._watched is not None:
             self._watched.check_params()
         if self._divided is not None and self.step & (self.step + 1) == 0:  # scripts that do this do it early
@@ -359,7 +359,7 @@ class SteppedLoop(Loop):
         """Average the gradient before the script uses it.
 
         Args:
-            clears: Whether the script sets it to zero, which may be done at any time.
+            clears: Whether the script sets the gradient to zero, which is allowed at any time.
         """
         assert self._divided is not None
         if self._overlaps and (self._computed or not clears):

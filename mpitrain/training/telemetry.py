@@ -181,7 +181,7 @@ def _trained(layout: Layout, vector: Array, states: bool) -> dict[str, Array]:
 
 
 def _restart(step: int) -> dict[str, float]:
-    """Return what restarts by ``mpitrain run`` have cost: their number, the steps to repeat, and seconds.
+    """Return the cost of restarts by ``mpitrain run``: their number, the steps to repeat, and seconds.
 
     Empty if this is the first start, or training has continued between the failure and this start.
     """
