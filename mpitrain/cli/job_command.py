@@ -66,7 +66,7 @@ class JobCommand(click.Command):
         return None
 
     def _take_script_arguments(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Return the arguments without what follows a script: those are the script's own."""
+        """Return the arguments up to a script; the arguments after it are the script's own."""
         at = self.script_in(args)
         if at is None:
             return args

@@ -145,7 +145,7 @@ def _simulate(probe: Path, **values: Any) -> int:
 
 
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a run that were given."""
+    """Return the options of a run that the user has set."""
     context = click.get_current_context()
     default = click.core.ParameterSource.DEFAULT
     names = [str(option.name) for option in _OF_RUNS]
@@ -183,7 +183,8 @@ def _is_set(name: str) -> bool:
 def _scenarios(
     probe: Probe, values: Mapping[str, Any], given: Mapping[str, Any]
 ) -> Iterator[tuple[str, dict[str, Any], Scenario]]:
-    """Yield mode, options and scenario of each prediction; impossible ones of modes that were not named are left out.
+    """Yield mode, options and scenario of each prediction; impossible predictions of modes that the user has not named
+    are left out.
 
     Raises:
         ConfigError: No prediction is possible.
@@ -210,7 +211,7 @@ def _numbers_of_nodes(probe: Probe, values: Mapping[str, Any]) -> list[int]:
     """Return the numbers of nodes to predict.
 
     Raises:
-        ConfigError: There are several, but nothing is known about the links between them.
+        ConfigError: There are several nodes, but the links between them have not been measured.
     """
     has_link = probe.between is not None or values["link"] is not None
     nodes = values["nodes"] or (_doubled(len(probe.ranks.ranks_per_node)) if has_link else [1])
@@ -228,7 +229,7 @@ def _doubled(nodes: int) -> list[int]:
 def _options(
     mode: str, given: Mapping[str, Any], probe: Probe, values: Mapping[str, Any], nodes: int
 ) -> dict[str, Any]:
-    """Return the options of a mode: those that were given and are valid in it, and servers on several nodes."""
+    """Return the options of a mode: the user's options that are valid in it, and servers on several nodes."""
     if "mode" in given:
         options = dict(given)
     else:

@@ -98,7 +98,7 @@ class SubmitCommand(JobCommand):
         return flags.job_options(path, load_job_file(path))
 
     def _own_values(self, *parsed: dict[str, Any]) -> dict[str, Any]:
-        """Return the values of this command's own flags that were given."""
+        """Return the values of this command's own flags that the user has set."""
         values: dict[str, Any] = {}
         for words in parsed:
             for name, value in words.items():

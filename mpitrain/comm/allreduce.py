@@ -1,4 +1,4 @@
-"""Mean allreduce of a vector over all workers, on one node or several; it can run behind other work."""
+"""Mean allreduce of a vector over all workers, on one node or several; it can overlap with other work."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class RangeAllreduce:
 
     Args:
         rows: Shape (node.size, at least hi), shared by the ranks of a node: their contributions. Each rank writes its
-            own before ``start``, and may not change it before ``finish`` has returned.
+            own row before ``start``, and may not change it before ``finish`` has returned.
         result: Shape (at least hi,), shared by the ranks of a node, for the mean.
         lo, hi: The range.
         scale: Factor of the sum.
         apply: Called for each part of the range as ``apply(lo, hi, mean)``, to set ``result[lo:hi]``; ``mean`` has
-            shape (hi - lo,). None to set it to ``mean``. It is called on one rank of all, and the other nodes get the
-            result; with a codec, on one rank of each node.
+            shape (hi - lo,). None to set it to ``mean``. It is called on one rank, and the other nodes get the result;
+            with a codec, it is called on one rank of each node.
         codec: Encodes ranges of the rows that are sent between nodes; None to send them unchanged.
     """
 
@@ -102,7 +102,7 @@ class RangeAllreduce:
         return CompressedSums(self._hierarchy, buckets, own, codec.part(self._lo, self._hi))
 
     def _exchange(self) -> Iterator[_Condition]:
-        """Exchange; yield what must be fulfilled before the iterator is resumed."""
+        """Exchange; yield the condition that must be fulfilled before the iterator is resumed."""
         hierarchy, sums = self._hierarchy, self._sums
         yield self._node_barrier()
         if sums is None:

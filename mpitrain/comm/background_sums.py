@@ -1,9 +1,9 @@
 """Sums over nodes that make progress while this rank computes.
 
-MPI moves the data of a nonblocking operation only inside of calls, and a large matrix product takes longer than the
-buffers of a connection last. A thread therefore lets MPI progress every millisecond between ``start`` and the end of
-the step. It needs the core for some microseconds; the compiled code that it interrupts does not hold the interpreter's
-lock. The main thread and this one exclude each other.
+MPI moves the data of a nonblocking operation only inside of calls, and during a large matrix product the buffers of a
+connection run empty. A thread therefore lets MPI progress every millisecond between ``start`` and the end of the step.
+It needs the core for some microseconds; the compiled code that it interrupts does not hold the interpreter's lock. The
+main thread and this one exclude each other.
 """
 
 from __future__ import annotations

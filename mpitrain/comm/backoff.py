@@ -20,7 +20,7 @@ class Backoff:
     """Waits for another process without taking CPU time from it during a long wait.
 
     Args:
-        oversubscribed: There are more ranks than cores, so spinning could block the rank that is waited for.
+        oversubscribed: There are more ranks than cores, so spinning could block the other rank.
         yield_s: Seconds spent yielding before the rank sleeps.
 
     Attributes:

@@ -52,8 +52,8 @@ class Group:
         Collective over ``comm``; the block itself must not communicate.
 
         Raises:
-            UserError: On every rank, with the type and message of the lowest failing rank, and that rank's name if
-                the others did not fail in the same way.
+            UserError: On every rank, with the type and message of the lowest failing rank's error, and the name of this
+                rank if the others did not fail in the same way.
             OtherRankFailed: Another rank raised an unexpected exception; that rank raises it itself.
         """
         error: Exception | None = None

@@ -103,7 +103,7 @@ def is_foreign_launcher(environ: Mapping[str, str], library: str) -> bool:
 
 
 def check_launcher(environ: Mapping[str, str], size: int) -> None:
-    """Reject a run in which a launcher of another MPI started N ranks that would each train alone.
+    """Reject a run in which a launcher of another MPI library started N ranks that would each train alone.
 
     Raises:
         LaunchError: ``size`` is 1 but the environment shows more ranks.

@@ -1,7 +1,7 @@
 """The current activity of this process, on a page of memory that another process can read at any time.
 
 The training thread marks its activities with ``enter`` and ``leave``, which only store integers; ``monitor.trace.span``
-calls them. The process that watches a rank maps the same page, and learns from it whether the rank makes progress.
+calls them. The process that watches a rank maps the same page, and reads from it whether the rank makes progress.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Activity:
     """The activity of a process at one moment.
 
     Attributes:
-        count: Grows with every activity that begins or ends, and with ``mark_progress``.
+        count: A counter that increases when an activity begins or ends, and with ``mark_progress``.
         step: Number of completed steps.
-        steps: Number of those in this process, which may have resumed; of a program the number of its marks.
+        steps: Number of steps of this process, which may have resumed; for a program, the number of its marks.
         kinds: The activities, the outermost first.
         waits_for: The rank that it waits for, if it waits for a single known one.
         limit_s: Seconds without progress after which it counts as hanging; 0 for never, None for the default.
@@ -78,12 +78,12 @@ class ActivityPage:
 
     @property
     def path(self) -> str:
-        """Where other processes of this user can open the page while this process, which has made it, lives."""
+        """The path at which this user's other processes can open the page while this process is alive."""
         return f"/proc/{os.getpid()}/fd/{self._file}"
 
     @property
     def stacks_pid(self) -> int:
-        """The process that writes its Python stacks when it is asked to; 0 if there is none."""
+        """The process that writes its Python stacks on request; 0 if there is none."""
         return self.words[_STACKS_PID]
 
     @stacks_pid.setter
@@ -196,7 +196,7 @@ def mark_progress() -> memoryview | None:
 
 
 def _page_of_program() -> memoryview | None:
-    """Return the page of a program that ``mpitrain run`` has started; None if this process is none."""
+    """Return the page of a program that ``mpitrain run`` has started; None if this process is not such a program."""
     global _program_words
     if _thread:
         return None
@@ -223,7 +223,7 @@ def set_limits(limit_s: float | None, long_limit_s: float) -> None:
 
 
 def describe(**facts: Any) -> None:
-    """Set what the watching process should know; values that JSON can hold, at most 3 KiB in all."""
+    """Set facts for the watching process: values that JSON can hold, at most 3 KiB in all."""
     text = json.dumps(facts).encode() + b"\0"
     area = _words.cast("B")[_TEXT:]
     if len(text) <= len(area):

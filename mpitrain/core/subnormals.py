@@ -40,7 +40,7 @@ def flush(enabled: bool) -> None:
 
 @contextmanager
 def flushed(enabled: bool) -> Iterator[None]:
-    """Turn flush-to-zero on or off inside the block; afterwards this thread is as before."""
+    """Turn flush-to-zero on or off inside the block; afterwards restore this thread's mode."""
     if _register is None:
         yield
         return

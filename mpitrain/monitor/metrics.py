@@ -49,7 +49,7 @@ class MetricsFile:
             listener(step, measured)
 
     def _append(self, line: bytes) -> None:
-        """Append a line; the file never ends with a part of one."""
+        """Append a line; the file never ends with a part of a line."""
         try:
             size = os.fstat(self._file.fileno()).st_size
             if self._file.write(line) < len(line):

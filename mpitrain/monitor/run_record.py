@@ -1,7 +1,8 @@
 """The record of what a run trains: its options, job file and versions, and every earlier version of these.
 
 ``config.toml`` holds the options of the last start. ``history`` has a directory for each start that differs from the
-one before: with ``config.toml``, the job file, and if that is in a git checkout the commit and the difference to it.
+one before: with ``config.toml``, the job file and, if the job file is in a git checkout, the commit and the difference
+to it.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class RunRecord:
         self.tables = {**tables, "versions": versions}
 
     def changes(self) -> list[str]:
-        """Return what differs from the last start: options, such as ``--batch-size: 100 -> 50``, OpenBLAS's kernels."""
+        """Return the differences to the last start: options (``--batch-size: 100 -> 50``), OpenBLAS's kernels."""
         before, now = _compared(_read(self._folder / CONFIG)), _compared(self.tables)
         changed: list[str] = []
         if PROGRAM in (before.get("run", {}).get("mode"), now["run"].get("mode")):
@@ -103,7 +104,7 @@ class RecordedJob(NamedTuple):
 
 
 def recorded_job(run_dir: Path, step: int) -> RecordedJob:
-    """Return what a run trained with when it wrote the checkpoint of ``step``.
+    """Return the record with which a run trained when it wrote the checkpoint of ``step``.
 
     Raises:
         RecordError: The directory has no such record.

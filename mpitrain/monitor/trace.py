@@ -1,4 +1,4 @@
-"""Where a rank's time goes: time spans, recorded on every rank and written to one file for trace viewers.
+"""Time spans of a rank's activities, recorded on every rank and written to one file for trace viewers.
 
 Code marks its phases with ``span``, as a decorator or a context manager. Without ``--trace`` a span costs a fraction of
 a microsecond, and only marks the activity that the rank's reaper watches.
@@ -266,7 +266,8 @@ def write(path: Path, ranks: Sequence[RankTrace], same_steps: bool) -> dict[str,
 
 
 def summarize(ranks: Sequence[RankTrace], aligned: dict[int, Spans], waited: dict[int, float]) -> dict[str, Any]:
-    """Return each rank's own seconds by kind over the whole run, and how long others waited for it in the kept steps.
+    """Return each rank's own seconds by kind over the whole run, and the seconds that others waited for it in the kept
+    steps.
 
     Args:
         aligned: The workers' training spans, on one clock.

@@ -42,7 +42,7 @@ def moved(workers: Sequence[WorkerStats], nbytes: int, gradient_nbytes: Gradient
 
     Args:
         nbytes: Of all parameters.
-        gradient_nbytes: Empty if a gradient has as many.
+        gradient_nbytes: Empty if a gradient has the same number of bytes as the parameters.
     """
     sizes = [sum(of_servers) for of_servers in gradient_nbytes] or [nbytes] * len(workers)
     return [stats.reads * nbytes + stats.steps * size for stats, size in zip(workers, sizes, strict=True)]

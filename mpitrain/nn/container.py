@@ -137,7 +137,7 @@ def _takes_integers(layers: tuple[Layer, ...]) -> bool:
 
 
 def input_dtype(model: Layer) -> np.dtype[Any]:
-    """Return the type of the model's input: that to which the first layer, after reshapes, converts it."""
+    """Return the type of the model's input: the type to which the first layer, after reshapes, converts it."""
     for _, layer in walk(model):
         if type(layer) in (Flatten, Reshape, Sequential, Residual):
             continue

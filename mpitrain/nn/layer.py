@@ -183,7 +183,7 @@ class Layer:
     def buffer(self, tag: str, shape: Shape, dtype: Any = None) -> Array:
         """Return uninitialized memory of this layer, the same at every call with this tag and shape.
 
-        New arrays would be mapped and page-faulted at every step.
+        New arrays would cost page faults at every step.
         """
         buffer = self._buffers.get((tag, shape))
         if buffer is None:

@@ -1,7 +1,7 @@
 """Exchanges between nodes as the strategies make them: sums of gradients, and requests to a server.
 
-Sums begin while the gradient is computed, as in training: what they cost is by how much this takes longer. It is more
-than a sum alone takes, because processors do other work between its parts.
+Sums begin while the gradient is computed, as in training: their cost is the additional time of the gradient. It is more
+than the time of a sum alone, because processors do other work between its parts.
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ def _slowest(comm: MPI.Intracomm, action: Callable[[], object]) -> float:
 
 
 def _measure_requests(cluster: Cluster, plan: Plan) -> tuple[float, float, float]:
-    """Return the seconds of an empty request, and those that a pushed and a pulled byte add. Collective over all ranks.
+    """Return the seconds of an empty request, and the additional seconds per pushed and per pulled byte. Collective
+    over all ranks.
 
     The first rank serves, and the first rank of the next node sends requests.
     """

@@ -113,7 +113,7 @@ def _batches(batch: int) -> list[int]:
 
 
 def _compute_times(cluster: Cluster, model: RankModel) -> tuple[ComputeTimes, BatchTimes]:
-    """Return the times of one rank at a time, and this rank's of the job's batch. Collective over all ranks."""
+    """Return the times of one rank at a time, and this rank's times for the job's batch. Collective over all ranks."""
     batches = _batches(model.plan.batch)
     seconds = _COMPUTING_S / ((cluster.size + 2) * len(batches))
     alone = [one_at_a_time(cluster, lambda n=n: model.measure_batch(n, seconds)) for n in batches]  # type: ignore[misc]
@@ -144,7 +144,7 @@ def _at(compute: ComputeTimes, batch: int) -> tuple[float, float, float]:
 
 
 def _as_in_steps(cluster: Cluster, compute: ComputeTimes, batch: int, steps: StepTimes, stretch: float) -> ComputeTimes:
-    """Return the compute times with those that only steps of all ranks at once show. Collective over all ranks."""
+    """Return the compute times, with the times that only steps of all ranks at once show. Collective over all ranks."""
     _, forward_s, backward_s = _at(compute, batch)
     together, update_s, loop_s = median_over_ranks(
         cluster.comm, [float(np.median(steps.compute_s)) / (forward_s + backward_s), steps.update_s, steps.loop_s]

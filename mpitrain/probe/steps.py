@@ -1,6 +1,6 @@
 """Times of training steps that all ranks take at once without communication, and the spread of these times.
 
-They differ from those of repeated calls of one function: an update finds less of its vectors in the caches.
+They differ from the times of repeated calls of one function: in a step, less of an update's vectors is in the caches.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def step_times(
     """Train each worker alone for about this number of seconds. Collective over all.
 
     Args:
-        step_s: About how long a step takes.
+        step_s: Approximate duration of a step.
     """
     steps = int(min(_MOST, max(_FEWEST, seconds / step_s)))
     record = _RecordSteps()

@@ -21,7 +21,7 @@ def choose_address(environ: Mapping[str, str], on_one_host: bool) -> str:
     """Return an address of this host that all ranks can reach, or the user's ``MASTER_ADDR``.
 
     Raises:
-        LaunchError: The user's address is not one of this host.
+        LaunchError: The user's address is not an address of this host.
     """
     if address := environ.get("MASTER_ADDR"):
         return _checked(address)
@@ -32,7 +32,7 @@ def _checked(address: str) -> str:
     """Return the address that the user has set.
 
     Raises:
-        LaunchError: It is not one of this host, so that no rank could connect.
+        LaunchError: It is not an address of this host, so that no rank could connect.
     """
     for family, kind, *_, socket_address in _addresses_of(address):
         with suppress(OSError), socket.socket(family, kind) as probe:

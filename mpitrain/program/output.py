@@ -25,8 +25,8 @@ class RankOutput:
     Call ``start`` after the fork, in the parent, and ``redirect`` in the child.
 
     Args:
-        prefix: Begins every printed line. Without one, lines are printed as they are, and the beginning of a line, such
-            as a progress bar, after a moment.
+        prefix: Begins every printed line. Without a prefix, lines are printed unchanged, and the beginning of a line,
+            such as a progress bar, after a moment.
         log: The log file, to which the output is appended; a file that cannot be written is left out.
     """
 
@@ -58,7 +58,7 @@ class RankOutput:
             self._threads.append(thread)
 
     def close(self) -> None:
-        """Copy what is left; processes that have kept the pipes open are not waited for."""
+        """Copy what is left; do not wait for processes that have kept the pipes open."""
         for thread in self._threads:
             thread.join(_JOIN_S)
 
@@ -100,7 +100,7 @@ class RankOutput:
         _write(descriptor, printed)
 
     def _prefixed(self, line: bytes) -> bytes:
-        """Return a line with the prefix; of a progress bar, which rewrites its line, only the last state."""
+        """Return a line with the prefix; if it is a progress bar, which rewrites its line, only the last state."""
         if not self._prefix:
             return line + b"\n"
         shown = line.rstrip(b"\r").rpartition(b"\r")[2]
@@ -115,7 +115,7 @@ def error_in(traceback: str) -> str:
 
 
 def _write(descriptor: int, data: bytes) -> None:
-    """Write all data; what cannot be written is lost, because the program must not wait forever."""
+    """Write all data; output that cannot be written is lost, because the program must not wait forever."""
     view = memoryview(data)
     while view:
         try:

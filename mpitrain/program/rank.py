@@ -117,7 +117,7 @@ def _prepare(run_dir: Path, request: ProgramRequest, world: World) -> float | No
 
 
 def _notes(world: World) -> list[str]:
-    """Return what the user should know about the ranks."""
+    """Return notes to the user about the ranks."""
     for host in world.hosts:
         ranks = world.ranks_on(host)
         devices = {world.entries[rank].devices for rank in ranks}

@@ -1,4 +1,5 @@
-"""The reaper of a program: it copies the output, passes on the request to stop, and ends what the program leaves."""
+"""The reaper of a program: it copies the output, passes on the request to stop, and ends processes that the program
+leaves behind."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ class ProgramReaper(Reaper):
     Args:
         own: The rank.
         child: The process of the program.
-        page: Where the program reports progress.
+        page: The page on which the program reports progress.
         stacks: A file to which a Python program writes its stacks.
         output: The output of the program.
     """
@@ -103,7 +104,7 @@ class ProgramReaper(Reaper):
             os.kill(self.child, number)
 
     def end(self, killed_by: int, status: int) -> NoReturn:
-        """Record how the program ended, and end in the same way; one that has stopped on request ends with 75."""
+        """Record how the program ended, and end in the same way; a program that has stopped on request ends with 75."""
         end_orphans()
         self._output.close()
         # A launcher sends SIGTERM to the other ranks when one has failed.
@@ -162,7 +163,7 @@ class ProgramReaper(Reaper):
             os.kill(self.child, self._stop_signal)
 
     def _report_without_progress(self) -> None:
-        """Say once that a program that reports no progress is not watched."""
+        """Print once that a program that reports no progress is not watched."""
         limit_s = self._options.hang_timeout
         if self.rank or self._has_said or limit_s == 0 or self.page.read().count:
             return

@@ -89,7 +89,7 @@ def share_of(loader: Any, rank: int, size: int) -> Iterable[tuple[int, Any]]:
 
 
 def facts_of(loader: DataLoader[Any]) -> tuple[object, ...]:
-    """Return what must be the same of a loader on all ranks: its examples and batches, as far as it is known."""
+    """Return a loader's properties that must be equal on all ranks: examples and batches, as far as known."""
     dataset: Any = loader.dataset
     indices = hash(tuple(map(int, dataset.indices))) if isinstance(dataset, Subset) else None
     return len(dataset), len(loader), indices

@@ -1,4 +1,4 @@
-"""PyTorch's optimizers as those of ``mpitrain.optim``.
+"""PyTorch's optimizers as optimizers of ``mpitrain.optim``.
 
 SGD, Adam and AdamW are translated, because compiled rules compute the same faster. The other optimizers run themselves:
 elementwise ones on parts of the vectors (``torch_rule``), others on whole tensors (``whole_tensors``).
@@ -66,7 +66,7 @@ def translated(
     Parameters of the model that the optimizer does not have keep their values.
 
     Args:
-        rates: The learning rate of each parameter group; None for those that the groups have now.
+        rates: The learning rate of each parameter group; None for the groups' present rates.
         clip_norm: Maximum Euclidean norm of the whole gradient.
         index: Its position if it is one of several optimizers, which update whole tensors; else None.
 
@@ -114,7 +114,7 @@ def translated(
 
 
 def _rule_of(optimizer: torch.optim.Optimizer) -> tuple[Callable[..., optim.Optimizer], list[dict[str, Any]]]:
-    """Return what makes the optimizer of this package, and its options for each group."""
+    """Return the function that makes the optimizer of this package, and its options for each group."""
     groups = optimizer.param_groups
     is_compiled = type(optimizer) in _COMPILED and all(
         group.get(name, value) == value for group in groups for name, value in _NOT_COMPILED.items()
@@ -169,7 +169,8 @@ def _patterns(kind: str, groups: Sequence[Mapping[str, Any]], model: nn.Module) 
 def _by_name(options: list[dict[str, Any]], patterns: Sequence[list[str]]) -> dict[str, Any]:
     """Return the first group's options, and as ``groups`` the options in which other groups differ from it.
 
-    Groups that differ only in whether they decay become one group, in which ``decay_names`` selects what decays.
+    Groups that differ only in whether they decay become one group, in which ``decay_names`` selects the decayed
+    parameters.
     """
     decay_names: str | list[str] = "*"
     decays = [{name: group[name] for name in ("l2", "weight_decay") if group.get(name)} for group in options]

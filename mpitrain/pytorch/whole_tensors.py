@@ -30,14 +30,14 @@ class TorchTensors(WholeTensorOptimizer):
     """Updates with any optimizer of torch: calls its ``step`` with only this rank's parameters.
 
     Checkpoints contain the optimizer's ``state`` and groups; state in its other attributes is not saved. One rank
-    updates all tensors, unless they are known to be updated separately: a class declares it by the attribute
-    ``updates_tensors_separately = True``.
+    updates all tensors, unless they are known to be updated separately: a class declares this by the attribute
+        ``updates_tensors_separately = True``.
 
     Attributes:
         optimizer: The optimizer, with the options that its groups have at each update.
         parameters: The parameters of the model that the optimizer has, by name.
         index: Its position among the optimizers of a script; None if there is one.
-        own: The names of those that this rank updates, of which alone it keeps state.
+        own: The names of the parameters that this rank updates; it keeps state only for these.
         changed: The options of groups that the optimizer itself has changed; other ranks may have other values.
     """
 
@@ -161,7 +161,7 @@ def _is_plain(value: Any) -> bool:
 
 @contextmanager
 def _restricted(optimizer: torch.optim.Optimizer, gradients: Mapping[int, Tensor]) -> Iterator[bool]:
-    """Let an optimizer have only the parameters with these ids, and those gradients; yield whether it has any."""
+    """Restrict an optimizer to the parameters with these ids, and to these gradients; yield whether it has any."""
     groups = optimizer.param_groups
     all_params = [group["params"] for group in groups]
     own = [param for params in all_params for param in params if id(param) in gradients and param.requires_grad]

@@ -237,7 +237,7 @@ def _by_step(shown: Sequence[PlottedRun], name: str, chart: Chart) -> Chart:
 
 
 def _dropped(shown: Sequence[PlottedRun]) -> Chart:
-    """Nothing is drawn where nothing was dropped."""
+    """Return the chart of dropped gradients, without curves if no run has dropped any."""
     about = "Gradients that came too late to be used, by step."
     chart = Chart("dropped", "Dropped gradients", about, "step", "gradients", y_range=_FROM_ZERO)
     any_dropped = any(np.nansum(run.run.series("dropped").values) > 0 for run in shown)

@@ -140,7 +140,7 @@ def page(shown: Sequence[PlottedRun]) -> str:
 
 
 def _as_script(value: Any) -> str:
-    """Return JSON that can stand in an element ``script``, whatever text it contains."""
+    """Return JSON that is safe inside an element ``script``, whatever text it contains."""
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 
 
@@ -224,7 +224,7 @@ def _cells(run: Run, label: str, state: State) -> dict[str, str]:
 
 
 def _steps(run: Run) -> str:
-    """Return the number of steps, and of how many if the run has not completed all."""
+    """Return the number of completed steps and, if the run has not completed all, the total."""
     goal = run.option("train_steps")
     return f"{run.step:,} of {goal:,}" if isinstance(goal, int) and run.step < goal else f"{run.step:,}"
 

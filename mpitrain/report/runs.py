@@ -50,7 +50,7 @@ def runs_command(folder: Path, sort: str | None) -> None:
 
 
 def _print_table(titles: Sequence[str], rows: Sequence[tuple[str, ...]]) -> None:
-    """Print a table; on a terminal that is too narrow, without some columns, which are named."""
+    """Print a table; on a narrow terminal, some columns are left out, and named."""
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     hidden: list[str] = []
     while True:
@@ -68,7 +68,7 @@ def _print_table(titles: Sequence[str], rows: Sequence[tuple[str, ...]]) -> None
 
 
 def _sorted(goal: Goal, runs: Mapping[Path, Run | None], rows: Mapping[Path, tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Return the rows with the best value of a metric, sorted by it; those without one are last.
+    """Return the rows with the best value of a metric, sorted by it; runs without the metric are last.
 
     Raises:
         ConfigError: No run has it.
@@ -128,7 +128,7 @@ def latest_run(folder: Path = Path("runs")) -> Path:
 def described_states(folders: Sequence[Path]) -> dict[Path, tuple[State, str]]:
     """Return the state of each run, and a description that includes the batch job of a run without a step.
 
-    Such a run could not record how it ended. Each batch system is asked once for the jobs of all of them.
+    Such a run could not record its end. Each batch system is asked once for the jobs of all of them.
     """
     state_of = states(folders)
     jobs = {folder: job for folder, state in state_of.items() if (job := _job_without_step(folder, state)) is not None}
@@ -137,7 +137,7 @@ def described_states(folders: Sequence[Path]) -> dict[Path, tuple[State, str]]:
 
 
 def _ends(jobs: Collection[BatchJob]) -> dict[tuple[str, str], JobState]:
-    """Return how the jobs that have ended did so, by the scheduler and the job id."""
+    """Return the final states of the jobs that have ended, by the scheduler and the job id."""
     job_states = {
         (name, job_id): state
         for name, system in SYSTEMS.items()

@@ -93,7 +93,7 @@ class View:
         return self.state in status.ENDED
 
     def look(self) -> None:
-        """Read what was added since the last call."""
+        """Read the lines that were added since the last call."""
         lines = self._tail.read()
         if lines:
             self.run.add(lines)
@@ -157,7 +157,7 @@ class View:
         return f", {duration((goal - self.step) * speed)} left"
 
     def _numbers(self) -> list[tuple[str, str]]:
-        """Return names and titles of what is shown: the numbers of every run, and others of this run."""
+        """Return names and titles of the values to show: the numbers of every run, and others of this run."""
         return [*_PLOTS, *((name, shown_name(name)) for name in self.run.further_names())]
 
     def _newest(self) -> str:
@@ -186,7 +186,7 @@ class View:
 
 
 def _last_lines(path: Path, number: int) -> list[RenderableType]:
-    """Return the last lines of a log file; of a progress bar, which rewrites its line, only the last state."""
+    """Return the last lines of a log file; for a progress bar, which rewrites its line, only the last state."""
     from rich.text import Text
 
     try:

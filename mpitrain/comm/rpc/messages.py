@@ -1,7 +1,7 @@
 """RPC by point-to-point messages, for MPI libraries on which windows do not work.
 
-A header is a message; its first word says what else follows: a vector, extra words. Messages between two ranks with the
-same tag arrive in the order in which they were sent.
+A header is a message; its first word says which further messages follow: a vector, extra words. Messages between two
+ranks with the same tag arrive in the order in which they were sent.
 """
 
 from __future__ import annotations

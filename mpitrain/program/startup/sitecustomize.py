@@ -1,9 +1,9 @@
 """Python imports this module when a program of ``mpitrain run`` starts: it lets ``mpitrain stacks`` show its stacks.
 
-It also prevents that PyTorch aborts a program that uses gloo while the interpreter shuts down.
+It also prevents PyTorch from aborting a program that uses gloo while the interpreter shuts down.
 
-Uses the standard library only, since the program's interpreter may be another one. Afterwards the import path and
-PYTHONPATH are as the user has set them, and the user's own module of this name is imported, if there is one.
+Uses the standard library only, since the program may use another interpreter. Afterwards the import path and PYTHONPATH
+are as the user has set them, and the user's own module of this name is imported, if there is one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _register() -> None:
 
 
 def _warn_of_other_launchers() -> None:
-    """Say once that torchrun starts ranks in each of several ranks of a host."""
+    """Print once that torchrun starts ranks in each of several ranks of a host."""
     names = {os.path.basename(word) for word in sys.orig_argv[1:4]}
     several = os.environ.get("LOCAL_WORLD_SIZE", "1") != "1"
     if several and os.environ.get("RANK") == "0" and names & _OTHER_LAUNCHERS:
