@@ -15,7 +15,7 @@ class UserError(Exception):
     """
 
     exit_status = 2
-    on_all_ranks = False  # also in a user's subclass whose constructor does not call this one
+    on_all_ranks = False  # a class attribute, for users' subclasses whose constructor does not call this one
 
     def __init__(self, *args: object, on_all_ranks: bool = False) -> None:
         super().__init__(*args)

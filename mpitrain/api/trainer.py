@@ -33,7 +33,7 @@ from .train_loader import TrainLoader, check_count
 
 _WAIT = span("wait")
 _log = logging.getLogger(__name__)
-_UNSUPPORTED_OPTIONS = {  # what to do instead
+_UNSUPPORTED_OPTIONS = {  # with what to use instead
     "batch_size": "pass it to trainer.loader",
     "train_steps": "pass the number of epochs to trainer.epochs",
     "precision": "use torch.autocast in the loop",

@@ -23,7 +23,7 @@ _LIMIT_S = 150.0  # time after which no further run starts
 _MOST_MEASURED = 5  # maximum number of measured configurations
 _ROUNDS = 2  # number of runs of each configuration, in turns
 _REPORTS = 8  # reports of the speed in a run
-_EQUAL = 0.001  # relative difference of predictions that count as equal
+_EQUAL = 0.001  # predictions with a smaller relative difference count as equal
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Measured:
     """A configuration with its predicted and measured examples/s.
 
     Attributes:
-        examples_per_s: Of its fastest run: what else happens on the machine makes runs slower only.
+        examples_per_s: The speed of its fastest run, because other load on the machine only makes runs slower.
     """
 
     candidate: Candidate

@@ -18,7 +18,7 @@ from .staging import Staging
 
 _groups: weakref.WeakSet[Staging] = weakref.WeakSet()
 _watched = False  # whether the end of this process is watched
-_raised = False  # whether it ends with an exception
+_raised = False  # whether this process ends with an exception
 
 
 def watch(staging: Staging) -> None:

@@ -21,7 +21,7 @@ from .staging import Staging
 
 _POLLS = 2000  # about 20 us before this rank yields its core
 _JOIN_S = 200e-6  # an operation that all ranks join within this time is performed by the calling thread
-_MESSAGE_S = 1e-3  # a rank that waits for a message yields its core this long before it sleeps; a block arrives sooner
+_MESSAGE_S = 1e-3  # time that a rank waiting for a message yields its core before it sleeps; a block takes less time
 _LOOK_S = 0.25  # interval of the checks for ranks that have ended
 _EXPLAIN_S = 2.0  # maximum time for other ranks to report which operation they have called
 _LATE_S = 1.0  # time, after a timeout, for other nodes to report which ranks have arrived

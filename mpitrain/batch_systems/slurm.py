@@ -14,7 +14,7 @@ from .resources import Resources
 _PREFIX = "#SBATCH"
 _DIRECT = re.compile(r"[A-Za-z0-9_@%+=:,./&|()\[\]{}*!-]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_END_TIMEOUT_S = 20.0  # if the query failed, the run would not know its time limit, and could not save in time
+_END_TIMEOUT_S = 20.0  # long, because a run that does not know its time limit could not save before it
 _STEP_ENDS_S = 60  # time for the other ranks to exit after the first one has exited
 _ENDED = frozenset(
     "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED REVOKED TIMEOUT".split()

@@ -107,7 +107,7 @@ def _best_in(folder: Path) -> Path:
 
 def _remove(path: Path) -> None:
     shards = shard_paths(path)
-    path.unlink(missing_ok=True)  # the index first: shards without it are no checkpoint
+    path.unlink(missing_ok=True)  # remove the index first: shards without an index are not a checkpoint
     for shard in shards:
         shard.unlink(missing_ok=True)
 

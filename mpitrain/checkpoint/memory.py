@@ -39,7 +39,7 @@ from .state import write
 _HEAD = struct.Struct("<16s5Q")  # the identifier, is_complete, step, and of the description: offset, length, CRC-32
 _MAGIC = b"mpitrain state 1"
 _FILES = ("0", "1")
-_VECTORS = ""  # in place of a namespace
+_VECTORS = ""  # key of the vectors, in place of a namespace
 
 NamedArray = tuple[str, str, Array]  # namespace, name, values
 
@@ -216,7 +216,8 @@ class _File:
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
             os.pwrite(descriptor, bytes(_HEAD.size), 0)
-            os.posix_fallocate(descriptor, 0, nbytes)  # else the first store to a page without room would be a SIGBUS
+            # Otherwise the first store to a page without room would raise SIGBUS.
+            os.posix_fallocate(descriptor, 0, nbytes)
             self._mapped = mmap.mmap(descriptor, nbytes)
             self._memory = np.frombuffer(self._mapped, np.uint8)
         finally:

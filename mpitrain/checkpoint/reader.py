@@ -27,7 +27,7 @@ from .manifest import HEAD, DamagedManifest, Manifest, Range, block_bytes
 from .structure import Dataset, Structure, UnsupportedStructure, Value
 from .validation import check, check_shards
 
-_CHUNK = 1 << 23  # with smaller reads the kernel reads ahead less
+_CHUNK = 1 << 23  # size of a read; with smaller reads the kernel reads ahead less
 _VERIFY_CHUNK = 1 << 21  # values that are read twice stay in the cache
 _FINITE_CHUNK = 1 << 20  # fits into the L2 cache; smaller chunks cost more than they save
 # Larger files must have 1 byte on disk for 64 bytes of length: reading the holes of a sparse file would take hours.

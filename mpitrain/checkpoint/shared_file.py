@@ -87,7 +87,7 @@ class SharedFileWriter:
         self._folder, self._layout, self._seed, self._record, self._group = folder, layout, seed, record, group
         self._path = self._partial = Path()
         self._arrays: dict[str, Array] = {}
-        self._shares: list[dict[str, tuple[int, int]]] = []  # of each node: rows by array, see ``_share``
+        self._shares: list[dict[str, tuple[int, int]]] = []  # for each node, its rows by array; see ``_share``
         self._ranges: dict[str, list[Range]] = {}
         self._frame: Frame | None = None  # on the first node only
         self._descriptor = -1

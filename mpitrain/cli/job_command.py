@@ -44,7 +44,7 @@ class JobCommand(click.Command):
         self._defaults = defaults
         self._run = [*flags.run_options(**defaults), flags.CONFIG]
         self._job: list[click.Option] = []
-        self._program: list[click.Option] = []  # those that only programs have, if the command starts programs
+        self._program: list[click.Option] = []  # options that only programs have, if the command starts programs
         self.function: JobFunction | None = None
         job = click.Argument(["job_file"], type=flags.PATH, metavar="JOB")
         params = [*self._own, *self._run, self._help_all, job]

@@ -168,7 +168,7 @@ class MeanAllreduce:
         """
         self._exchange.start()
         self._exchange.finish()
-        return self._result  # not overwritten before all ranks reach the next call
+        return self._result  # the result is not overwritten before all ranks reach the next call
 
     def free(self) -> None:
         """Free communicators. Collective over the ranks."""

@@ -31,7 +31,7 @@ from .compression_kernels import (
 )
 
 _BLOCK = 1 << 14  # elements per block, so that intermediate values stay in the L2 cache
-_BINS = 1 << 12  # of magnitudes: the exponent, and the first 4 bits of the mantissa
+_BINS = 1 << 12  # number of bins of magnitudes, by the exponent and the first 4 bits of the mantissa
 WORD = 8  # bytes: encoded vectors are whole words, so that those that follow are aligned
 
 

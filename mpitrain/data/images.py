@@ -17,7 +17,7 @@ from ..errors import DataError
 from .files import required
 from .split import DatasetSplit
 
-_MODES = {3: "RGB", 1: "L"}  # of Pillow, by the number of channels
+_MODES = {3: "RGB", 1: "L"}  # Pillow's modes, by the number of channels
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 
 

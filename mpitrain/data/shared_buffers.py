@@ -36,7 +36,7 @@ class BufferWriter:
 
     def __init__(self, memory: Callable[[int], mmap.mmap]) -> None:
         self._memory, self._end = memory, 0
-        self._ranges: dict[int, tuple[int, int]] = {}  # of arrays in the buffer, by their addresses
+        self._ranges: dict[int, tuple[int, int]] = {}  # ranges of arrays in the buffer, by their addresses
 
     def allocate(self, shape: Shape, dtype: Any) -> Array:
         """Return an array in the buffer, which ``write`` need not copy."""

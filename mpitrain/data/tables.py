@@ -219,7 +219,7 @@ class ColumnsSplit(Split):
         kind = self._table.type_of(column)
         try:
             dtype = np.dtype((kind.value_type if self._length(column) else kind).to_pandas_dtype())
-        except (NotImplementedError, TypeError, ImportError):  # not a type of NumPy's
+        except (NotImplementedError, TypeError, ImportError):  # the type has no counterpart in NumPy
             dtype = np.dtype(object)
         if dtype.kind not in "biuf":
             text = self._table.text_in(column)

@@ -105,7 +105,8 @@ class Attempt:
         self._stopping, self._accepts = stopping, accepts
         self._output = bytearray()
         self._filtered_output = ""
-        self._phase, self._phase_began = _Phase.RUNNING, 0.0  # in ``STOPPING`` the time when a rank was last busy
+        # In the phase ``STOPPING``, the time when a rank was last busy.
+        self._phase, self._phase_began = _Phase.RUNNING, 0.0
         self._all_ended_at: float | None = None  # when all ranks were first seen to have ended
         self._stopped_reapers: set[int] = set()  # process ids
         self._lost_hosts: list[str] = []

@@ -38,7 +38,7 @@ from .saved_states import SavedStates
 from .scaling import ScaleRequest, answer_request, remove_request, remove_requests
 from .terminal import say
 
-_OTHER_RUN_S = 20.0  # for ranks whose launcher was killed to save and exit
+_OTHER_RUN_S = 20.0  # time for ranks whose launcher was killed to save and exit
 
 
 @dataclass
@@ -130,7 +130,7 @@ class _Supervisor:
         self._restarts = Restarts(options.max_restarts, workload.keeps_checkpoints, workload.time_limit)
         self._continues = False  # whether the present attempt follows another one
         self._next_spec: LaunchSpec | None = None  # the next attempt, for which the ranks of the present one stop
-        self._ranks_were_killed = False  # in the last attempt
+        self._ranks_were_killed = False  # whether the ranks of the last attempt were killed
         if not (launch.keeps_state and launch.request.workload.resumes):
             state_folder.remove(str(launch.run_dir))  # left by a run whose supervisor was killed
         self._saved = SavedStates(launch.run_dir, launch.request.workload.resumes, launch.keeps_state)

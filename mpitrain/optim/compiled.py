@@ -20,7 +20,7 @@ SCRATCH = 2 * BLOCK  # number of elements of temporary memory
 Constants = tuple[float, ...]
 CONSTANTS, SLOTS = 6, 2  # maximum numbers
 
-RULES: dict[str, CompiledRule] = {}  # by name; the CUDA source ``optim`` contains all of them
+RULES: dict[str, CompiledRule] = {}  # rules by name; the CUDA source ``optim`` contains all of them
 
 
 @dataclass(frozen=True, eq=False)

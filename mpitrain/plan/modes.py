@@ -51,7 +51,8 @@ class Mode:
         return not self.uses_servers and not self.averages_params
 
 
-_IN_ALL = ("bfloat16", "float16", "float32", "int8")  # also in ``local``; float32 is for vectors in float64
+# Values that ``local`` supports, too; float32 is for vectors in float64.
+_IN_ALL = ("bfloat16", "float16", "float32", "int8")
 _OF_SERVERS = (*_IN_ALL, "topk")
 
 # In the order in which help and messages list them.

@@ -135,7 +135,7 @@ def make_plan(job: Job, config: RunConfig, workers: int) -> Plan:
     gradients_per_step = config.gradients_per_step(workers)
     dtype = np.dtype(config.training.dtype)
     _check_batch(config.training.batch_size * gradients_per_step, gradients_per_step, job)
-    if not config.mode.uses_servers:  # elsewhere workers take batches in no fixed order
+    if not config.mode.uses_servers:  # in other modes, workers take batches in no fixed order
         job.train_split.check_step(config.training.batch_size * gradients_per_step)
     _check_devices(config)
     _check_validation(job, config)

@@ -211,7 +211,7 @@ def read_activities(run_dir: Path) -> dict[int, LongActivity]:
     """Return the long activities of ranks; the others make progress."""
     activities = {}
     for path in folder_of(run_dir).glob(f"{_ACTIVITY}*"):
-        with contextlib.suppress(OSError, ValueError, TypeError):  # such as an empty file
+        with contextlib.suppress(OSError, ValueError, TypeError):  # for example an empty file
             activities[int(path.name.removeprefix(_ACTIVITY))] = LongActivity(
                 **json.loads(path.read_text(encoding="utf-8"))
             )

@@ -146,7 +146,7 @@ class Reaper:
                 signal.signal(killed_by, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
             os.kill(os.getpid(), killed_by)
-            os._exit(128 + killed_by)  # if the signal is ignored here
+            os._exit(128 + killed_by)  # reached if the signal is ignored here
         os._exit(status)
 
     def _watch(self, elapsed_s: float) -> None:

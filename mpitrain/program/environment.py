@@ -9,7 +9,7 @@ from ..process import launcher_env
 from ..process.network import interface_of
 from .world import World
 
-_ROLE = "default"  # torchrun's name for the role of all ranks
+_ROLE = "default"  # torchrun's default name of the ranks' role
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 

@@ -19,7 +19,8 @@ from ..data.streams import StreamSplit
 from ..data.trees import Columns, describe, map_children, stack
 from ..errors import JobError
 
-LABEL_KEYS = ("labels", "label", "targets", "target")  # of examples that are dicts, the first one that exists
+# Names of the label in examples that are dicts; the first that exists is used.
+LABEL_KEYS = ("labels", "label", "targets", "target")
 _SHARED = (torch.float32, torch.float64, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 TORCH_DTYPES = {"f": torch.float32, "d": torch.float64}
 

@@ -52,7 +52,8 @@ class Gradients:
         # Number of parts of each gradient in earlier steps, without calls of ``add_product``.
         self._others: list[int] | None = None
         self._views: list[Tensor] = []
-        self._shown: list[Tensor] = []  # what scripts see: the views, or tensors that share their memory, or copies
+        # The tensors that scripts see: the views, tensors that share their memory, or copies.
+        self._shown: list[Tensor] = []
         self._copied = [index for index, param in enumerate(params) if is_copied(param)]
         self._versions: dict[int, int] = {}  # versions of the copies when they were last equal to the views
         self._is_shown = [False] * len(params)  # whether ``param.grad`` was set to the shown tensor

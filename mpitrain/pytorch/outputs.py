@@ -69,7 +69,7 @@ def share_of(loader: Any, rank: int, size: int) -> Iterable[tuple[int, Any]]:
         raise JobError("trainer.evaluate got a DataLoader of an IterableDataset: must be of a map-style dataset")
     if not loader.batch_sampler:
         raise JobError("trainer.evaluate got a DataLoader with batch_size=None: set batch_size")
-    batches: Any = loader.batch_sampler  # of another sampler than ``loader.sampler``, if the user has made it
+    batches: Any = loader.batch_sampler  # if the user has made it, its sampler may differ from ``loader.sampler``
     sampler = batches.sampler if type(batches) is BatchSampler else batches
     if not isinstance(sampler, SequentialSampler):
         raise JobError(

@@ -175,7 +175,7 @@ def _row(path: Path, run: Run | None, folder: Path, state: State, description: s
         return (name, "?", "?", "?", "?", "cannot be read", description, duration(age))
     step = max(run.step, status.step if status is not None else 0)
     if state == "died":
-        step = max(step, _saved_step(path))  # it may have died before its first metrics line and second heartbeat
+        step = max(step, _saved_step(path))  # the run may have died before its first metrics line and second heartbeat
     mode = str(run.option("mode") or "?")
     if run.restarts:
         description += f", {run.n_restarts} restart{'s' * (run.n_restarts != 1)}"

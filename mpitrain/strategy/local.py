@@ -35,7 +35,7 @@ from .tensor_updates import TensorUpdates
 _log = logging.getLogger(__name__)
 
 _LOSS, _COUNTED, _SKIPPED, _FLAGS, _KIND = range(5)
-_AVERAGES, _AGREES = range(2)  # what a worker does next, when it sends its status
+_AVERAGES, _AGREES = range(2)  # the next action of a worker that sends its status
 
 
 class Local(BulkSynchronous, UpdatesOnRequest):

@@ -127,7 +127,7 @@ class DividedStep:
         names = _union(parts)
         with np.errstate(all="ignore"):
             self._strategy.update(None if names is None else Part(sum(1 << index for index in indices), names))
-        if names is not None:  # else the step ends
+        if names is not None:  # otherwise the step ends
             self._model.mark_updated(names)
         self._has_updated = True
         for view in self._state:  # the changes of the state have been applied, too

@@ -108,7 +108,7 @@ def _read(cluster: Cluster, plan: Plan, vectors: dict[str, Array] | None, path: 
     restored = Restored(Progress(0, 0), StoredState())
     with cluster.agree("reading a checkpoint"):
         if vectors is not None:
-            _clear(vectors)  # also removes values read from a damaged checkpoint
+            _clear(vectors)  # also overwrites values read from a damaged checkpoint
             restored = checkpoint.read(path, plan.layout, vectors, plan.config.training.seed)
     return restored
 

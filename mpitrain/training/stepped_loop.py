@@ -54,7 +54,8 @@ class SteppedLoop(Loop):
     _divided_model: DividedModel  # then
     _dividing: UpdatesOnRequest  # the strategy, then
     _n_optimizers = 1
-    _watched: DividedModel | None = None  # if the script must not change parameters: other ranks, or copies, have them
+    # Set if the script must not change parameters, because other ranks or copies use them.
+    _watched: DividedModel | None = None
     _overlaps: bool | None = None  # whether steps are not divided; None until the first one is decided
     _work: WorkItem | None = None  # the work item, until its step is finished
     _parts: list[Batch]  # the unfinished micro-batches of this step

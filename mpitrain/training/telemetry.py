@@ -123,7 +123,7 @@ class Telemetry:
         if all_ranks is not None and self._chief is not None:
             try:
                 trace.write(self._folder / trace.TRACE, all_ranks, self._loop is not None and self._loop.synchronous)
-            except OSError as error:  # not fatal: training has finished
+            except OSError as error:  # the error is not fatal, because training has finished
                 _log.warning("%s cannot be written: %s", self._folder / trace.TRACE, error.strerror)
 
     def close(self, end: RunEnd, error: BaseException | None) -> None:

@@ -18,7 +18,7 @@ from .interface import EMPTY, Routes
 from .waiting import ReplyWaiting
 
 _REQUEST, _REPLY, _VECTOR, _EXTRA = 101, 102, 103, 104  # tags
-_HAS_VECTOR, _HAS_EXTRA = 1, 2  # in the first word of a header
+_HAS_VECTOR, _HAS_EXTRA = 1, 2  # flags in the first word of a header
 
 
 class _Outbox:

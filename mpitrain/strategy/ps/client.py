@@ -81,7 +81,7 @@ class PsStrategy:
         self.versions = [0] * len(self.shards)
         self.item, self.lead, self.work = 0, 0, WorkItem(0, 0)
         self._loss: Any = math.nan
-        self._paused, self.has_ended = True, False  # at the beginning, workers wait for each other as after a pause
+        self._paused, self.has_ended = True, False  # at the start, workers wait for each other, as after a pause
         self.n_reads = 0  # not yet reported
         self.result = StepResult(math.nan, True)
 

@@ -32,8 +32,8 @@ class Kind(IntEnum):
     PAUSE_STEP = 9
     REQUEST_PAUSE = 10
     STOP = 11
-    FREEZE = 12  # whether an entry of the layout changes from now on
-    RATE = 13  # one of the optimizer's ``live_rates`` from now on
+    FREEZE = 12  # whether an entry of the layout is frozen from now on
+    RATE = 13  # new value of one of the optimizer's ``live_rates``
 
 
 class Operation(NamedTuple):
