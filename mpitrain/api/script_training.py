@@ -60,7 +60,8 @@ class ScriptTraining(ScriptRun):
             step_examples = batch * self._config.gradients_per_step(workers)
             split, training_data = loader.split, None
             if self.chief:
-                step, cursor = resumes_at(self._config)  # an earlier start may have had another number of workers
+                # An earlier start of the run may have had another number of workers.
+                step, cursor = resumes_at(self._config)
                 steps = steps or step + math.ceil(max(0, epochs * self._examples - cursor) / step_examples)
                 training_data = (len(split), split.shape, split.sample_digest(), batch, steps)
             *_, steps = share(rank, training_data)

@@ -144,7 +144,7 @@ def flush_folder(folder: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in _NO_SUCH_THING:  # some network file systems do this themselves
+        if error.errno not in _NO_SUCH_THING:  # some network file systems make entries durable by themselves
             raise
     finally:
         os.close(descriptor)

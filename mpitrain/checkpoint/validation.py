@@ -20,7 +20,8 @@ FORMAT = 2
 SHARD_NAME = re.compile(r"(step-[0-9]+)-[0-9a-f]+-[0-9]+-of-[0-9]+\.h5")
 
 _MAX_COUNT = 2**53  # maximum number of steps and of examples; exact in JSON
-_MAX_TEXT, _MAX_SHARDS_TEXT = 1 << 20, 1 << 22  # characters of an attribute, and of the list of shards
+# Maximum number of characters of an attribute, and of the list of shards.
+_MAX_TEXT, _MAX_SHARDS_TEXT = 1 << 20, 1 << 22
 # Values of up to 64 MiB may come from any file; more than that need 1 byte in the file for 256 bytes of values.
 _ALWAYS_BYTES, _MAX_EXPANSION = 1 << 26, 256
 

@@ -20,7 +20,7 @@ from .split import Split
 
 # A check of examples in stored form and their labels; the integer is the index of the first example.
 Check = Callable[[Array, Array, int], None]
-_PART_BYTES = 1 << 20  # minimum per thread: copying less takes no longer than starting a thread
+_PART_BYTES = 1 << 20  # minimum number of bytes per thread: copying less takes no longer than starting a thread
 _FIRST_BATCHES = 2  # number of batches that are made before the split is cached on the device
 # Number of cached blocks: for this batch and the next one, which may be in the next group.
 _CACHED_BLOCKS = 2 * MIXED_BLOCKS + 1

@@ -311,7 +311,9 @@ def _split(paths: Paths, kind: str, columns: Sequence[str] | None, label: str | 
     chosen = [name for name in table.names if name != label] if columns is None else list(columns)
     table.check_columns([*chosen, *([] if label is None else [label])])
     if not chosen:
-        raise DataError(f"{table.source}: there is no column besides {label}")
+        raise DataError(
+            f"{table.source}: there is no column besides the label {label!r}; add at least one column of numbers"
+        )
     if label is not None:
         return ColumnsSplit(table, chosen, label, classes, kind)
     split = DatasetSplit(Rows(table, chosen), table.source, classes)

@@ -22,7 +22,7 @@ from ..core.device import Convolution, ConvolutionShape
 from ..core.layout import Array, Shape
 
 _log = logging.getLogger(__name__)
-_WORKSPACE = 1 << 30  # bytes; algorithms that need more gain little
+_WORKSPACE = 1 << 30  # maximum workspace in bytes; algorithms that need more are hardly faster
 _DATA_TYPES = {
     np.dtype(np.float32): cudnn.data_type.FLOAT,
     np.dtype(np.float16): cudnn.data_type.HALF,

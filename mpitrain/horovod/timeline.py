@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from .execution import Operation
 from .request import Handle
 
-_BUFFERED = 1000  # events that are written together
+_BUFFERED = 1000  # number of events that are written together
 
 
 class Timeline:

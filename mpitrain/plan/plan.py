@@ -142,7 +142,7 @@ def make_plan(job: Job, config: RunConfig, workers: int) -> Plan:
     _check_goal(job, config)
     layout = job.network.lay_out(job.train_split, dtype)
     if layout.n_params == 0:
-        raise JobError("the model has no parameters; add a layer that has some")
+        raise JobError("the model has no parameters; add a layer such as nn.Dense")
     job.rule.check()
     job.rule.check_names([entry.name for entry in layout.entries if entry.kind == "param"])
     _check_mode(job, config, workers)

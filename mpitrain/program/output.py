@@ -9,8 +9,8 @@ import threading
 from pathlib import Path
 
 _KEPT_BYTES = 65_536  # size of the kept end of the standard error
-_LONGEST_LINE = 200  # characters of a line that is quoted
-_LONGEST_PART = 1 << 20  # bytes of a line that are held back; a longer line is broken
+_LONGEST_LINE = 200  # maximum number of characters of a quoted line
+_LONGEST_PART = 1 << 20  # maximum number of bytes of a line that are held back; a longer line is split
 _PART_S = 0.05  # time after which the beginning of a line is printed without the rest
 _JOIN_S = 2.0  # time for the output of a process that has ended to arrive
 _TRACEBACK = re.compile(r"^Traceback \(most recent call last\):$", re.MULTILINE)

@@ -23,8 +23,8 @@ _GROUP_COLORS = dict(
 )
 _MAX_POINTS = 800  # maximum number of points per curve: more than a plot has pixels
 _MAX_POINTS_OF_MANY = 300  # maximum number of points if there are many curves, so that the page stays small
-_FEW = 3  # runs whose curves have a range, and a name in the legend that may be long
-_MAX_BARS = 24  # above this number of ranks, only their mean is shown
+_FEW = 3  # maximum number of runs whose curves show a range, and whose names in the legend may be long
+_MAX_BARS = 24  # above this number of ranks, only the mean of all ranks is shown
 _DECADES = 30  # ratio of the largest to the smallest value from which a scale is logarithmic
 
 

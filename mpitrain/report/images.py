@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _INK, _GRID = "#2b2f36", "#b9bec7"
 _SIZE = (5.0, 3.4)  # inches
-_MAX_NAMED = 8  # curves; a longer legend would be larger than the plot
+_MAX_NAMED = 8  # maximum number of curves in a legend; a longer legend would be larger than the plot
 _STYLES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
 SETTINGS: Any = {
     "font.family": "sans-serif",

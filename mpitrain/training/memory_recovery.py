@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 REASON = "keep in memory"  # the reason with which a consistent point is requested
 _SHARE = 0.01  # maximum fraction of the training time
-_PIECE = 1 << 28  # elements of a message
+_PIECE = 1 << 28  # maximum number of elements in a message
 
 
 def kept_run_dir(folder: Path) -> str | None:

@@ -219,7 +219,8 @@ class SteppedLoop(Loop):
         """
         if not isinstance(self._strategy, UpdatesOnRequest):
             raise JobError(
-                f"optimizer.{method} needs --mode sync or local on CPUs; the run's checkpoints have the state"
+                f"optimizer.{method} needs --mode sync or local on CPUs; in other runs, "
+                f"only the checkpoints contain the state"
             )
         if self._computed:
             raise JobError(f"optimizer.{method} was called between backward and step: call it after step")
