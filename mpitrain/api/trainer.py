@@ -198,7 +198,7 @@ class Trainer(ScriptTraining):
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
     ) -> TrainLoader:
-        """Return what takes the place of ``DataLoader`` and ``DistributedSampler`` for the training examples.
+        """Return the loader of training examples, in place of ``DataLoader`` and ``DistributedSampler``.
 
         Iterating yields this worker's batches of one epoch, on the model's device; each example of an epoch is in the
         batch of one worker. Call it once.

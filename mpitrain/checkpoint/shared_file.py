@@ -130,7 +130,7 @@ class SharedFileWriter:
         frame = self._frame
         assert frame is not None
         try:
-            rest = self._write_frame(frame)  # again, because HDF5 may have changed the structure
+            rest = self._write_frame(frame)  # written again, because HDF5 may have changed the structure
             self._write_at(0, frame.manifest(rest, self._ranges).pack())
             os.fsync(self._descriptor)
             os.replace(self._partial, self._path)

@@ -148,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["exec"] and "--help" not in arguments[:2]:
         return _exec(arguments[1:])
     if arguments[:1] in (["run"], ["horovodrun"], ["probe"], ["tune"]):
-        show_warnings(False)  # the ranks show those that the job file causes
+        show_warnings(False)  # the ranks show the warnings that the job file causes
     elif signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # 'run' installs its own handler
     click.Context.formatter_class = HelpFormatter

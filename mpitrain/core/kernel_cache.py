@@ -80,7 +80,9 @@ class KernelCache:
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return the compiled function of a signature, or None if it is not stored or its file is damaged."""
-        rtsys.initialize(target_context)  # functions that compiled code calls; a refresh would prepare to compile
+        rtsys.initialize(
+            target_context
+        )  # registers functions that compiled code calls; ``refresh`` would prepare to compile
         path = self._path(sig, target_context.codegen())
         try:
             # The content is executed, so it must not be another user's.

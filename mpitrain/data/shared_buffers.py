@@ -24,7 +24,7 @@ import numpy as np
 
 from ..core.layout import Array, Shape
 
-_ALIGNMENT = 64  # bytes; of a cache line
+_ALIGNMENT = 64  # size of a cache line in bytes
 
 
 class BufferWriter:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ..errors import LaunchError
 from .pid import is_alive, pid_start
 
-# What a run writes, except for checkpoints.
+# The files and folders that a run writes, except for checkpoints.
 _FILES = """
     config.toml metrics.jsonl status.json .status.json.partial ranks.txt trace.json failure.json .failure.json.partial
     .launcher.json .scale.json .scale_answer.json output.log

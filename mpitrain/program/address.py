@@ -14,7 +14,7 @@ from ..errors import LaunchError
 from ..process.launcher_env import NETWORK
 from ..process.network import address_in
 
-_PORTS = range(20_000, 32_768)  # below the ports that Linux gives to outgoing connections
+_PORTS = range(20_000, 32_768)  # below the ports that Linux assigns to outgoing connections
 
 
 def choose_address(environ: Mapping[str, str], on_one_host: bool) -> str:

@@ -60,7 +60,7 @@ def _reduced(layer: nn.Linear) -> tuple[Any, ...]:
 
 
 def _forward(layer: nn.Linear, param: nn.Parameter, sink: Sink, index: int, x: Tensor) -> Tensor:
-    weight = layer.weight  # another tensor inside ``functional_call``
+    weight = layer.weight  # inside ``functional_call``, the weight is another tensor
     is_transformed = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
     is_plain = not (is_transformed or torch.is_autocast_enabled(x.device.type) or weight._backward_hooks)
     is_plain = is_plain and not is_copied(weight)  # the gradient of a copy has another type than the flat one

@@ -60,7 +60,7 @@ class TorchRule(Optimizer):
         if step > 0 or self.kind is Adagrad:  # otherwise step() makes the state
             state = {"step": torch.tensor(float(step))}
             state |= {name: _tensor(slots[name]) for name in self.vectors}
-            # Not of the first element: the gaps between parameters are zero after a resume.
+            # The maximum, not the first element, because the gaps between parameters are zero after a resume.
             state |= {name: torch.tensor(float(slots[name].max())) for name in self.numbers}
             self._set_initial(state, rate)
             optimizer.state[parameter] = state

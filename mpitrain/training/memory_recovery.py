@@ -104,8 +104,8 @@ class KeepInMemory(Hook):
         self._is_requested = False
         now = time.perf_counter()
         self._seconds = [*self._seconds[-2:], now - self._stepped_at]
-        # The first time also allocates memory and opens connections, and any time other ranks may come late. So at the
-        # beginning the interval is at most the time since then.
+        # The first save in memory also allocates memory and opens connections, and at any save other ranks may come
+        # late. At the beginning, the interval is therefore at most the time since the beginning.
         self._due_at = now + min(min(self._seconds) / _SHARE, now - self._began)
 
     def end(self, loop: TrainingLoop) -> None:

@@ -61,7 +61,7 @@ class PsStrategy:
         self.initial_vectors, self.shared_vectors = store.initial_vectors, store.shared_vectors
         self.progress = Progress(0, 0)
         self.non_finite = NonFinitePolicy(plan.config.training.nan, plan.workers)
-        # The latter is the value that the shards have.
+        # ``_frozen`` has the values that the shards have.
         self._training_state, self._frozen = state, state.frozen.tobytes()
         self._live_rates = plan.optimizer.live_rates if self._chief else []
         self._rates = [math.nan] * len(self._live_rates)  # the rates that the servers have
@@ -178,7 +178,10 @@ class PsStrategy:
         """Return one of the vectors; ``params`` were read by ``next``."""
         if name == "params":
             return self.params
-        vector, params = np.zeros_like(self.params), self.params.copy()  # replies from other nodes overwrite them
+        vector, params = (
+            np.zeros_like(self.params),
+            self.params.copy(),
+        )  # replies from other nodes overwrite ``self.params``
         for shard in self.shards:
             shard.read_vector(name, vector)
         self.params[:] = params
