@@ -50,10 +50,9 @@ def newest(folder: Path) -> Path | None:
 
 
 def find(path: Path) -> list[Path]:
-    """Return the checkpoint at ``path``, or all checkpoints of a run directory or its ``checkpoints``, newest first;
-    not verified.
+    """Return the checkpoint at ``path``, or all checkpoints of a run directory, newest first, without verifying them.
 
-    ``RUN/best`` is the best checkpoint of a run directory.
+    ``path`` may also be the folder ``checkpoints`` of a run directory. ``RUN/best`` is the best checkpoint.
 
     Raises:
         CheckpointError: There is none.

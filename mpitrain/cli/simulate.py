@@ -183,8 +183,9 @@ def _is_set(name: str) -> bool:
 def _scenarios(
     probe: Probe, values: Mapping[str, Any], given: Mapping[str, Any]
 ) -> Iterator[tuple[str, dict[str, Any], Scenario]]:
-    """Yield mode, options and scenario of each prediction; impossible predictions of modes that the user has not named
-    are left out.
+    """Yield mode, options and scenario of each prediction.
+
+    Impossible predictions of modes that the user has not named are left out.
 
     Raises:
         ConfigError: No prediction is possible.

@@ -266,8 +266,7 @@ def write(path: Path, ranks: Sequence[RankTrace], same_steps: bool) -> dict[str,
 
 
 def summarize(ranks: Sequence[RankTrace], aligned: dict[int, Spans], waited: dict[int, float]) -> dict[str, Any]:
-    """Return each rank's own seconds by kind over the whole run, and the seconds that others waited for it in the kept
-    steps.
+    """Return each rank's own seconds by kind, and the seconds that others waited for it in the kept steps.
 
     Args:
         aligned: The workers' training spans, on one clock.

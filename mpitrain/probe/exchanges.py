@@ -106,8 +106,7 @@ def _slowest(comm: MPI.Intracomm, action: Callable[[], object]) -> float:
 
 
 def _measure_requests(cluster: Cluster, plan: Plan) -> tuple[float, float, float]:
-    """Return the seconds of an empty request, and the additional seconds per pushed and per pulled byte. Collective
-    over all ranks.
+    """Return the seconds of an empty request, and per pushed and per pulled byte. Collective over all ranks.
 
     The first rank serves, and the first rank of the next node sends requests.
     """

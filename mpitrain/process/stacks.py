@@ -1,5 +1,4 @@
-"""Answers to ``mpitrain stacks``: the activity and stacks of each rank of a live run, through files in the run
-directory.
+"""Answers to ``mpitrain stacks``: activity and stacks of each rank of a live run, in files in the run directory.
 
 The command creates a folder in the run's ``logs``; every rank's reaper looks for it, and writes one file into it.
 """

@@ -1,5 +1,4 @@
-"""The reaper of a program: it copies the output, passes on the request to stop, and ends processes that the program
-leaves behind."""
+"""The reaper of a program: it copies the output, passes on requests to stop, and ends leftover processes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""``--mode local``: every worker trains alone for some steps, then all workers agree in one of the ways in
-``averaging``.
+"""``--mode local``: every worker trains alone for some steps, then all agree as in ``averaging``.
 
 With ``local_after``, the workers average their gradients before that step, as in ``sync``, and train alone afterwards
 (post-local SGD: Lin, Stich, Patel and Jaggi, Don't use large mini-batches, use local SGD, 2018).

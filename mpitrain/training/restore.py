@@ -52,8 +52,7 @@ def restore(
     shared_vectors: SharedVectors | None = None,
     run_dir: str | None = None,
 ) -> Beginning:
-    """Fill the vectors with initial values, or with a state from a checkpoint or from memory. Collective over all
-    ranks.
+    """Fill the vectors with initial values, or from a checkpoint or memory. Collective over all ranks.
 
     A checkpoint is read once, and its digests are verified while reading. If a checkpoint is damaged on any rank, all
     ranks skip it and try the previous one.

@@ -1,8 +1,8 @@
-"""Operations on the GPU: the operations of ``core.ops``, with equal signatures. Operations of optimizers are in
-``updates``.
+"""Operations on the GPU: the operations of ``core.ops``, with equal signatures.
 
-Arrays are C-contiguous device arrays, and no function waits for the device. Results that the CPU's operations return as
-Python numbers are float64 arrays of shape () or (2,), which the caller reads when needed.
+Operations of optimizers are in ``updates``. Arrays are C-contiguous device arrays, and no function waits for the
+device. Results that the CPU's operations return as Python numbers are float64 arrays of shape () or (2,), which the
+caller reads when needed.
 
 Results are bit-identical in every run, and on every GPU for which the compiler generates the same code: the order of
 sums depends only on shapes (see ``grid``).

@@ -44,8 +44,7 @@ def simulate(scenario: Scenario, times: RankTimes, steps: int, random: np.random
 
 
 def _forward_end(start: Array, forward_s: Array, arrived: Array, exchange: _OneNode) -> Array:
-    """Return the time at which each rank ends its forward pass, which waits for the parameters of each bucket before it
-    uses them.
+    """Return the time at which each rank ends its forward pass, which waits for the parameters of each bucket.
 
     Args:
         start, forward_s: Shape (ranks,).
