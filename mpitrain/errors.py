@@ -8,14 +8,14 @@ from __future__ import annotations
 
 
 class UserError(Exception):
-    """Invalid user input; the message states what was given, what is valid and how to fix it.
+    """Invalid user input; the message states the user's value, the valid values and the fix.
 
     Args:
         on_all_ranks: Whether every rank raises it, so that one rank may report it and all may exit in order.
     """
 
     exit_status = 2
-    on_all_ranks = False  # also in a user's subclass whose constructor does not call this one
+    on_all_ranks = False  # a class attribute, for users' subclasses whose constructor does not call this one
 
     def __init__(self, *args: object, on_all_ranks: bool = False) -> None:
         super().__init__(*args)

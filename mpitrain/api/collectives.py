@@ -1,4 +1,4 @@
-"""What all ranks of a script call together."""
+"""The methods that all workers of a script call together."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Collectives:
             return self._rank.cluster.workers.allgather(on_host)
 
     def barrier(self) -> None:
-        """Wait until all workers are here, at most for ``hang_timeout`` seconds if it is given. Collective over the
+        """Wait until all workers call this, at most for ``hang_timeout`` seconds if it is given. Collective over the
         workers."""
         self._wait_for_workers("barrier of the Trainer")
 
@@ -91,8 +91,8 @@ def _check_same(workers: Any, method: str) -> None:
     differing = next((other for other in range(workers.size) if methods[other] != methods[0]), None)
     if differing is not None:
         raise JobError(
-            f"worker 0 has called {methods[0]}, but worker {differing} {methods[differing]}: all workers must call the "
-            "same in the same order, not inside 'if trainer.rank == 0'",
+            f"worker 0 has called {methods[0]}, but worker {differing} {methods[differing]}: all "
+            f"workers must call the same methods in the same order, not inside 'if trainer.rank == 0'",
             on_all_ranks=True,
         )
 
@@ -105,11 +105,11 @@ def share(rank: ScriptRank, of_chief: Any) -> Any:
 
 
 def wait_for_all(comm: Any, limit_s: float = math.inf, method: str = "") -> bool:
-    """Wait until all ranks of an MPI communicator are here.
+    """Wait until all ranks of an MPI communicator have called this.
 
     Args:
-        limit_s: Seconds to wait at most.
-        method: What the script has called, for a warning during a long wait; empty if it has called nothing.
+        limit_s: Maximum number of seconds to wait.
+        method: The method that the script has called, for a warning during a long wait; empty if it has called nothing.
 
     Returns:
         Whether they are here.

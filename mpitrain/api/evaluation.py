@@ -34,8 +34,8 @@ def evaluate(trainer: ScriptRun, loader: Any, metrics: Mapping[str, Metric]) -> 
     with group.agree("comparing the arguments of trainer.evaluate"):
         if len(set(all_facts)) > 1:
             raise JobError(
-                "trainer.evaluate got other examples on each worker: pass the same DataLoader, of all validation "
-                "examples, on all of them; evaluate divides its batches"
+                "trainer.evaluate got different examples on each worker: pass a DataLoader of all validation "
+                "examples on all workers; evaluate divides its batches"
             )
     parts: Parts = {}
     dtype = np.dtype(trainer._config.training.dtype)
@@ -62,8 +62,8 @@ def log(trainer: ScriptRun, values: Mapping[str, Any]) -> None:
     for name in values:
         if not is_name(name) or name in RECORDED:
             raise JobError(
-                f"trainer.log got the name {name!r}: must be letters, digits and any of _ . -, after a letter, and "
-                f"none of {', '.join(sorted(RECORDED))}, which the run records"
+                f"trainer.log got the name {name!r}: must be letters, digits and any of _ . -, after a "
+                f"letter, but not one that the run itself records: {', '.join(sorted(RECORDED))}"
             )
     loop.log({name: number_of(f"trainer.log got {name!r}:", value) for name, value in values.items()})
 

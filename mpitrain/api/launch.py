@@ -23,7 +23,7 @@ from .run import Run
 
 Command: TypeAlias = "list[str] | tuple[str, ...]"  # the words of a command
 Target: TypeAlias = "Path | Sequence[str]"  # a file, or the words of a command
-_COMMAND_LINE_FLAGS = ("dry_run", "follow", "sweep", "array")  # without a meaning in Python
+_COMMAND_LINE_FLAGS = ("dry_run", "follow", "sweep", "array")  # flags that have no meaning in Python
 
 
 def launch(
@@ -89,7 +89,7 @@ def _with_target(
     """Call ``start`` with the options, the file or command, and the text of the file if it is not the user's."""
     for name in _COMMAND_LINE_FLAGS:
         if name in options:
-            raise ConfigError(f"{name}={options[name]!r} is available on the command line only; remove it")
+            raise ConfigError(f"{name}={options[name]!r} is available on the command line only; remove the argument")
     if isinstance(job, (str, os.PathLike)):
         with _import_path():
             return start(options, Path(job), None)
@@ -131,7 +131,7 @@ def _run_dir(name: str, path: str | os.PathLike[str] | None) -> Iterator[Path]:
 
 
 def _in_run_dir(workload: Workload, folder: Path, text: str | None) -> Workload:
-    """Return the request with this run directory; ``text`` is that of a job file to write there, if any."""
+    """Return the request with this run directory; ``text`` is the text of a job file to write there, if any."""
     job = workload.with_run_dir(folder)
     if text is None or not isinstance(job, JobRequest):
         return job

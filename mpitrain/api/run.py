@@ -31,8 +31,9 @@ from ..report.runs import described_states
 
 _OUTPUT = "output.log"
 _POLL_S = 0.1
-_ASK_S = 2.0  # between two looks at the state of a run that another process supervises
-_ENDED_AT_ONCE = (128 + signal.SIGINT, -signal.SIGINT)  # exit statuses of a run that was stopped twice, or at its start
+_ASK_S = 2.0  # interval at which the state of a run that another process supervises is read
+# Exit statuses of a run that received two signals, or was stopped at its start.
+_ENDED_AT_ONCE = (128 + signal.SIGINT, -signal.SIGINT)
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,11 @@ class Run:
         self.path = Path(path).absolute()
         if not self.path.is_dir():
             raise RecordError(f"{path}: no such directory; give a run directory, such as runs/JOB-TIME")
-        self._process: subprocess.Popen[bytes] | None = None  # the supervisor, if this process has started it
+        self._process: subprocess.Popen[bytes] | None = None  # the supervisor, if this process started it
         self._stop_requested = False  # whether ``stop`` has interrupted that supervisor
-        self._before: heartbeat.Status | None = None  # the status when this process started it
+        self._before: heartbeat.Status | None = None  # the run's status when this process started it
         self._shown: dict[Path, int] = {}  # bytes of output that ``wait`` has printed
-        self._make_job: Callable[[], Job] | None = None  # if ``train`` has made this object
+        self._make_job: Callable[[], Job] | None = None  # set if ``train`` has made this object
 
     def __repr__(self) -> str:
         status = self.status
@@ -104,7 +105,7 @@ class Run:
         """The lines of ``metrics.jsonl`` so far, as a list of dicts, from which pandas makes a DataFrame.
 
         Keys are ``step``, ``time_s``, and the measured values: ``loss``, ``learning_rate``, ``examples_per_s``,
-        ``validation_loss`` and others. A line has those that were measured at its step.
+        ``validation_loss`` and others. A line has the values that were measured at its step.
         """
         if not is_run(self.path):
             return []
@@ -183,7 +184,7 @@ class Run:
         elif (launcher := launcher_of(self.path)) is not None:
             if not launcher.is_local:
                 raise LaunchError(f"the run in {self.path} was started on {launcher.host}; stop it there")
-            with contextlib.suppress(ProcessLookupError):  # it has just ended
+            with contextlib.suppress(ProcessLookupError):  # the process has just ended
                 os.kill(launcher.pid, signal.SIGINT)
         elif self.status.state == "running":
             raise LaunchError(
@@ -238,7 +239,7 @@ class Run:
         return [self.path / _OUTPUT, *logs]
 
     def _skip_output(self) -> None:
-        """Do not print the output so far, which is that of earlier starts."""
+        """Skip the output so far, which is from earlier starts of the run."""
         for path in self._outputs():
             with contextlib.suppress(OSError):
                 self._shown[path] = path.stat().st_size
@@ -284,5 +285,5 @@ class Run:
 
 
 def _accept_interrupts() -> None:
-    """Let ``stop`` end the supervisor from its start: a shell ignores SIGINT for what it runs in the background."""
+    """Let ``stop`` end the supervisor from its start: shells ignore SIGINT for background processes."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)

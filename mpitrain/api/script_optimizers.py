@@ -42,7 +42,7 @@ class ScriptOptimizers:
         overlap: bool,
     ) -> None:
         self._trainer, self._by_epoch = trainer, scheduler_interval == "epoch"
-        self._with_state: list[LiveOptimizer] = []  # that the script has given a state before training
+        self._with_state: list[LiveOptimizer] = []  # optimizers whose state the script has set before training
         self.live: list[LiveOptimizer] = []
         if scheduler_interval not in ("epoch", "step"):
             raise JobError(f"scheduler_interval is {scheduler_interval!r}, must be 'epoch' or 'step'")
@@ -135,7 +135,7 @@ class ScriptOptimizers:
     def begin(self, loop: SteppedLoop) -> None:
         """Begin to train with the states that the script has given, unless a run resumes. Collective."""
         for live in self.live:
-            if live not in self._with_state or loop.step:  # a run that resumes has its own state
+            if live not in self._with_state or loop.step:  # a resumed run uses the state in its checkpoint
                 live.drop_state()
                 continue
             try:
@@ -188,7 +188,8 @@ class _Owner:
 
     def use_state(self) -> None:
         if (loop := self._training("load_state_dict")) is not None:
-            if not loop.plan.config.mode.averages_params:  # else each worker has its own
+            # In modes that average parameters, each worker has its own state.
+            if not loop.plan.config.mode.averages_params:
                 self._optimizers.has_state(self._live)
             self._live.use_state(loop)
 

@@ -1,4 +1,4 @@
-"""What the parts of a Trainer share: its run, and where its loop is."""
+"""The attributes that the parts of a Trainer share: its run, and the position of its loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ScriptRun(Collectives):
     _config: RunConfig
     _loop: SteppedLoop | None = None  # while it trains
     _epoch: int | None = None  # that trains
-    _examples = _last = 0  # examples of an epoch; the last epoch
+    _examples = _last = 0  # the number of examples in an epoch; the index of the last epoch
     _has_more = False  # whether this epoch has batches that the loop has not used
 
     @property

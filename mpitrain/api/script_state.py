@@ -1,4 +1,4 @@
-"""What a script that trains keeps in the checkpoints of its run."""
+"""The state that a script keeps in the checkpoints of its run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import CheckpointError, JobError
 from ..pytorch.state_tree import flatten, unflatten
 
 _log = logging.getLogger(__name__)
-_VALUES, _OBJECT, _PART = "script", "script: ", "script's "  # namespaces, the last two followed by a name
+_VALUES, _OBJECT, _PART = "script", "script: ", "script's "  # namespaces; the last two are followed by a name
 _VERSION = 1
 
 
@@ -65,12 +65,14 @@ class ScriptState:
         if not isinstance(name, str) or not name or "/" in name:
             raise JobError(f"{where}: the name must be a string that is not empty, without '/'")
         if name in self._objects or name in self._of_ranks:
-            raise JobError(f"{where}: the name is registered already; use another one")
+            raise JobError(f"{where}: the name is registered already; use another name")
         if keys is not None and not isinstance(owner, dict):
-            raise JobError(f"{where} got keys, which are for a dict, with {type(owner).__name__}: remove them")
+            raise JobError(f"{where} got keys, which only a dict can have, with {type(owner).__name__}: remove them")
         missing = [key for key in keys or () if key not in owner]
         if missing:
-            raise JobError(f"{where} got the keys {', '.join(missing)}, which the dict does not have: set them before")
+            raise JobError(
+                f"{where} got the keys {', '.join(missing)}, which the dict does not have: set them before this call"
+            )
         if isinstance(owner, dict):
             owner = _OfDict(owner, keys)
         if not callable(getattr(owner, "state_dict", None)) or not callable(getattr(owner, "load_state_dict", None)):
@@ -104,7 +106,8 @@ class ScriptState:
         for name, owner in self._objects.items():
             self._load(name, owner, values_of(state, _OBJECT + name, _VERSION))
         for name, owner in self._of_ranks.items():
-            for rank in range(self._cluster.workers.size):  # counts as used, although it is another rank's
+            # Marks the value as used, although it belongs to another rank.
+            for rank in range(self._cluster.workers.size):
                 values_of(state, self._of_rank(name, rank), _VERSION)
             self._load(name, owner, values_of(state, self._of_rank(name, self._cluster.workers.rank), _VERSION))
 

@@ -31,7 +31,7 @@ class ScriptTraining(ScriptRun):
     """The base class of ``Trainer`` that begins and ends training, with these attributes."""
 
     chief: bool
-    _source: tuple[str, int]  # where the Trainer is made, for errors
+    _source: tuple[str, int]  # file and line where the Trainer is made, for error messages
     _overlap: bool | None
     _optimizers: ScriptOptimizers
     _script: ScriptState
@@ -43,13 +43,16 @@ class ScriptTraining(ScriptRun):
         """Begin training; return None if there is nothing to train. Collective over all ranks.
 
         Args:
-            method: That the script has called.
+            method: The name of the method that the script has called.
             epochs, steps: How long to train; one of them.
         """
         rank, loader = self._rank, self._loader
         with rank.errors_end_the_run():
             if loader is None or self._epoch is not None:
-                raise JobError(f"trainer.{method} needs a loader, and a Trainer trains once: call trainer.loader first")
+                raise JobError(
+                    f"trainer.{method} was called without a loader, or after training: "
+                    f"call trainer.loader first, and train once"
+                )
             check_positive(method, epochs or steps)
             accumulate, workers = self._config.training.accumulate_steps, self.size
             batch = loader.batch_size * accumulate
@@ -57,7 +60,8 @@ class ScriptTraining(ScriptRun):
             step_examples = batch * self._config.gradients_per_step(workers)
             split, training_data = loader.split, None
             if self.chief:
-                step, cursor = resumes_at(self._config)  # an earlier start may have had another number of workers
+                # An earlier start of the run may have had another number of workers.
+                step, cursor = resumes_at(self._config)
                 steps = steps or step + math.ceil(max(0, epochs * self._examples - cursor) / step_examples)
                 training_data = (len(split), split.shape, split.sample_digest(), batch, steps)
             *_, steps = share(rank, training_data)
@@ -67,7 +71,7 @@ class ScriptTraining(ScriptRun):
             stack = contextlib.ExitStack()
             session = stack.enter_context(training_session(rank.cluster, request, rank.status))
             self._session, rank.session = session, stack
-            if session.loop is None:  # the run has finished early
+            if session.loop is None:  # the run has already finished early
                 training = self.model.training
                 load(session.run_dir, model=self.model)
                 self.model.train(training)
@@ -77,8 +81,8 @@ class ScriptTraining(ScriptRun):
             self._loop.open(self._overlap, self._optimizers.parameter_names)
             self._began_at = self._loop.step
             self._optimizers.begin(self._loop)
-            self._script.extra_state()  # finds values that cannot be saved
-            self._optimizers.advance_schedulers(self._loop)  # if they have no state in the checkpoint
+            self._script.extra_state()  # raises an error for values that cannot be saved
+            self._optimizers.advance_schedulers(self._loop)  # for values that have no state in the checkpoint
             return self._loop
 
     def _close(self) -> None:

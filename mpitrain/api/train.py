@@ -50,7 +50,7 @@ def train(job: JobSource, **options: Any) -> Run:
     if session.stopped:
         sys.exit(STOPPED_EARLY)
     run = Run(session.run_dir)
-    run._make_job = request.make  # the script cannot be loaded as a job file: it would train again
+    run._make_job = request.make  # loading the script as a job file would start training again
     return run
 
 

@@ -47,7 +47,7 @@ class TrainLoader:
         trainer = self._trainer
         loop = trainer._require_loop()
         assert trainer._epoch is not None
-        # The last epoch has all steps that are left: with backup workers, some batches do not count.
+        # The last epoch has all remaining steps: with backup workers, some batches do not count.
         end = (trainer._epoch + 1) * len(self.split) if trainer._epoch < trainer._last else math.inf
         while not self._has_ended(loop) and (work := loop.take()) is not None and loop.start_of(work) < end:
             yield self.next_batch(loop)

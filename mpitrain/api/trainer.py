@@ -33,7 +33,7 @@ from .train_loader import TrainLoader, check_count
 
 _WAIT = span("wait")
 _log = logging.getLogger(__name__)
-_UNSUPPORTED_OPTIONS = {  # what to do instead
+_UNSUPPORTED_OPTIONS = {  # with what to use instead
     "batch_size": "pass it to trainer.loader",
     "train_steps": "pass the number of epochs to trainer.epochs",
     "precision": "use torch.autocast in the loop",
@@ -63,9 +63,9 @@ class Trainer(ScriptTraining):
     Flags before the script in ``mpitrain run FLAGS script.py`` replace ``mode`` and ``options``.
 
     In ``sync`` and ``local`` on CPUs, without ``accumulate_steps``, the loop may use and change gradients between
-    ``backward`` and ``step``, on all ranks alike: in ``sync`` they are those of all workers; see ``overlap``. The first
-    use is collective. ``optimizer.step()`` is the same as ``step()``. Values that the loop, or a scheduler of torch,
-    writes to ``optimizer.param_groups`` apply from the next step on; write the same on all ranks.
+    ``backward`` and ``step``, on all ranks alike: in ``sync`` they are the averages over all workers; see ``overlap``.
+    The first use is collective. ``optimizer.step()`` is the same as ``step()``. Values that the loop, or a scheduler of
+    torch, writes to ``optimizer.param_groups`` apply from the next step on; write the same on all ranks.
 
     Args:
         model: Used unmodified. All ranks begin with the chief's parameters and buffers.
@@ -73,8 +73,8 @@ class Trainer(ScriptTraining):
             state: those of ``torch.optim`` whose update of an element depends on no other element, by ranges of
             elements; Adafactor, Muon, and classes with ``updates_tensors_separately = True`` by tensors; one rank
             updates with other classes. All but the first kind need ``sync`` or ``local``, on CPUs. So do several
-            optimizers of torch, a list, each with its own parameters, whose work is divided by tensors; ``backward``
-            and ``step`` then tell which of them are meant, and ``scheduler`` and ``clip_norm`` are None.
+            optimizers of torch, a list, each with its own parameters, whose work is divided by tensors; the arguments
+            of ``backward`` and ``step`` then select optimizers, and ``scheduler`` and ``clip_norm`` are None.
         scheduler: A learning-rate scheduler of the optimizer whose ``step`` the Trainer calls; None if there is none,
             or if the loop calls it.
         scheduler_interval: Whether the Trainer calls it after each epoch or after each step.
@@ -174,14 +174,16 @@ class Trainer(ScriptTraining):
             owner: Has ``state_dict``, which returns tensors, numbers, strings, and lists, tuples and dicts of these,
                 and ``load_state_dict``: an ``AveragedModel``, a ``GradScaler``, or a class of the script's own. Or it
                 is a dict of such values.
-            per_rank: Whether each worker has a state of its own, which is dropped if their number changes; otherwise
-                all workers get the chief's.
-            keys: Those of the values of a dict that are saved; None for all. ``register("script", globals(),
+            per_rank: Whether each worker has its own state, which is dropped if the number of workers changes;
+                otherwise all workers get the chief's state.
+            keys: The keys of the values of a dict that are saved; None for all. ``register("script", globals(),
                 keys=["best"])`` saves a variable of the script.
         """
         with self._rank.errors_end_the_run():
             if self._loop is not None or self._epoch is not None:
-                raise JobError(f"trainer.register({name!r}, ...) was called after training has begun: call it before")
+                raise JobError(
+                    f"trainer.register({name!r}, ...) was called after training has begun: call it before the loop"
+                )
             self._script.add(name, owner, per_rank, keys)
 
     def loader(
@@ -196,7 +198,7 @@ class Trainer(ScriptTraining):
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
     ) -> TrainLoader:
-        """Return what takes the place of ``DataLoader`` and ``DistributedSampler`` for the training examples.
+        """Return the loader of training examples, in place of ``DataLoader`` and ``DistributedSampler``.
 
         Iterating yields this worker's batches of one epoch, on the model's device; each example of an epoch is in the
         batch of one worker. Call it once.
@@ -209,8 +211,8 @@ class Trainer(ScriptTraining):
             order: The order of the examples, in place of the shuffled one; see ``Split.ordered``.
             num_workers: Processes of each rank that load a dataset's examples ahead, kept for all epochs. The batches
                 are the same with any number. The flag ``--data-workers`` replaces it.
-            prefetch_factor: Batches that each of them loads ahead; ``--prefetch`` replaces it.
-            collate_fn: Makes a batch of a list of examples of a dataset; torch's ``default_collate`` by default.
+            prefetch_factor: Batches that each of these processes loads ahead; ``--prefetch`` replaces it.
+            collate_fn: Makes a batch from a list of examples of a dataset; torch's ``default_collate`` by default.
             pin_memory: Whether batches are copied to a GPU asynchronously, from page-locked memory.
         """
         with self._rank.errors_end_the_run():
@@ -224,7 +226,7 @@ class Trainer(ScriptTraining):
             if not isinstance(split, Split):
                 raise JobError(f"trainer.loader got {type(dataset).__name__}: must be a dataset, with __len__")
             if not shuffle and order is not None:
-                raise JobError("trainer.loader got shuffle=False and an order: pass one of them")
+                raise JobError("trainer.loader got shuffle=False and an order: pass only one of the two")
             if order is not None or not shuffle:
                 split = split.ordered(order or Sequential())
             self._config = self._config.merged({"data_workers": num_workers, "prefetch": prefetch_factor})
@@ -262,7 +264,7 @@ class Trainer(ScriptTraining):
         with self._rank.errors_end_the_run():
             if self._loader is not None:
                 raise JobError(
-                    "trainer.steps was called twice, or after trainer.loader, whose place it takes: use one of them"
+                    "trainer.steps was called twice, or after trainer.loader: call only one of the two, and once"
                 )
             check_positive("steps", count)
             positions = Steps(count, self._config.gradients_per_step(self.size))
@@ -274,7 +276,7 @@ class Trainer(ScriptTraining):
             yield loop.step
             with self._rank.errors_end_the_run():
                 if loop.is_pending:
-                    raise JobError("a step of trainer.steps was skipped: call trainer.backward in each")
+                    raise JobError("a step of trainer.steps was skipped: call trainer.backward in every step")
         self._close()
 
     def batches(self, count: int) -> Iterator[tuple[int, Any]]:
@@ -299,7 +301,7 @@ class Trainer(ScriptTraining):
 
         Args:
             loss: The mean over the batch.
-            optimizer: The one of several whose parameters alone get the gradient; None for all.
+            optimizer: With several optimizers, the one whose parameters alone get the gradient; None for all.
         """
         loop, chosen = self._require_loop(), self._optimizers.chosen(optimizer, "backward")
         self._optimizers.begin_backward(loop, chosen)
@@ -310,7 +312,7 @@ class Trainer(ScriptTraining):
         steps.
 
         Args:
-            optimizer: The one of several that updates; None for all that have a gradient.
+            optimizer: With several optimizers, the one that updates; None for all that have a gradient.
         """
         self._optimizers.update(self._require_loop(), self._optimizers.chosen(optimizer, "step"))
 
@@ -380,7 +382,7 @@ class Trainer(ScriptTraining):
 
 
 def _use_values_of_chief(model: nn.Module, rank: ScriptRank) -> None:
-    """Set a module's parameters and buffers to those of the chief. Collective over all ranks."""
+    """Set a module's parameters and buffers to the chief's values. Collective over all ranks."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     initialized = {name: tensor.detach() for name, tensor in tensors.items() if not is_lazy(tensor)}
     shapes = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in initialized.items()]

@@ -19,11 +19,11 @@ from ..predict.measurements import Probe, read_probe
 from ..probe.request import ProbeWorkload, options_of_modes
 from .launch import launch
 
-_LIMIT_S = 150.0  # after which no other run starts
-_MOST_MEASURED = 5  # configurations
-_ROUNDS = 2  # runs of each, in turns
-_REPORTS = 8  # of the speed, in a run
-_EQUAL = 0.001  # relative difference of predictions
+_LIMIT_S = 150.0  # time after which no further run starts
+_MOST_MEASURED = 5  # maximum number of measured configurations
+_ROUNDS = 2  # number of runs of each configuration, in turns
+_REPORTS = 8  # reports of the speed in a run
+_EQUAL = 0.001  # predictions with a smaller relative difference count as equal
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Measured:
     """A configuration with its predicted and measured examples/s.
 
     Attributes:
-        examples_per_s: Of its fastest run: what else happens on the machine makes runs slower only.
+        examples_per_s: The speed of its fastest run, because other load on the machine only makes runs slower.
     """
 
     candidate: Candidate
@@ -59,7 +59,7 @@ class Tuning:
 
     @property
     def best(self) -> Measured:
-        """The one with the highest measured score."""
+        """The configuration with the highest measured score."""
         return max(self.measured, key=lambda one: one.score)
 
 
@@ -85,7 +85,7 @@ def tune(
         job: The user's configuration.
         changes: What may change; see ``candidates.CHANGES``.
         seconds: Time of one run, without its start.
-        say: Called with what is done next.
+        say: Called with a description of the next action.
 
     Raises:
         LaunchError, ConfigError: The ranks cannot be started, or end with an error.
@@ -113,7 +113,9 @@ def tune(
             rate = _measured_rate(options, job, chosen[index], seconds, Path(folder, f"run-{number}"))
             rates[index] = max(rates[index], rate)
             if not rates[0]:
-                raise LaunchError("the given configuration could not be measured; start it with mpitrain run")
+                raise LaunchError(
+                    "the configuration given by the flags could not be measured; start it with mpitrain run to see why"
+                )
     measured = [Measured(candidate, rate) for candidate, rate in zip(chosen, rates, strict=True) if rate]
     return Tuning(probe, possible, measured)
 

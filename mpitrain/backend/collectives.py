@@ -1,11 +1,11 @@
 """Collective operations on contiguous CPU tensors: shared memory within a node, MPI between nodes.
 
-An operation is a generator. It yields what it waits for, a phase of the node's barrier or an MPI request, and is
-resumed when that is complete; so the calling thread can start an operation, and another thread finish it. Every
+An operation is a generator. It yields a phase of the node's barrier or an MPI request when it must wait, and is resumed
+when that is complete. The calling thread can therefore start an operation, and another thread finish it. Every
 operation is collective over the group, and each rank publishes at least one phase of its node's barrier in it.
 
-Sums are added in the order of the ranks on a node, then in the order of the nodes, whatever the sizes are. So they do
-not depend on timing or on the MPI library, and are the same bits on all ranks.
+Sums are added in the order of the ranks on a node, then in the order of the nodes, whatever the sizes are. Sums
+therefore do not depend on timing or on the MPI library, and are bit-identical on all ranks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .members import Members
 from .reductions import Reduction
 from .staging import Staging
 
-_DIVIDED_BYTES = 32 << 10  # each rank reduces smaller blocks completely; larger ones are divided among the ranks
+_DIVIDED_BYTES = 32 << 10  # each rank reduces smaller blocks completely; larger blocks are divided among the ranks
 
 
 class Collectives:
@@ -158,8 +158,8 @@ class Collectives:
     def stage(self, flats: Sequence[Tensor]) -> bool:
         """Write the first block of ``all_reduce_fused`` before it is called; return whether there is one. Local.
 
-        The next phase that the rank publishes publishes the block. If the operation does not follow, all ranks must
-        have called this or ``skip`` all the same: blocks alternate between two buffers.
+        The next phase that the rank publishes publishes the block. Even if no operation follows, all ranks must call
+        this or ``skip``: blocks alternate between two buffers.
         """
         if not self._one_node or self._alone or not any(flat.numel() for flat in flats):
             return False

@@ -25,7 +25,7 @@ def to_host(tensor: Tensor, reads: bool = True) -> Tensor:
     """Return a tensor's elements as a contiguous CPU tensor of shape (n,): a view if possible."""
     if tensor.layout != torch.strided:
         raise ValueError(
-            f"the backend mpitrain has dense tensors only, except for all_reduce; the layout is {tensor.layout}: "
+            f"the backend mpitrain supports only dense tensors, except in all_reduce; the layout is {tensor.layout}: "
             "call to_dense()"
         )
     if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():

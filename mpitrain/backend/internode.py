@@ -12,13 +12,13 @@ from ..comm.mpi import MPI
 from ..core.ranges import aligned_range
 from .reductions import Reduction
 
-# What an operation waits for, and an operation; see ``collectives``.
+# The type of a wait within an operation, and of an operation; see ``collectives``.
 Condition: TypeAlias = "int | MPI.Request"
 Steps: TypeAlias = Iterator[Condition]
 
 MESSAGE_BYTES = 256 << 20  # MPI counts are 32-bit integers in many libraries
-_EXCHANGED_BYTES = 16 << 10  # each node reduces smaller chunks completely; larger ones are divided among the nodes
-_BLOCK_BYTES = 1 << 20  # between two nodes; small enough for the cache
+_EXCHANGED_BYTES = 16 << 10  # each node reduces smaller chunks completely; larger chunks are divided among the nodes
+_BLOCK_BYTES = 1 << 20  # size of a block between two nodes; small enough for the cache
 
 
 def reduce_chunk(chunk: Tensor, reduction: Reduction, internode: MPI.Intracomm) -> Steps:

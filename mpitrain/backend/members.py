@@ -14,7 +14,7 @@ from ..comm.mpi import MPI, library_name, start
 from ..comm.shared_memory import sharing_problem
 from ..errors import LaunchError
 
-_LARGEST_TAG = 32767  # the standard guarantees tags up to this one
+_LARGEST_TAG = 32767  # the MPI standard guarantees tags up to this value
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,9 @@ class Members:
     Attributes:
         name: The group's name, as PyTorch generated it.
         comm: Communicator of all ranks, in the order of the group's ranks.
-        messages: Another one, for messages between two ranks.
-        headers: Of the first ranks of all nodes, on which they compare operations; None elsewhere and on one node.
+        messages: A second communicator, for messages between two ranks.
+        headers: A communicator on which the first ranks of all nodes compare operations; None elsewhere and on one
+            node.
         hierarchy: Communicators within and between nodes.
         node_of: For each rank, the index of its node.
         index_of: For each rank, its index on its node.
@@ -80,7 +81,7 @@ def start_with_threads(user: str) -> MPI.Intracomm:
     """Start MPI for calls by several threads, and return the world communicator. Collective over ``COMM_WORLD``.
 
     Args:
-        user: What needs the threads, for the message.
+        user: The user of the threads, for the error message.
 
     Raises:
         LaunchError: MPI was not started by a launcher of its library, or with a lower thread level.
@@ -142,7 +143,7 @@ def _exchange_ranks(store: Any, world: MPI.Intracomm, rank: int, size: int, time
     store.set(keys[rank], f"{world.rank} {world.size} {library_name()}")
     try:
         store.wait(keys, timeout)
-    except Exception as error:  # DistStoreError, and RuntimeError in older releases
+    except Exception as error:  # DistStoreError; in older releases of PyTorch RuntimeError
         absent = [index for index in range(size) if not store.check([keys[index]])]
         raise LaunchError(
             f"rank {rank} of {size} on {socket.gethostname()}: after {timeout.total_seconds():g} s, "

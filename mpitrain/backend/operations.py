@@ -1,8 +1,8 @@
 """Operations of a process group, and the queue that performs them in order.
 
-A thread that needs an operation's result performs it itself, with all those before it. Only an operation that nobody
-waits for yet, and that other ranks have not joined, is left to a thread of the queue: handing an operation over takes
-longer than a small one, and on a node without spare cores the thread delays the computation that it overlaps.
+A thread that needs an operation's result performs it itself, with all those before it. An operation is left to the
+queue's thread only if no thread waits for it yet, and the other ranks have not joined it: handing an operation over
+takes longer than a small one, and on a node without spare cores the thread delays the computation that it overlaps.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Operation(TensorWork):
         text: Its name, such as ``all_reduce``, with what the ranks must agree on.
         steps: The operation itself; set before it is submitted.
         number: Its sequence number in its group; set when it starts.
-        submitted: When it was, on the clock of ``perf_counter``.
+        submitted: The time at which it was submitted, on the clock of ``perf_counter``.
         timeout_s: Seconds after which it times out.
         condition: What it waits for; None if it has not started.
     """
@@ -51,7 +51,7 @@ class Operation(TensorWork):
         """Return when the operation is complete; raise its error. The other ranks must take part.
 
         Args:
-            timeout: Of this operation from now on; the group's timeout if None or zero.
+            timeout: The timeout of this operation from now on; the group's timeout if None or zero.
         """
         if not self.done:
             if timeout is not None and timeout > timedelta(0):
@@ -91,7 +91,7 @@ class OperationQueue:
     """Performs a group's operations in the order of their calls.
 
     Args:
-        name: Of the thread, which starts when it is needed.
+        name: The name of the thread, which starts when it is needed.
         timeout_s: Of each operation.
         start: Called with an operation when its turn comes.
         wait: Waits for a condition of an operation; raises an exception if the operation fails.
@@ -117,8 +117,8 @@ class OperationQueue:
         self.failed: Exception | None = None
         self._name, self._start, self._wait, self._poll = name, start, wait, poll
         self._pending: deque[Operation] = deque()
-        self._executing = threading.RLock()  # held by the thread that performs operations
-        self._left = threading.Semaphore(0)  # operations that were left to the thread
+        self._executing = threading.RLock()  # the thread that performs operations holds this lock
+        self._left = threading.Semaphore(0)  # operations that were left to the background thread
         self._thread: threading.Thread | None = None
         self._closed = False
 

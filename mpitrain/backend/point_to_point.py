@@ -25,7 +25,7 @@ class Message(TensorWork):
     Args:
         text: Describes the message in errors.
         requests: Of MPI.
-        buffer: What MPI sends or receives; it must live until the message is complete.
+        buffer: The buffer that MPI sends or receives; it must live until the message is complete.
         nbytes: The size that a received message must have; None for one that is sent.
         outputs: The tensors.
         completed: Called once after the message is complete, such as to copy it to its tensor.
@@ -122,7 +122,7 @@ class Message(TensorWork):
         return self.future
 
     def _wait_quietly(self) -> None:
-        with suppress(CollectiveFailed):  # then the future has ended the process
+        with suppress(CollectiveFailed):  # after such an error, the future has ended the process
             self.wait()
 
     def is_completed(self) -> bool:

@@ -1,7 +1,7 @@
 """How a process with process groups ends: other ranks must not wait for it.
 
-``MPI_Finalize`` waits for all ranks. So a rank that ends with an exception ends the others, too; and one that ends in
-any other way tells the ranks of its node, which then stop waiting for it.
+``MPI_Finalize`` waits for all ranks. So a rank that ends with an exception ends the others, too; a rank that ends in
+any other way notifies the ranks of its node, which then stop waiting for it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ..comm.mpi import MPI
 from .staging import Staging
 
 _groups: weakref.WeakSet[Staging] = weakref.WeakSet()
-_watched = False  # whether this process's end is
-_raised = False  # whether it ends with an exception
+_watched = False  # whether the end of this process is watched
+_raised = False  # whether this process ends with an exception
 
 
 def watch(staging: Staging) -> None:

@@ -23,7 +23,7 @@ from .signatures import describe, shapes_of, text_of
 from .staging import Staging, shared_bytes_per_rank
 from .waiting import Waiting
 
-_LEAVE_S = 10.0  # at most, for the other ranks to destroy the group
+_LEAVE_S = 10.0  # maximum time for the other ranks to destroy the group
 
 # Releases after 2.13 have a base class for backends in Python.
 _Base: Any = getattr(dist, "BackendBase", dist.ProcessGroup)
@@ -63,7 +63,7 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         self._left = False
         process_end.watch(self._staging)
 
-    # What the group is.
+    # Properties of the group.
 
     def getBackendName(self) -> str:  # noqa: N802
         return "mpitrain"
@@ -113,8 +113,8 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
     def _agree_to_leave(self) -> bool:
         """Return whether all ranks destroy the group; the same on all ranks.
 
-        Freeing is collective, so nobody may free alone. A rank that has waited long enough for the others leaves after
-        the first step. Then nobody completes the second, which begins only when all ranks have joined the first.
+        Freeing is collective, so no rank may free alone. A rank that has waited long enough for the others leaves after
+        the first step. Then no rank completes the second step, which begins only when all ranks have joined the first.
         """
         for timeout_s in (_LEAVE_S, self._timeout_s):
             self._queue.timeout_s = timeout_s
@@ -141,7 +141,7 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         """Submit an operation.
 
         Args:
-            agreed: What must be the same on all ranks: shapes, data types, reductions, roots.
+            agreed: The properties that must be the same on all ranks: shapes, data types, reductions, roots.
         """
         key = (name, *agreed)
         call = self._calls.get(key)
@@ -150,7 +150,7 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         text, signature = call
         operation = Operation(self._queue, text, outputs)
         operation.steps = self._waiting.signed(operation, signature, steps)
-        on_gpu = bool(outputs) and not outputs[0].is_cpu  # copies follow the calling thread's stream
+        on_gpu = bool(outputs) and not outputs[0].is_cpu  # copies are ordered with the calling thread's CUDA stream
         blocking = on_gpu or (options is not None and not getattr(options, "asyncOp", True))
         if options is not None and options.timeout > timedelta(0):
             operation.timeout_s = options.timeout.total_seconds()
@@ -196,7 +196,7 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
     def _all_reduce(self, name: str, tensors: list[Tensor], opts: Any) -> Operation:
         reduction = reduction_of(_reduce_op(opts), tensors[0].dtype)
         if any(tensor.is_sparse for tensor in tensors) and reduction.name not in ("sum", "avg"):
-            raise ValueError(f"{name} of sparse tensors has sum and avg only, not {reduction.name}")
+            raise ValueError(f"{name} of sparse tensors supports SUM and AVG only, not {reduction.name}")
 
         def steps() -> Steps:
             for tensor in tensors:
@@ -383,7 +383,7 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         ends = (completed, has_ended, process_end.end_process)
         return Message(text, requests, flat, nbytes, [tensor], self._timeout_s, *ends)
 
-    # Names of older releases.
+    # Names that older releases of PyTorch use.
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     _reduce_scatter_base = reduce_scatter_single

@@ -110,7 +110,7 @@ def reduction_of(op: ReduceOp, dtype: torch.dtype) -> Reduction:
             f"the backend mpitrain has no reduction {op}; use SUM, AVG, MIN, MAX, PRODUCT, BAND, BOR or BXOR"
         )
     if dtype.is_complex and reduction.name not in ("sum", "avg", "product"):
-        raise ValueError(f"{reduction.name} of {dtype} is not defined; complex tensors have sum, avg and product")
+        raise ValueError(f"{reduction.name} of {dtype} is not defined; use SUM, AVG or PRODUCT for complex tensors")
     if dtype.is_floating_point and reduction.name in ("band", "bor", "bxor"):
         raise ValueError(f"{reduction.name} of {dtype} is not defined; use a tensor of integers or bool")
     return reduction

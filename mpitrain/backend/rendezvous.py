@@ -15,7 +15,7 @@ from ..errors import LaunchError
 from ..process.network import own_addresses
 
 _LOCAL = "127.0.0.1"
-_CONNECT_S = 3.0  # at most, to try one of rank 0's addresses
+_CONNECT_S = 3.0  # maximum time to try one of rank 0's addresses
 
 
 def rendezvous(url: str, timeout: timedelta = timedelta(minutes=5), **options: Any) -> Iterator[tuple[Any, int, int]]:

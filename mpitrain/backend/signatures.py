@@ -1,4 +1,4 @@
-"""What the ranks must agree on: the signature of an operation, and its text in errors."""
+"""The properties that ranks must agree on: the signature of an operation, and its text in errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def describe(name: str, agreed: tuple[object, ...]) -> tuple[str, int]:
 
 
 def text_of(value: object) -> str:
-    """Return such as ``float32``, ``(3, 4)`` or both."""
+    """Return a text such as ``float32``, ``(3, 4)`` or both."""
     if isinstance(value, torch.Size):
         return str(tuple(value))
     if isinstance(value, tuple):

@@ -34,5 +34,5 @@ def all_reduce(collectives: Collectives, tensor: Tensor, reduction: Reduction, s
     parts = [part.view_as(values)[: int(count)] for part, count in zip(all_values, counts, strict=True)]
     total = torch.sparse_coo_tensor(torch.cat(rows).t(), torch.cat(parts), own.shape).coalesce()
     reduction.finish(total.values(), size)
-    with torch.no_grad():  # not of tensor.detach(), which has indices of its own
+    with torch.no_grad():  # copy to ``tensor`` itself: ``tensor.detach()`` has its own indices
         tensor.copy_(total)

@@ -27,7 +27,7 @@ from ..process.pid import process_state
 
 _PID, _NAMESPACE, _ENDED, _DESCRIBED = 2, 3, 4, 5  # words 0 and 1 are signatures
 _TEXT_BYTES = 512
-_SHARED_BYTES = 32 << 20  # of all buffers of a node, at most, if there are many ranks
+_SHARED_BYTES = 32 << 20  # maximum total size of a node's buffers if there are many ranks
 _LARGEST_BLOCK, _SMALLEST_BLOCK = 1 << 20, 64 << 10  # bytes
 
 
@@ -72,7 +72,7 @@ class Staging:
         self._memory = torch.from_numpy(shared.allocate((2, self.size, self.block_bytes), np.uint8))
         self._rows: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
         self._buffer = 0
-        hierarchy.node.Barrier()  # all words are set
+        hierarchy.node.Barrier()  # all words are initialized
 
     def next_buffers(self, dtype: torch.dtype) -> list[Tensor]:
         """Return the buffers of all ranks for the next block, each of shape (block_bytes / itemsize,).
@@ -105,19 +105,19 @@ class Staging:
         return _disagrees(self._words, self.size, operation & 1)  # type: ignore[no-any-return]
 
     def describe(self, operation: int, text: str) -> None:
-        """Tell the others which operation this rank has called."""
+        """Publish which operation this rank has called."""
         encoded = text.encode()[: _TEXT_BYTES - 1] + b"\0"
         self._texts[self.rank, : len(encoded)] = np.frombuffer(encoded, np.uint8)
         self._own[_DESCRIBED] = operation + 1
 
     def description(self, operation: int, rank: int) -> str | None:
-        """Return what a rank has said about its operation; None if it has not yet."""
+        """Return the description of its operation that a rank has published; None if it has not yet."""
         if self._words[rank * WORDS + _DESCRIBED] <= operation:
             return None
         return self._texts[rank].tobytes().split(b"\0", 1)[0].decode(errors="replace")
 
     def mark_ended(self) -> None:
-        """Tell the others that this rank takes part in no further operations."""
+        """Announce that this rank takes part in no further operations."""
         self._own[_ENDED] = 1
 
     def has_ended(self, rank: int) -> bool:
@@ -141,4 +141,4 @@ def _pid_namespace() -> int:
     try:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:
-        return os.getpid()  # unlike any other: process ids cannot be compared
+        return os.getpid()  # a unique value: process ids of different namespaces cannot be compared

@@ -21,15 +21,15 @@ from .staging import Staging
 
 _POLLS = 2000  # about 20 us before this rank yields its core
 _JOIN_S = 200e-6  # an operation that all ranks join within this time is performed by the calling thread
-_MESSAGE_S = 1e-3  # a rank that waits for a message yields its core this long before it sleeps: a block takes less
-_LOOK_S = 0.25  # between checks for ranks that have ended
-_EXPLAIN_S = 2.0  # at most, for other ranks to say which operation they have called
-_LATE_S = 1.0  # after a timeout, for other nodes to tell which ranks have arrived
+_MESSAGE_S = 1e-3  # time that a rank waiting for a message yields its core before it sleeps; a block takes less time
+_LOOK_S = 0.25  # interval of the checks for ranks that have ended
+_EXPLAIN_S = 2.0  # maximum time for other ranks to report which operation they have called
+_LATE_S = 1.0  # time, after a timeout, for other nodes to report which ranks have arrived
 _HEADER_BYTES = 256
 
 
 class Waiting:
-    """What the operations of a group wait for. Every method is local, but returns when other ranks have acted."""
+    """The waits of a group's operations. Every method is local, but returns when other ranks have acted."""
 
     def __init__(self, members: Members, staging: Staging, store: Any, cores: int) -> None:
         self._members, self._staging, self._store = members, staging, store
@@ -106,7 +106,9 @@ class Waiting:
         if self._looked:
             ended = [index for index in self._staging.behind() if self._staging.has_ended(index)]
             if ended:
-                raise self._failed(f"{ranks_text(self._local[index] for index in ended)} of this node ended before it")
+                raise self._failed(
+                    f"{ranks_text(self._local[index] for index in ended)} of this node ended before the operation"
+                )
         self._looked = now
 
     def _timeout(self, operation: Operation) -> CollectiveFailed:
@@ -141,7 +143,7 @@ class Waiting:
         self._raise_different(dict(enumerate(texts)), "node")
 
     def _explain_message_error(self) -> None:
-        """Raise the reason of an error of MPI, such as a message of the wrong size, if the headers tell it."""
+        """Raise the cause of an MPI error, such as a message of the wrong size, if the headers show it."""
         until = perf_counter() + _EXPLAIN_S
         while self._header is not None and perf_counter() < until:
             self._check_headers()
@@ -181,6 +183,6 @@ class Waiting:
 
 
 def ranks_text(ranks: Iterable[int], what: str = "rank") -> str:
-    """Return such as ``ranks 1, 2``."""
+    """Return a text such as ``ranks 1, 2``."""
     listed = list(ranks)
     return f"{what}{'s' * (len(listed) > 1)} {', '.join(map(str, listed))}"

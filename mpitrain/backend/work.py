@@ -1,4 +1,4 @@
-"""What operations and messages share as the handles that ``torch.distributed`` returns."""
+"""The base class of operations and messages, which ``torch.distributed`` returns as handles."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TensorWork(Work):  # type: ignore[misc]
         self.future.set_result(self.outputs)
 
     def is_success(self) -> bool:
-        """Return whether it has ended without an error."""
+        """Return whether the operation or message has ended without an error."""
         return self.done and self.error is None
 
     def exception(self) -> Exception | None:

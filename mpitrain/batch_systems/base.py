@@ -50,7 +50,7 @@ class JobState(NamedTuple):
 class BatchSystem(ABC):
     """A batch system (scheduler): how a job is described to it, submitted, queried and cancelled.
 
-    To add one, implement this class in a module of its own, and add it to ``registry.SYSTEMS``.
+    To add a batch system, implement this class in a new module, and add it to ``registry.SYSTEMS``.
 
     Attributes:
         name: The value of ``--scheduler``; recorded in ``status.json``.
@@ -65,7 +65,7 @@ class BatchSystem(ABC):
         allocation_variable: The variable by which ``mpirun`` recognizes an allocation; empty if it does not.
         unsupported: The names of options in ``Resources`` that cannot be expressed.
         starters: The programs that can start the ranks; the first is the default.
-        unreliable_starters: Those that exit with 0 also if they could not start a rank.
+        unreliable_starters: The starters that exit with status 0 even if they could not start a rank.
         cancel_signals: The signals that a script receives when its job is cancelled.
         sets_end_time: Whether a rank can find out by itself when its job reaches the time limit.
         requeue_status: The exit status with which the batch system requeues a job; 0 if it does not.
@@ -176,7 +176,7 @@ class BatchSystem(ABC):
         return batch.log_dir if batch.in_tasks else batch.log_dir / f"{job_id}.log"
 
     def task_id(self, job_id: str, index: int) -> str:
-        """Return the id of an array's task; that of the array if the tasks have none."""
+        """Return the id of an array's task; the array's id if the tasks have none."""
         return job_id
 
     def states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
@@ -186,7 +186,7 @@ class BatchSystem(ABC):
     def end_time(self, environ: Mapping[str, str]) -> float | None:
         """Return when the job of a process with this environment reaches its time limit; None if it is not known.
 
-        May query the batch system. Not needed where the script sets the end, which is so unless ``sets_end_time``.
+        May query the batch system. Needed only if ``sets_end_time``; otherwise the script sets the end.
 
         Returns:
             Seconds since the epoch.

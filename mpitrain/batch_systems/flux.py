@@ -1,7 +1,7 @@
 """Flux (flux-core).
 
-A batch script is the initial program of a Flux instance of its own. Flux removes the variables of jobs from its
-environment, except for ``FLUX_ENCLOSING_ID``, which is the id of the batch job. The options are those of flux-batch(1).
+A batch script is the initial program of a new Flux instance. Flux removes the variables of jobs from its environment,
+except for ``FLUX_ENCLOSING_ID``, which is the id of the batch job. The options are described in flux-batch(1).
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ from typing import Any
 from ..errors import ConfigError
 from .resources import Resources
 
-RUN_DIR = '--run-dir "$run_dir"'  # the flag with the run directory, as shell text; before what the ranks execute
+# The flag with the run directory, as shell text, placed before the program of the ranks.
+RUN_DIR = '--run-dir "$run_dir"'
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./&|()\[\]{}*-]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -42,7 +43,7 @@ class Batch:
         folder: The job's working directory: the directory of submission.
         run_dir: The run directory; for an array, the parent of its tasks' run directories.
         python: The Python interpreter that has mpitrain installed.
-        arguments: What the ranks execute and its flags, without ``--run-dir``.
+        arguments: The job, script or program that the ranks execute, with its flags, without ``--run-dir``.
         rank_command: The ``mpitrain`` command that each rank runs, where no ``mpitrain run`` starts the ranks.
         keeps_checkpoints: Whether checkpoints in the run directory show that a run has made progress.
         starter: The program that starts the ranks: one of the batch system's ``starters``.
@@ -91,7 +92,7 @@ class Batch:
         indexes = self.resources.array
         if not self.points:
             if indexes is not None and indexes.startswith("%"):
-                raise ConfigError(f"--array {indexes} has no indexes; give them too, such as 0-9{indexes}")
+                raise ConfigError(f"--array {indexes} has no indexes; give indexes too, such as 0-9{indexes}")
             return indexes
         everything = f"0-{len(self.points) - 1}"
         if indexes is None or indexes.startswith("%"):

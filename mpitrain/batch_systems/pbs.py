@@ -58,7 +58,7 @@ class Pbs(BatchSystem):
         return "" if batch.in_tasks else shell([*self.submit_command, batch.script])
 
     def log_path(self, batch: Batch, job_id: str) -> Path:
-        return batch.log_dir  # PBS chooses the name
+        return batch.log_dir  # PBS chooses the name of the log file
 
 
 def _clock(seconds: int) -> str:

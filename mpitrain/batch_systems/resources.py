@@ -53,22 +53,22 @@ class Resources(OptionGroup):
     constraint: str | None = option(None, "Required node features.", "FEATURES")
     array: str | None = option(None, "Array indexes; add %N to run at most N tasks at once.", "0-9%2")
     dependency: str | None = option(
-        None, "Dependency on other jobs, as the batch system writes it, such as afterok:123.", "WHAT"
+        None, "Dependency on other jobs, in the batch system's syntax, such as afterok:123.", "WHAT"
     )
-    mail_type: str | None = option(None, "Events to send mail for, such as END,FAIL.", "WHEN")
+    mail_type: str | None = option(None, "Events for which to send mail, such as END,FAIL.", "WHEN")
     mail_user: str | None = option(None, "Mail address to notify.", "ADDRESS")
     exclusive: bool = option(False, "Do not share the nodes with other jobs.")
     reservation: str | None = option(None, "Reservation to use.", "NAME")
     requeue: bool = option(True, "Requeue the job automatically after preemption and at the time limit.")
     signal_secs: int | None = option(
         None,
-        "Seconds before the time limit at which to save and stop.",
+        "Save and stop this many seconds before the time limit.",
         "S",
         minimum=0,
         default_text="60, at most 5 % of --time",
     )
     ps_nodes: int = option(0, "Extra nodes for parameter servers; makes the job heterogeneous.", "N", minimum=0)
-    ps_tasks_per_node: int = option(1, "Servers per server node.", "N", minimum=1)
+    ps_tasks_per_node: int = option(1, "Parameter servers per server node.", "N", minimum=1)
     ps_cpus_per_task: int | None = option(None, "Cores per server.", "N", minimum=1)
     ps_mem: str | None = option(None, "Memory per server node.", "SIZE")
     ps_partition: str | None = option(None, "Partition of the server nodes.", "NAME", default_text="--partition")

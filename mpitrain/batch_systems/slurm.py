@@ -14,8 +14,8 @@ from .resources import Resources
 _PREFIX = "#SBATCH"
 _DIRECT = re.compile(r"[A-Za-z0-9_@%+=:,./&|()\[\]{}*!-]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_END_TIMEOUT_S = 20.0  # a run without its end would not save before the limit
-_STEP_ENDS_S = 60  # for the other ranks to exit after srun's first rank has exited
+_END_TIMEOUT_S = 20.0  # long, because a run that does not know its time limit could not save before it
+_STEP_ENDS_S = 60  # time for the other ranks to exit after the first one has exited
 _ENDED = frozenset(
     "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED REVOKED TIMEOUT".split()
 )
@@ -123,7 +123,7 @@ class Slurm(BatchSystem):
         One query for all jobs; a second one, to the accounting database, if the controller has forgotten some.
 
         Args:
-            job_ids: Those of array tasks are ``JOB_INDEX``.
+            job_ids: The ids of array tasks are ``JOB_INDEX``.
         """
         jobs = set(job_ids)
         if not jobs:
@@ -175,7 +175,7 @@ def end_in(output: str, job: str) -> float | None:
     """Return the end of a job from the output of ``squeue``: one line with id and end for each array task."""
     ends = dict(line.split()[:2] for line in output.splitlines() if len(line.split()) >= 2)
     end = ends.get(job, "")
-    return float(end) if end.isdigit() else None  # without a limit the value is not a number
+    return float(end) if end.isdigit() else None  # for jobs without a time limit the value is not a number
 
 
 def _log_pattern(batch: Batch) -> str:

@@ -53,7 +53,7 @@ def write_container(
         writer.append(np.zeros(frame.block, np.uint8))
         rest, digests = Digest(), {name: Digest() for name in frame.places}
         for digest, data in _in_order(frame, arrays, rest, digests):
-            digest.add(data)  # brings it into the cache, from which it is written
+            digest.add(data)  # loads the chunk into the cache, from which it is then written
             writer.append(data)
         ranges = {name: [Range(*place, str(digests[name]))] for name, place in frame.places.items()}
         writer.write_front(np.frombuffer(frame.manifest(str(rest), ranges).pack(), np.uint8))
@@ -68,7 +68,7 @@ class Frame:
         block: Size of the first block in bytes; it is reserved for the manifest.
         size: Size of the file in bytes.
         places: First and last (exclusive) byte of the values, by the dataset's name.
-        structure: What the manifest contains of the structure, as values for JSON; None in a compressed file.
+        structure: The part of the structure that the manifest contains, as values for JSON; None in a compressed file.
     """
 
     memory: FileIO

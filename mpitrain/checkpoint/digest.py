@@ -10,7 +10,7 @@ import xxhash
 
 from ..core.layout import Array
 
-# 128 bits at memory speed, so that digests do not slow down saving. Detects damage, not forgery.
+# XXH3 computes 128 bits at memory speed, so that digests do not slow down saving. It detects damage, not forgery.
 ALGORITHM = "xxh3-128"
 LENGTH = len(ALGORITHM) + 1 + 32
 _DIGEST = re.compile(f"{ALGORITHM}:[0-9a-f]{{32}}")

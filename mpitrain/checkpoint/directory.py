@@ -50,9 +50,9 @@ def newest(folder: Path) -> Path | None:
 
 
 def find(path: Path) -> list[Path]:
-    """Return the checkpoint at ``path``, or all of a run directory or its ``checkpoints``, newest first; not verified.
+    """Return the checkpoint at ``path``, or all checkpoints of a run directory, newest first, without verifying them.
 
-    ``RUN/best`` is the best checkpoint of a run directory.
+    ``path`` may also be the folder ``checkpoints`` of a run directory. ``RUN/best`` is the best checkpoint.
 
     Raises:
         CheckpointError: There is none.
@@ -106,7 +106,7 @@ def _best_in(folder: Path) -> Path:
 
 def _remove(path: Path) -> None:
     shards = shard_paths(path)
-    path.unlink(missing_ok=True)  # the index first: shards without it are no checkpoint
+    path.unlink(missing_ok=True)  # remove the index first: shards without an index are not a checkpoint
     for shard in shards:
         shard.unlink(missing_ok=True)
 
@@ -142,7 +142,7 @@ class Retention:
 
     Args:
         keep: Number of newest checkpoints to keep; 0 for all.
-        keep_every: Also keep checkpoints at multiples of this step; 0 for none.
+        keep_every: Also keep the checkpoints at multiples of this step; 0 for none.
     """
 
     def __init__(self, keep: int, keep_every: int = 0) -> None:

@@ -50,7 +50,7 @@ def export(checkpoint: Checkpoint, path: Path, to: str, dtype: str | None = None
     buffers = [name for name in checkpoint.datasets if name.startswith("buffers/")]
     arrays |= {name.removeprefix("buffers/"): checkpoint.read(name) for name in buffers}
     if to == "safetensors" and "__metadata__" in arrays:
-        raise CheckpointError("safetensors does not support an array of the name __metadata__; use --to npz")
+        raise CheckpointError("safetensors does not support an array with the name __metadata__; use --to npz")
     metadata = {"format": "mpitrain", "step": str(checkpoint.step), "source": checkpoint.path.name}
     if to == "safetensors":
         data = _library("safetensors.numpy", "pass --to npz").save(arrays, metadata)
@@ -89,7 +89,8 @@ def _convert(checkpoint: Checkpoint, name: str, dtype: str | None) -> Array:
 
 def _npz(arrays: Mapping[str, Array]) -> bytes:
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:  # as numpy.savez does, which does not allow all names
+    # Writes the same format as numpy.savez, which does not allow all names.
+    with zipfile.ZipFile(buffer, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, array, allow_pickle=False)

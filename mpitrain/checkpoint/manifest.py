@@ -105,7 +105,7 @@ def block_bytes(head: bytes) -> int:
     """Return the length of a block, given its first ``HEAD`` bytes.
 
     Raises:
-        DamagedManifest: There is no such block.
+        DamagedManifest: The file does not begin with a manifest block.
     """
     if not head:
         raise DamagedManifest("it is empty")

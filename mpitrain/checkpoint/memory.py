@@ -1,8 +1,8 @@
 """The newest states of a run in files in memory, from which its ranks restart.
 
 A file has a head, the flat vectors, other arrays, and a description of these. There are two files: one holds a complete
-state while the other one is written. A process that is killed has done all stores before some instruction and none
-after it, so the flag in the head is reliable, and no digest is needed. Nothing is pickled.
+state while the other one is written. A killed process has executed all stores up to some instruction and none after it.
+The flag in the head is therefore reliable, and no digest is needed. Nothing is pickled.
 
     head         identifier, whether the state is complete, step, and the description's place and checksum
     arrays       each begins on a page
@@ -39,7 +39,7 @@ from .state import write
 _HEAD = struct.Struct("<16s5Q")  # the identifier, is_complete, step, and of the description: offset, length, CRC-32
 _MAGIC = b"mpitrain state 1"
 _FILES = ("0", "1")
-_VECTORS = ""  # in place of a namespace
+_VECTORS = ""  # key of the vectors, in place of a namespace
 
 NamedArray = tuple[str, str, Array]  # namespace, name, values
 
@@ -57,7 +57,7 @@ class StateInMemory(NamedTuple):
 
 
 def state_key(layout: Layout, vectors: Iterable[str], dtype: Any, seed: int) -> str:
-    """Return a text that differs between runs which cannot continue from each other's states."""
+    """Return a text that differs between two runs if one cannot continue from the other's state."""
     facts = repr((sorted(vectors), np.dtype(dtype).str, seed)).encode()
     return hashlib.blake2b(layout.digests().tobytes() + facts, digest_size=16).hexdigest()
 
@@ -114,7 +114,7 @@ class StateWriter:
         for folder in state_folder.folders(self._run_dir):
             path = folder / _FILES[self._next]
             try:
-                if nbytes > available_bytes() // 2:  # training must not be killed for it
+                if nbytes > available_bytes() // 2:  # the kernel must not kill the training process for lack of memory
                     raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
                 state_folder.make(folder, self._run_dir)
                 return _File(path, nbytes)
@@ -216,7 +216,8 @@ class _File:
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
             os.pwrite(descriptor, bytes(_HEAD.size), 0)
-            os.posix_fallocate(descriptor, 0, nbytes)  # else the first store to a page without room would be a SIGBUS
+            # Otherwise the first store to a page without room would raise SIGBUS.
+            os.posix_fallocate(descriptor, 0, nbytes)
             self._mapped = mmap.mmap(descriptor, nbytes)
             self._memory = np.frombuffer(self._mapped, np.uint8)
         finally:

@@ -1,4 +1,4 @@
-"""Read checkpoints, which may come from strangers.
+"""Read checkpoints, which may come from untrusted sources.
 
 Digests are verified before any structure is interpreted, the structure is validated before any of it is used, and
 values are verified before they are returned.
@@ -27,9 +27,9 @@ from .manifest import HEAD, DamagedManifest, Manifest, Range, block_bytes
 from .structure import Dataset, Structure, UnsupportedStructure, Value
 from .validation import check, check_shards
 
-_CHUNK = 1 << 23  # with smaller reads the kernel reads ahead less
-_VERIFY_CHUNK = 1 << 21  # values that are looked at twice stay in the cache
-_FINITE_CHUNK = 1 << 20  # fits into the L2 cache; smaller ones cost more than they save
+_CHUNK = 1 << 23  # size of a read; with smaller reads the kernel reads ahead less
+_VERIFY_CHUNK = 1 << 21  # values that are read twice stay in the cache
+_FINITE_CHUNK = 1 << 20  # fits into the L2 cache; smaller chunks cost more than they save
 # Larger files must have 1 byte on disk for 64 bytes of length: reading the holes of a sparse file would take hours.
 _MAX_SPARSE_BYTES, _MAX_SPARSENESS = 1 << 26, 64
 
@@ -143,7 +143,7 @@ class Checkpoint:
             self._check_name()
         except (DamagedManifest, UnsupportedStructure) as error:
             raise self._damaged(str(error)) from error
-        except OSError as error:  # such as too many open files
+        except OSError as error:  # for example because too many files are open
             raise DamagedCheckpoint(f"{self.path} cannot be read: {error.strerror}") from error
 
     def _read_manifest(self) -> Manifest:
@@ -163,7 +163,7 @@ class Checkpoint:
         return manifest
 
     def _copy_rest(self, manifest: Manifest) -> None:
-        """Copy the structure to memory, where it cannot change after it was verified."""
+        """Copy the structure to memory, where it cannot change after verification."""
         descriptor, digest = self._memory.fileno(), Digest()
         os.ftruncate(descriptor, manifest.size)
         self._stored_bytes = 0
@@ -178,7 +178,7 @@ class Checkpoint:
             raise self._damaged("its structure (names, shapes, step, options) is damaged")
 
     def _describe(self, manifest: Manifest) -> None:
-        """Validate the structure that the manifest contains, or without one that of HDF5."""
+        """Validate the structure in the manifest or, if there is none, the HDF5 structure."""
         self._manifest, self._ranges = manifest, manifest.arrays
         if manifest.structure is None:
             structure = self._parse()
@@ -199,12 +199,14 @@ class Checkpoint:
         except UnsupportedStructure as error:
             raise self._damaged(str(error)) from error
         if not same:
-            raise self._damaged("its manifest has other names, shapes, attributes or offsets than its HDF5 structure")
+            raise self._damaged(
+                "the names, shapes, attributes or offsets in its manifest differ from its HDF5 structure"
+            )
 
     def _open_shards(self, is_shard: bool, resources: ExitStack) -> None:
         """Open the shards that contain the values of virtual datasets; see ``sharded``."""
         if is_shard and self._listed:
-            raise self._damaged("it is a shard, but has shards itself")
+            raise self._damaged("it is a shard, but lists shards of its own")
         for file, identity in self._listed.items():
             try:
                 shard = resources.enter_context(Checkpoint(self.path.with_name(file), is_shard=True))
@@ -251,7 +253,7 @@ class Checkpoint:
             self._read_chunk(at, chunk)
             for lo in range(0, len(chunk), _FINITE_CHUNK):
                 values = chunk[lo : lo + _FINITE_CHUNK]
-                digest.add(values)  # brings it into the cache
+                digest.add(values)  # loads the piece into the cache
                 finite = finite and _is_finite(values.view(dtype))
         self._compare(name, which, digest)
         return finite

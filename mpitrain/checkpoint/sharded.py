@@ -120,7 +120,7 @@ class ShardedWriter:
 
 
 def rows_of_shard(arrays: Mapping[str, tuple[int, int]], shard: ShardSpec) -> dict[str, tuple[int, int]]:
-    """Return the rows of each array in a shard: those that begin in its share of all bytes, in array order.
+    """Return the rows of each array in a shard: the rows that begin in the shard's part of all bytes, in array order.
 
     Args:
         arrays: Number of rows and bytes per row, by name; neither may be 0.

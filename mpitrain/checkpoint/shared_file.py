@@ -8,7 +8,7 @@ each, the nodes agree whether it succeeded on all of them:
 3. *open*: all nodes open it with HDF5's MPI driver;
 4. *values*: every node writes its rows independently, and flushes them;
 5. *close*: all nodes that opened it close it, also after an error;
-6. *flush*: every node flushes what closing may have written.
+6. *flush*: every node flushes data that closing may have written.
 
 Then the first node writes the manifest, and renames the file. Only phases 3 and 5 are collective in HDF5, and no
 metadata changes between them. An error on one node, such as a full disk or missing permission, therefore occurs where
@@ -87,9 +87,9 @@ class SharedFileWriter:
         self._folder, self._layout, self._seed, self._record, self._group = folder, layout, seed, record, group
         self._path = self._partial = Path()
         self._arrays: dict[str, Array] = {}
-        self._shares: list[dict[str, tuple[int, int]]] = []  # of each node: rows by array, see ``_share``
+        self._shares: list[dict[str, tuple[int, int]]] = []  # for each node, its rows by array; see ``_share``
         self._ranges: dict[str, list[Range]] = {}
-        self._frame: Frame | None = None  # on the first node
+        self._frame: Frame | None = None  # on the first node only
         self._descriptor = -1
         self._file: h5py.File | None = None
         self._error: Exception | None = None
@@ -130,7 +130,7 @@ class SharedFileWriter:
         frame = self._frame
         assert frame is not None
         try:
-            rest = self._write_frame(frame)  # again, because HDF5 may have changed the structure
+            rest = self._write_frame(frame)  # written again, because HDF5 may have changed the structure
             self._write_at(0, frame.manifest(rest, self._ranges).pack())
             os.fsync(self._descriptor)
             os.replace(self._partial, self._path)
@@ -141,7 +141,7 @@ class SharedFileWriter:
             self._remove()
 
     def _phase(self, act: Callable[[], None], after_failure: bool = False) -> None:
-        """Run a phase unless an earlier one failed on any node; agree whether it succeeded on all nodes."""
+        """Run a phase unless an earlier phase failed on any node; agree whether it succeeded on all nodes."""
         if not (self._all_ok or after_failure):
             return
         try:
@@ -177,7 +177,7 @@ class SharedFileWriter:
         return {**shared, **of_chief} if node == 0 else shared
 
     def _check_access(self) -> None:
-        """Open the file, to find missing permissions before the collective open."""
+        """Open the file, to detect missing permissions before the collective open."""
         if self._descriptor < 0:
             self._descriptor = os.open(self._partial, os.O_RDWR | os.O_CLOEXEC)
 
@@ -205,7 +205,7 @@ class SharedFileWriter:
                 with _errors_of_hdf5():
                     dataset.write_direct(array, rows, rows)
             except OSError:
-                self._write_at(start + first * row_bytes, block)  # raises the actual error, which HDF5 hides
+                self._write_at(start + first * row_bytes, block)  # raises the original error, which HDF5 does not show
                 raise
         return str(digest)
 

@@ -34,7 +34,7 @@ class Snapshot:
         step: Number of completed steps.
         data_cursor: Number of examples taken from the endless stream.
         extra_state: The state that is not in the vectors.
-        private: Whether the vectors are copies that nobody else uses.
+        private: Whether the vectors are copies that no other code uses.
 
     Attributes:
         best: The record of this checkpoint if it is the best one so far, else None.

@@ -1,4 +1,4 @@
-"""The state of a run as named arrays in a checkpoint, and how it fits a model."""
+"""The state of a run as named arrays in a checkpoint, and the comparison with a model."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from .snapshot import Snapshot
 from .structure import DTYPES
 from .validation import FORMAT
 
-_STATE = "run/state"  # group of the extra state, with a group for each namespace; those of ARRAY_GROUPS are at the top
-_VERSION = "version"  # attribute of the group of a namespace
-_MAX_DIFFERENCES = 3  # in the message of a refusal
+_STATE = "run/state"  # group of the extra state, with one group per namespace; ARRAY_GROUPS are at the top level
+_VERSION = "version"  # attribute of a namespace's group
+_MAX_DIFFERENCES = 3  # maximum number of differences in an error message
 
 
 class Restored(NamedTuple):
-    """What ``read`` returns, in addition to the vectors that it fills."""
+    """The result of ``read``, in addition to the vectors that it fills."""
 
     progress: Progress
     extra_state: StoredState
@@ -49,8 +49,8 @@ def write(
         path: The file to write.
         layout: The layout of the vectors.
         snapshot: The state; its vectors must not change during the call.
-        seed: The run's seed. With the data cursor it determines all randomness: the order of examples and dropout are
-            functions of the two.
+        seed: The run's seed. The seed and the data cursor determine all random numbers, such as the order of examples
+            and dropout.
         record: Numbers, texts, and tables of these, to store: the options, the job's arguments, versions.
         compression: How to compress the values.
 
@@ -160,7 +160,7 @@ def read_model(checkpoint: Checkpoint, layout: Layout, averages: bool = False) -
 
 
 def is_extra_state(name: str) -> bool:
-    """Return whether a dataset holds extra state, such as a module's buffer; files have that of the chief."""
+    """Return whether a dataset holds extra state, such as a module's buffer; files have the chief's state."""
     return name.startswith(f"{_STATE}/") or name.partition("/")[0] in ARRAY_GROUPS
 
 
@@ -187,7 +187,9 @@ def _extra_state(checkpoint: Checkpoint) -> ExtraState:
 def _version(attributes: Mapping[str, Any]) -> int:
     version = attributes.get(_VERSION, 1)
     if type(version) is not int:
-        raise CheckpointError(f"the checkpoint has a state of version {version!r}; use another one, or --init-from")
+        raise CheckpointError(
+            f"the checkpoint has a state of version {version!r}; use another checkpoint, or --init-from"
+        )
     return version
 
 
@@ -228,7 +230,7 @@ class Fit:
 
     @property
     def _differences(self) -> list[str]:
-        """A description of each difference, those of parameters before those of optimizer slots."""
+        """A description of each difference, first of parameters, then of optimizer slots."""
         differences = {
             **{name: f"has shape {a} in the checkpoint but {b} in the model" for name, (a, b) in self.reshaped.items()},
             **dict.fromkeys(self.missing, "is missing in the checkpoint"),

@@ -1,7 +1,7 @@
 """The structure of a checkpoint: its groups with their attributes, and the shapes, dtypes and storage of its datasets.
 
-The manifest contains it as JSON. Older and compressed files have it in HDF5 only, which ``hdf5`` parses. A stranger may
-have written the file: types and ranges of numbers are checked here, everything else in ``validation``.
+The manifest contains it as JSON. Older and compressed files have it in HDF5 only, which ``hdf5`` parses. The file may
+come from an untrusted source: types and ranges of numbers are checked here, everything else in ``validation``.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Shape, dtype and storage of a dataset. At most one of the storages is set; without, it has no elements.
+    """Shape, dtype and storage of a dataset. At most one of the storages is set; without a storage, it has no elements.
 
     Attributes:
         place: First and last (exclusive) byte of contiguous values.
@@ -82,7 +82,7 @@ class Dataset:
 class Structure:
     """All groups and datasets of a file by path, sorted by the names on the path.
 
-    Structures are equal also if an attribute is NaN in both, but not if one is 1 and the other True or 1.0.
+    Structures are also equal if an attribute is NaN in both, but not if one is 1 and the other True or 1.0.
 
     Attributes:
         groups: Attributes of each group; the root's path is "/", others have no leading slash.

@@ -51,7 +51,7 @@ def norm(array: Array) -> float:
 
 
 def printable(value: Any) -> str:
-    """Return a value as text, with control characters escaped: a stranger's text may contain terminal commands."""
+    """Return a value as text, with control characters escaped: it may contain terminal commands."""
     text = str(value)
     return text if text.isprintable() else ascii(text)[1:-1]
 

@@ -19,8 +19,9 @@ from .structure import Dataset, Structure, UnsupportedStructure, Value
 FORMAT = 2
 SHARD_NAME = re.compile(r"(step-[0-9]+)-[0-9a-f]+-[0-9]+-of-[0-9]+\.h5")
 
-_MAX_COUNT = 2**53  # of steps and of examples; exact in JSON
-_MAX_TEXT, _MAX_SHARDS_TEXT = 1 << 20, 1 << 22  # characters of an attribute, and of the list of shards
+_MAX_COUNT = 2**53  # maximum number of steps and of examples; exact in JSON
+# Maximum number of characters of an attribute, and of the list of shards.
+_MAX_TEXT, _MAX_SHARDS_TEXT = 1 << 20, 1 << 22
 # Values of up to 64 MiB may come from any file; more than that need 1 byte in the file for 256 bytes of values.
 _ALWAYS_BYTES, _MAX_EXPANSION = 1 << 26, 256
 
@@ -71,7 +72,7 @@ def check_shards(datasets: Mapping[str, Dataset], shards: Mapping[str, Mapping[s
         for rows in dataset.virtual:
             part = shards[rows.file].get(name)
             if part is None or (part.shape, part.dtype) != ((rows.hi - rows.lo, *dataset.shape[1:]), dataset.dtype):
-                raise UnsupportedStructure(f"its shard {rows.file} has other rows of {name}")
+                raise UnsupportedStructure(f"its shard {rows.file} does not have the expected rows of {name}")
 
 
 def _check_names(structure: Structure) -> None:
@@ -152,7 +153,7 @@ def _check_places(datasets: Mapping[str, Dataset], manifest: Manifest) -> None:
         ranges = manifest.arrays.get(name)
         if ranges is not None:
             if dataset.place != (ranges[0].start, ranges[-1].stop):
-                raise UnsupportedStructure(f"the values of {name} are not where its manifest has them")
+                raise UnsupportedStructure(f"the values of {name} are not at the offset that its manifest has")
             if any((part.stop - part.start) % dataset.dtype.itemsize for part in ranges):
                 raise UnsupportedStructure(f"the ranges of {name} are not whole values")
         elif dataset.place is not None and (dataset.shape or dataset.place[1] > manifest.size):

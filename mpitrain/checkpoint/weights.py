@@ -17,7 +17,7 @@ from .state import Fit, compare
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 _PARAMS = "params/"
-_WRAPPED, _COMPILED = "module.", "_orig_mod."  # in names of files that were saved from a wrapped module
+_WRAPPED, _COMPILED = "module.", "_orig_mod."  # prefixes of names in files that were saved from a wrapped module
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class CheckpointWriter:
         self._copies: dict[str, Array] = {}
         self._thread = ThreadPoolExecutor(1, "saving")
         self._saving: Future[None] | None = None
-        self._best: BestCheckpoint | None = None  # if that of the last ``save`` is the best one
+        self._best: BestCheckpoint | None = None  # set if the checkpoint of the last ``save`` is the best one
         self.failure: str | None = None
         self.errno = 0
         self.longest_s = 0.0
@@ -99,7 +99,8 @@ class CheckpointWriter:
                 np.copyto(self._copies[name], vector)
         except MemoryError as error:
             raise CheckpointError(
-                f"there is no memory for a copy of the state at step {snapshot.step:,}; use --no-save-background"
+                f"there is not enough memory for a copy of the state at step "
+                f"{snapshot.step:,}; use --no-save-background"
             ) from error
         finally:
             snapshot.release()

@@ -103,7 +103,7 @@ def _in_brackets(name: str | None, label: int) -> str:
 
 
 def _values(tree: Any) -> str:
-    """Return the values of a tree in short."""
+    """Return a short text with the values of a tree."""
     return ", ".join(map(_value, leaves(tree)))
 
 

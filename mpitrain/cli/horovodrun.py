@@ -13,8 +13,8 @@ from ..version import __version__
 
 _NOT_NEGATIVE = click.FloatRange(min=0)
 
-# Options whose name is a variable set it for ``mpitrain.horovod``; the others have the name of the flag of ``mpitrain
-# run`` that they become, but for those of ssh.
+# Options that are named after a variable set this variable for ``mpitrain.horovod``. The others, except for the options
+# of ssh, are named after the flag of ``mpitrain run`` that replaces them.
 _OPTIONS = [
     click.Option(["ranks", "-np", "--num-proc"], type=click.IntRange(min=1), metavar="N", help="Number of ranks."),
     click.Option(["hosts", "-H", "--hosts"], metavar="HOST:RANKS,...", help="Hosts, and the ranks on each."),
@@ -64,7 +64,7 @@ _OPTIONS = [
     click.Option(["--mpi"], is_flag=True, expose_value=False, help="Without effect."),
 ]
 
-# What users of other flags of Horovod's launcher should do.
+# What to use instead of the other flags of Horovod's launcher.
 _INSTEAD = {
     "--gloo": "remove it: the ranks communicate over MPI",
     "--jsrun": "remove it: in a batch job of LSF, mpitrain run uses the job's hosts",

@@ -86,7 +86,7 @@ def _read(path: Path) -> Array | Mapping[str, Array]:
         raise DataError(f"--input {path} cannot be read: {error.strerror or error}") from error
     except Exception as error:
         reason = " ".join(str(error).split())
-        if "pickle" in reason:  # NumPy's advice for any other file
+        if "pickle" in reason:  # for files of other formats, NumPy suggests unpickling
             reason = "save arrays of numbers with numpy.save; images must be decoded first"
         raise DataError(f"--input {path} is not a .npy or .npz file of numbers: {reason}") from error
     kinds = {array.dtype.kind for array in (arrays.values() if isinstance(arrays, dict) else [arrays])}

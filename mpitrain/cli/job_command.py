@@ -44,7 +44,7 @@ class JobCommand(click.Command):
         self._defaults = defaults
         self._run = [*flags.run_options(**defaults), flags.CONFIG]
         self._job: list[click.Option] = []
-        self._program: list[click.Option] = []  # those that only programs have, if the command starts programs
+        self._program: list[click.Option] = []  # options that only programs have, if the command starts programs
         self.function: JobFunction | None = None
         job = click.Argument(["job_file"], type=flags.PATH, metavar="JOB")
         params = [*self._own, *self._run, self._help_all, job]
@@ -66,7 +66,7 @@ class JobCommand(click.Command):
         return None
 
     def _take_script_arguments(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Return the arguments without what follows a script: those are the script's own."""
+        """Return the arguments up to a script; the arguments after it are the script's own."""
         at = self.script_in(args)
         if at is None:
             return args
@@ -113,7 +113,7 @@ class JobCommand(click.Command):
         return flags.read_config_file(Path(str(options["config"])), [*self._run, *self._job])
 
     def job_request(self, values: Mapping[str, Any]) -> JobRequest:
-        """Return what is to be trained, from the values of all flags of the current command."""
+        """Return the job to train, from the values of all flags of the current command."""
         context = click.get_current_context()
 
         def without_defaults(options: Sequence[click.Option]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from .help import HELP, HelpFormatter
 from .invoke import invoke
 from .job_command import train_command
 
-# The module and the name of each command or of what makes it, and its line of help.
+# For each command: its module, the name of the command (or of the function that returns it), and a line of help.
 _COMMANDS = {
     "demo": ("cli.demo", "demo_command", "Train a small model on two ranks, to try mpitrain out."),
     "init": ("cli.init", "init_command", "Write a job, a batch script and a test, to start a project from."),
@@ -128,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the ``mpitrain`` command and return its exit status."""
     open_closed_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # An error that every rank finds is printed once, so 'train' parses its flags only after MPI has started.
+    # An error that occurs on every rank is printed once, so 'train' parses its flags only after MPI has started.
     if arguments[:1] == ["train"] and not HELP.intersection(arguments):
         try:
             from ..training.rank import run_rank
@@ -148,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["exec"] and "--help" not in arguments[:2]:
         return _exec(arguments[1:])
     if arguments[:1] in (["run"], ["horovodrun"], ["probe"], ["tune"]):
-        show_warnings(False)  # the ranks show those that the job file causes
+        show_warnings(False)  # the ranks show the warnings that the job file causes
     elif signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # 'run' installs its own handler
     click.Context.formatter_class = HelpFormatter

@@ -35,7 +35,7 @@ def _output(default: str) -> click.Option:
 
 
 def probe_command() -> JobCommand:
-    """Return ``mpitrain probe``, which measures what predictions need."""
+    """Return ``mpitrain probe``, which makes the measurements that predictions need."""
     launch = [option for option in flags.options_of(LaunchOptions) if option.name in LAUNCH_OPTIONS]
     about = (
         "Measure a job on these ranks and hosts, in less than a minute: computing, updating, loading, transfers, the "
@@ -79,7 +79,7 @@ def _measure(output: Path, **values: Any) -> ProbeRequest:
 
 
 def describe(probe: Probe) -> list[str]:
-    """Return lines about what was measured."""
+    """Return lines about the measurements."""
     job, ranks, compute = probe.job, probe.ranks, probe.compute
     lines = [
         f"{job.name}: {job.elements:,} parameters, {size_of(job.nbytes)}; {sum(ranks.ranks_per_node)} ranks on "
@@ -107,7 +107,7 @@ def describe(probe: Probe) -> list[str]:
 
 
 def short_time(seconds: float) -> str:
-    """Return a short time for people."""
+    """Format a short time."""
     for unit, factor in (("s", 1.0), ("ms", 1e3)):
         if seconds * factor >= 1:
             return f"{seconds * factor:.3g} {unit}"

@@ -87,10 +87,10 @@ def find_program(options: Sequence[click.Option], args: Sequence[str]) -> Progra
 
 
 def parse_flags(options: Sequence[click.Option], words: Sequence[str]) -> dict[str, Any]:
-    """Return the values of all these options and of those of programs; options of jobs are refused.
+    """Return the values of all these options and of the options of programs; options of jobs are refused.
 
     Raises:
-        ConfigError: An option is one of jobs only.
+        ConfigError: An option is valid for jobs only.
     """
     own = [option for option in options if option.name not in _NAMES]
     command = click.Command("run", params=[*own, *flags.options_of(ProgramOptions)], add_help_option=False)
@@ -104,7 +104,7 @@ def parse_flags(options: Sequence[click.Option], words: Sequence[str]) -> dict[s
             name = error.option_name.partition("=")[0]
             if name in jobs:
                 raise ConfigError(
-                    f"{name} is an option of jobs, and a program is started: remove it, or pass it to mpitrain.Trainer "
+                    f"{name} is an option of jobs, but a program is started: remove it, or pass it to mpitrain.Trainer "
                     "or train in the script"
                 ) from error
             near = nearest(name, [flag(str(option.name)) for option in command.params])

@@ -17,8 +17,9 @@ from ..plan.options import examples
 def scale_command(run: Path, ranks: int | None, hosts: str | None) -> None:
     """Continue a live run on another number of ranks, or on other hosts.
 
-    RUN is the directory of a run that mpitrain run has started. It saves a checkpoint, and its ranks start again from
-    it; this is not one of its --max-restarts. If the run cannot continue so, a line says why, and it is not changed.
+    RUN is the directory of a run that mpitrain run has started. The run saves a checkpoint, and its ranks start again
+    from it; this does not count as one of its --max-restarts. If this is impossible, a message states the reason, and
+    the run continues unchanged.
     """
     send_request(run, ScaleRequest(ranks, hosts))
     click.echo(f"{run} saves a checkpoint, and its ranks start again")

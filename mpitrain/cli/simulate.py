@@ -49,7 +49,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class Forecast:
-    """A prediction with what it is for; ``options`` are those of the mode."""
+    """A prediction and its configuration; ``options`` are the options of the mode."""
 
     mode: str
     options: dict[str, Any]
@@ -145,7 +145,7 @@ def _simulate(probe: Path, **values: Any) -> int:
 
 
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a run that were given."""
+    """Return the options of a run that the user has set."""
     context = click.get_current_context()
     default = click.core.ParameterSource.DEFAULT
     names = [str(option.name) for option in _OF_RUNS]
@@ -172,7 +172,7 @@ def _check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         raise ConfigError("--link-burst has no effect without --link RATE; add it")
     for name in given:
         if "mode" not in given and not any(info_of(FIELDS[name]).is_valid_in(mode) for mode in MODES.values()):
-            raise ConfigError(f"--{name.replace('_', '-')} is valid in no mode")
+            raise ConfigError(f"--{name.replace('_', '-')} is not valid in any mode")
 
 
 def _is_set(name: str) -> bool:
@@ -183,7 +183,9 @@ def _is_set(name: str) -> bool:
 def _scenarios(
     probe: Probe, values: Mapping[str, Any], given: Mapping[str, Any]
 ) -> Iterator[tuple[str, dict[str, Any], Scenario]]:
-    """Yield mode, options and scenario of each prediction; impossible ones of modes that were not named are left out.
+    """Yield mode, options and scenario of each prediction.
+
+    Impossible predictions of modes that the user has not named are left out.
 
     Raises:
         ConfigError: No prediction is possible.
@@ -210,7 +212,7 @@ def _numbers_of_nodes(probe: Probe, values: Mapping[str, Any]) -> list[int]:
     """Return the numbers of nodes to predict.
 
     Raises:
-        ConfigError: There are several, but nothing is known about the links between them.
+        ConfigError: There are several nodes, but the links between them have not been measured.
     """
     has_link = probe.between is not None or values["link"] is not None
     nodes = values["nodes"] or (_doubled(len(probe.ranks.ranks_per_node)) if has_link else [1])
@@ -228,7 +230,7 @@ def _doubled(nodes: int) -> list[int]:
 def _options(
     mode: str, given: Mapping[str, Any], probe: Probe, values: Mapping[str, Any], nodes: int
 ) -> dict[str, Any]:
-    """Return the options of a mode: those that were given and are valid in it, and servers on several nodes."""
+    """Return the options of a mode: the user's options that are valid in it, and servers on several nodes."""
     if "mode" in given:
         options = dict(given)
     else:

@@ -51,7 +51,7 @@ class SubmitCommand(JobCommand):
         at = self._find_job(ctx, list(args))
         if at is None:
             raise click.MissingParameter(ctx=ctx, param=self.params[-1])
-        if self.script_in(args) is not None:  # the words after it are the script's
+        if self.script_in(args) is not None:  # the arguments after the script are the script's own
             own, before = _split_options(self._own, _join_values(self._run, args[:at]))
             ctx.meta["own"] = self._own_values(own)
             return super().parse_args(ctx, [*before, *args[at:]])
@@ -98,7 +98,7 @@ class SubmitCommand(JobCommand):
         return flags.job_options(path, load_job_file(path))
 
     def _own_values(self, *parsed: dict[str, Any]) -> dict[str, Any]:
-        """Return the values of this command's own flags that were given."""
+        """Return the values of this command's own flags that the user has set."""
         values: dict[str, Any] = {}
         for words in parsed:
             for name, value in words.items():

@@ -20,7 +20,7 @@ from ..predict.candidates import CHANGES, parse_changes
 from .job_command import JobCommand
 from .probe import LAUNCH_OPTIONS
 
-_LEAST_GAIN = 1.05  # of the measured speed, so that a change is worth it
+_LEAST_GAIN = 1.05  # minimum ratio to the measured speed for a change to be worthwhile
 
 
 def tune_command() -> JobCommand:
@@ -65,7 +65,7 @@ def _tune(may_change: str | None, seconds: float, output: Path | None, **values:
 
 
 def as_mapping(result: Tuning) -> dict[str, Any]:
-    """Return the result for JSON: what was predicted and measured, and the options to use, empty for no change."""
+    """Return the result for JSON: the predictions and measurements, and the options to use, empty for no change."""
     rates = {id(one.candidate): one.examples_per_s for one in result.measured}
     return {
         "use": plain(chosen(result).candidate.options),

@@ -1,4 +1,4 @@
-"""Mean allreduce of a vector over all workers, on one node or several; it can run behind other work."""
+"""Mean allreduce of a vector over all workers, on one node or several; it can overlap with other work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .vector_codec import VectorCodec
 
 
 class _Condition(NamedTuple):
-    """What an exchange waits for.
+    """A condition that an exchange waits for.
 
     Attributes:
         test: Returns whether it is fulfilled. Local.
@@ -34,13 +34,13 @@ class RangeAllreduce:
 
     Args:
         rows: Shape (node.size, at least hi), shared by the ranks of a node: their contributions. Each rank writes its
-            own before ``start``, and may not change it before ``finish`` has returned.
+            own row before ``start``, and may not change it before ``finish`` has returned.
         result: Shape (at least hi,), shared by the ranks of a node, for the mean.
         lo, hi: The range.
         scale: Factor of the sum.
         apply: Called for each part of the range as ``apply(lo, hi, mean)``, to set ``result[lo:hi]``; ``mean`` has
-            shape (hi - lo,). None to set it to ``mean``. It is called on one rank of all, and the other nodes get the
-            result; with a codec, on one rank of each node.
+            shape (hi - lo,). None to set it to ``mean``. It is called on one rank, and the other nodes get the result;
+            with a codec, it is called on one rank of each node.
         codec: Encodes ranges of the rows that are sent between nodes; None to send them unchanged.
     """
 
@@ -69,7 +69,7 @@ class RangeAllreduce:
         self._condition = next(self._conditions)
 
     def progress(self) -> None:
-        """Do what is possible without waiting, if an exchange is in progress. Local."""
+        """Advance an exchange in progress as far as possible without waiting. Local."""
         while self._condition is not None and self._condition.test():
             self._condition = next(self._conditions, None)
 
@@ -102,7 +102,7 @@ class RangeAllreduce:
         return CompressedSums(self._hierarchy, buckets, own, codec.part(self._lo, self._hi))
 
     def _exchange(self) -> Iterator[_Condition]:
-        """Exchange; yield what must be fulfilled before the iterator is resumed."""
+        """Exchange; yield the condition that must be fulfilled before the iterator is resumed."""
         hierarchy, sums = self._hierarchy, self._sums
         yield self._node_barrier()
         if sums is None:
@@ -168,7 +168,7 @@ class MeanAllreduce:
         """
         self._exchange.start()
         self._exchange.finish()
-        return self._result  # not overwritten before all ranks reach the next call
+        return self._result  # the result is not overwritten before all ranks reach the next call
 
     def free(self) -> None:
         """Free communicators. Collective over the ranks."""

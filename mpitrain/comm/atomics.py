@@ -61,7 +61,7 @@ def _exchange_if(typing_context: Any, array: Any, index: Any, expected: Any, val
 def acquire(words: Array, at: int, spins: int) -> bool:
     """Try ``spins`` times to acquire the lock ``words[at]`` (0 is unlocked). Return whether it was acquired."""
     for _ in range(spins):
-        # Read before the exchange, so that waiting ranks share the cache line.
+        # Read the lock before the atomic exchange, so that waiting ranks share the cache line.
         if load_acquire(words, at) == 0 and _exchange_if(words, at, 0, 1):  # type: ignore[call-arg]
             return True
     return False

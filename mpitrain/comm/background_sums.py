@@ -1,9 +1,9 @@
 """Sums over nodes that make progress while this rank computes.
 
-MPI moves the data of a nonblocking operation only inside of calls, and a large matrix product takes longer than the
-buffers of a connection last. A thread therefore lets MPI progress every millisecond between ``start`` and the end of
-the step. It needs the core for some microseconds; the compiled code that it interrupts does not hold the interpreter's
-lock. The main thread and this one exclude each other.
+MPI moves the data of a nonblocking operation only inside of calls, and during a large matrix product the buffers of a
+connection run empty. A thread therefore lets MPI progress every millisecond between ``start`` and the end of the step.
+It needs the core for some microseconds; the compiled code that it interrupts does not hold the interpreter's lock. The
+main thread and this one exclude each other.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .internode import NodeSums
 from .mpi import MPI
 
 _INTERVAL_S = 1e-3
-_LEAST_NBYTES = 16 << 20  # a smaller vector travels in fewer intervals than are worth a thread
+_LEAST_NBYTES = 16 << 20  # for smaller vectors a thread is not worthwhile
 
 
 def in_background(sums: NodeSums, hierarchy: Hierarchy, nbytes: int) -> NodeSums:
@@ -37,7 +37,7 @@ class _BackgroundSums(NodeSums):
         self.parts, self.owned, self.is_replicated = sums.parts, sums.owned, sums.is_replicated
         self.bytes_sent = sums.bytes_sent
         self._ended = False
-        self._error: Exception | None = None  # of the thread; to be raised by the main thread
+        self._error: Exception | None = None  # error of the thread, which the main thread will raise
         self._thread = threading.Thread(target=self._run, name="mpitrain-progress", daemon=True)
         self._thread.start()
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from ..core import activity
 
-_SPINS = 2000  # about 20 us before a waiting rank first yields its core
+_SPINS = 2000  # number of spins, about 20 us, before a waiting rank first yields its core
 _YIELD_S = 300e-6  # time spent yielding before the rank sleeps
 _FEW = 16
 _SLEEP_S = 50e-6
@@ -20,7 +20,7 @@ class Backoff:
     """Waits for another process without taking CPU time from it during a long wait.
 
     Args:
-        oversubscribed: There are more ranks than cores, so spinning could block the rank that is waited for.
+        oversubscribed: There are more ranks than cores, so spinning could block the other rank.
         yield_s: Seconds spent yielding before the rank sleeps.
 
     Attributes:

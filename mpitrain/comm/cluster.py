@@ -52,8 +52,8 @@ class Group:
         Collective over ``comm``; the block itself must not communicate.
 
         Raises:
-            UserError: On every rank, with the type and message of the lowest failing rank, and that rank's name if
-                the others did not fail in the same way.
+            UserError: On every rank, with the type and message of the lowest failing rank's error, and the name of this
+                rank if the others did not fail in the same way.
             OtherRankFailed: Another rank raised an unexpected exception; that rank raises it itself.
         """
         error: Exception | None = None
@@ -78,7 +78,8 @@ class Group:
             message = f"{message} ({self._name_of(rank)})"
         agreed = kind(message)
         if not self.is_world and self.comm.rank > 0:
-            raise OtherRankFailed(message)  # the group's first rank reports it, and ends the ranks outside the group
+            # The group's first rank reports the error, and ends the ranks outside the group.
+            raise OtherRankFailed(message)
         agreed.on_all_ranks = self.is_world
         raise agreed from error
 

@@ -31,7 +31,7 @@ from .compression_kernels import (
 )
 
 _BLOCK = 1 << 14  # elements per block, so that intermediate values stay in the L2 cache
-_BINS = 1 << 12  # of magnitudes: the exponent, and the first 4 bits of the mantissa
+_BINS = 1 << 12  # number of bins of magnitudes, by the exponent and the first 4 bits of the mantissa
 WORD = 8  # bytes: encoded vectors are whole words, so that those that follow are aligned
 
 
@@ -40,8 +40,8 @@ class Codec(ABC):
 
     Besides gradients, a vector holds changes of layer state, such as of running variances.
 
-    A subclass may stand in a module of the user's own: ``--compress package.module:Class``. The number of bytes depends
-    on the number of elements alone, because the receivers compute it.
+    A subclass may be in a user's module: ``--compress package.module:Class``. The number of bytes depends on the number
+    of elements alone, because the receivers compute it.
 
     Args:
         compression: The value of ``--compress``.
@@ -90,7 +90,7 @@ class NarrowerType(Codec):
 
     @abstractmethod
     def narrow(self, exact: Array, out: Array) -> None:
-        """Set ``out`` to a block of a vector, rounded to nearest. NaN stays NaN, and what is too large is infinite."""
+        """Set ``out`` to a block of a vector, rounded to nearest. NaN stays NaN; too large values become infinite."""
 
     @abstractmethod
     def widen(self, narrow: Array, out: Array) -> None:
@@ -203,7 +203,7 @@ class TopK(Codec):
     """Sends the elements of the largest magnitude, with their indices; all others remain in the residual.
 
     Aji and Heafield, Sparse communication for distributed gradient descent, EMNLP 2017. Magnitudes are compared by
-    exponent and 4 bits of the mantissa, that is to 6 %; of equal ones the first elements are sent.
+    exponent and 4 bits of the mantissa, that is to 6 %; of equal elements, the first are sent.
     """
 
     def nbytes(self, count: int) -> int:

@@ -63,7 +63,7 @@ def _scale_of(values: Array, errors: Array, largest_code: int) -> float:
 
 @kernel
 def _round_to_codes(errors: Array, scale: float, codes: Array) -> None:
-    """Set ``codes`` to integers, and ``errors`` to what they lack; with a scale of 0 or NaN the integers are 0."""
+    """Set ``codes`` to integers, and ``errors`` to the rounding errors; with a scale of 0 or NaN the integers are 0."""
     back = errors.dtype.type(scale)
     if scale > np.float32(0):
         inverse = errors.dtype.type(1) / back
@@ -152,7 +152,7 @@ def select_largest(vector: Array, residual: Array, counts: Array, indices: Array
                 indices[sent], values[sent] = i, value
                 sent += 1
                 residual[i] = zero
-        if value - value != zero:  # not finite: sent, or if there are too many dropped
+        if value - value != zero:  # elements that are not finite are sent, or dropped if there are too many
             residual[i] = zero
     for i in range(sent, indices.size):
         indices[i], values[i] = 0, zero

@@ -8,8 +8,9 @@ adds the parts of all nodes. There are two ways to divide the work:
 - *replicated* (``CompressedSums``): the sum itself is returned, because a gradient can be compressed with error
   feedback, and every node updates all parameters. In the first exchange a node sends each other node the range that
   this one sums, encoded; in the second exchange it sends all others the sum of its own range, encoded. The error of
-  both is added to the node's next gradient. One vector holds it, because a node encodes its own range in the second
-  exchange only, and all other ranges in the first only. (Tang, Lian, Yu, Zhang and Liu, DoubleSqueeze, ICML 2019.)
+  both is added to the node's next gradient. One vector holds this error, because a node encodes its own range only in
+  the second exchange, and all other ranges only in the first. (Tang, Lian, Yu, Zhang and Liu, DoubleSqueeze, ICML
+  2019.)
 
 Sums are taken in the order of the nodes, so that the result depends neither on the MPI library nor on timing. The
 operations of a communicator must start in the same order on all ranks: each of the two exchanges of a bucket has its
@@ -32,14 +33,14 @@ from .hierarchy import Hierarchy, ReduceScatter
 from .mpi import MPI, mpi_type
 from .vector_codec import VectorCodec
 
-NAMESPACE = "compression"  # of the extra state
+NAMESPACE = "compression"  # namespace of the extra state
 
 
 class NodeSums:
     """Sums gradients over the nodes. Construction and ``free`` are collective over the workers.
 
     A step calls ``start`` for each bucket, in their order; then for each bucket ``finish`` and, after the caller's
-    update of the ranges ``owned``, ``share``; then ``complete``; and finally ``end_step``, also if nothing was shared.
+    update of the ranges ``owned``, ``share``; then ``complete``; and finally ``end_step``, even if nothing was shared.
     All methods but ``progress`` are collective over the ranks with the same index on all nodes, which call them in the
     same order.
 
@@ -183,7 +184,7 @@ class CompressedSums(NodeSums):
             self._buckets[self._returned].return_sum()
             self._returned += 1
         if self._returned:
-            self._buckets[self._returned - 1].has_arrived()  # lets MPI move the data of all
+            self._buckets[self._returned - 1].has_arrived()  # lets MPI progress all pending transfers
 
     def is_summed(self, index: int) -> bool:
         self.progress()
@@ -271,7 +272,7 @@ class _CompressedBucket:
         self._request = self._second.Iallgatherv(MPI.IN_PLACE, self._all_encoded)
 
     def decode(self) -> None:
-        """Set the gradients to the sums of all nodes; the own range, too, so that all nodes have the same."""
+        """Set the gradients, also in this node's own range, to the sums of all nodes, which are then equal."""
         for part, codec, encoded in zip(self._ranges, self._codecs, self._encoded, strict=True):
             codec.decode(encoded, self._grads[part])
 
@@ -300,7 +301,7 @@ class Residual:
         return {f"residual.{node}": row for node, row in enumerate(rows)}
 
     def load(self, values: Mapping[str, Value]) -> None:
-        """Restore the errors; on another number of nodes, the first node gets the error of all."""
+        """Restore the errors; if the number of nodes has changed, the first node gets the sum of all errors."""
         rows = [np.asarray(values[f"residual.{node}"]) for node in range(len(values)) if f"residual.{node}" in values]
         leaders = self._hierarchy.internode
         index = leaders.rank if leaders is not None else 0

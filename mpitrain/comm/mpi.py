@@ -42,7 +42,7 @@ _LAUNCHERS = (
     ("SLURM_STEP_NUM_TASKS", "srun"),
 )
 
-# Where Linux lists the devices of networks that libfabric can use: InfiniBand, Omni-Path and EFA; Slingshot.
+# Directories in which Linux lists network devices that libfabric can use: InfiniBand, Omni-Path and EFA; Slingshot.
 _FABRICS = ("/sys/class/infiniband", "/sys/class/cxi")
 
 
@@ -58,7 +58,8 @@ def start() -> MPI.Intracomm:
         check_launcher(os.environ, 1)
     if not MPI.Is_initialized():
         with _chosen_transports(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # about launchers; check_launcher reports it with a fix
+            # Messages about launchers; check_launcher reports the problem with a fix.
+            warnings.simplefilter("ignore", RuntimeWarning)
             MPI.Init_thread()
     check_launcher(os.environ, MPI.COMM_WORLD.size)
     return MPI.COMM_WORLD
@@ -68,8 +69,8 @@ def start() -> MPI.Intracomm:
 def _chosen_transports() -> Iterator[None]:
     """Exclude transports of Open MPI that cannot be useful, unless the user chose some.
 
-    The one for TCP opens ports that other hosts can reach: excluded if all ranks run on this node. The one for
-    libfabric waits a second before it gives up: excluded also where this host has no such network.
+    The component for TCP opens ports that other hosts can reach: excluded if all ranks run on this node. The component
+        for libfabric waits a second before it gives up: excluded also where this host has no such network.
     """
     name, on_one_node = "OMPI_MCA_btl", is_on_one_node(os.environ)
     has_fabric = any(map(os.path.isdir, _FABRICS))
@@ -80,7 +81,7 @@ def _chosen_transports() -> Iterator[None]:
     try:
         yield
     finally:
-        del os.environ[name]  # programs that this process starts may use other nodes
+        del os.environ[name]  # unset again, because programs that this process starts may use other nodes
 
 
 def is_on_one_node(environ: Mapping[str, str]) -> bool:
@@ -102,7 +103,7 @@ def is_foreign_launcher(environ: Mapping[str, str], library: str) -> bool:
 
 
 def check_launcher(environ: Mapping[str, str], size: int) -> None:
-    """Reject a run in which a launcher of another MPI started N ranks that would each train alone.
+    """Reject a run in which a launcher of another MPI library started N ranks that would each train alone.
 
     Raises:
         LaunchError: ``size`` is 1 but the environment shows more ranks.

@@ -16,7 +16,7 @@ T = TypeVar("T")
 class NodeLeaders:
     """The first ranks of a group's nodes.
 
-    Construction is collective over the group; all else is collective over the leaders, unless stated.
+    Construction is collective over the group; all other methods are collective over the leaders, unless stated.
 
     Attributes:
         member: Whether this rank is a leader; nothing else may be used on other ranks.

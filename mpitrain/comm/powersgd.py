@@ -6,11 +6,11 @@ Vogels, Karimireddy and Jaggi, PowerSGD: practical low-rank gradient compression
     P = sum over nodes of M Q, orthogonalized;  Q = sum over nodes of M^T P;  all nodes update with P Q^T
 
 The ranks of a node divide the rows of each matrix. A rank sums its rows of M over the node, computes its rows of P, and
-adds to them those of the ranks with the same index on the other nodes. Q depends on all rows of M: each rank of the
-node computes a part, and the ranks divide the sum over parts and nodes. So the computation and the bytes are divided,
-no rank needs the sum of a whole matrix, and the ranks of a node share only the factors, with four barriers. Dividing
-whole matrices would leave ranks idle where one matrix has most of the elements; dividing ranges, as for other codecs,
-would cut rows.
+adds the rows of P of the ranks with the same index on the other nodes. Q depends on all rows of M: each rank of the
+node computes a part, and the ranks divide the sum over parts and nodes. Therefore the computation and the bytes are
+divided, no rank needs the sum of a whole matrix, and the ranks of a node share only the factors, with four barriers.
+Dividing whole matrices would leave ranks idle where one matrix has most of the elements; dividing ranges, as for other
+codecs, would cut rows.
 
 Vectors, such as biases, and matrices whose factors are not much smaller are summed unchanged, together with P.
 """
@@ -41,7 +41,7 @@ class PowerSums(NodeSums):
     Args:
         rank: The rank r of the factors.
         grads: Shape (layout.size,): this rank's row of the node's gradients.
-        seed: Of the first factors Q, which must be the same on all ranks.
+        seed: Seed of the first factors Q, which must be the same on all ranks.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class PowerSums(NodeSums):
         self._hierarchy.node.Barrier()
 
     def _sum_unchanged_and_p(self) -> None:
-        """Sum over the nodes what this rank has of the uncompressed ranges and of P; share P with the node."""
+        """Sum this rank's part of the uncompressed ranges and of P over the nodes; share P with the node."""
         start = 0
         for lo, hi in self._dense:
             self._first.values[start : start + hi - lo] = self._grads[lo:hi]
@@ -142,7 +142,7 @@ class PowerSums(NodeSums):
     def _prepare_next(self, is_finite: bool) -> None:
         """Replace columns of Q that would stay zero, or all if a gradient was not finite.
 
-        A column of P that is zero, because the gradient has a lower rank, makes the one of Q zero, and so on.
+        A zero column of P, which occurs if the gradient has a lower rank, makes the same column of Q zero, and so on.
         """
         if self._hierarchy.node.rank == 0:
             first = self._first_q()
@@ -203,7 +203,7 @@ class _Matrix:
         self.grads += self._error
 
     def replace(self, is_finite: bool) -> None:
-        """Replace the gradient by the approximation of the sum, and the error by what this node's share of it lacks."""
+        """Replace the gradient by the approximation of the sum, and the error by this node's part of the difference."""
         np.matmul(self.p[self.rows], self.q.T, out=self._error)
         _swap(self.grads.reshape(-1), self._error.reshape(-1), self._share)
         if not is_finite:

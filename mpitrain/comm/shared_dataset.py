@@ -8,7 +8,7 @@ from ..data.loader import Check
 from .cluster import Group
 from .shared_memory import SharedArrays, sharing_problem
 
-_RESIDENT_PART = 0.5  # of the node's free memory: a larger split is streamed from its file
+_RESIDENT_PART = 0.5  # fraction of the node's free memory; a larger split is streamed from its file
 
 
 class SharedDataset:

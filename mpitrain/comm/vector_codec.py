@@ -24,8 +24,8 @@ from ..plan.compression import Compression
 from .compression import WORD, Codec, make_codec
 from .mpi import MPI
 
-_COUNTS = (0, 1, 1000)  # numbers of elements with which every codec of the user is tried
-_MOST = 1 << 22  # no larger vectors are encoded to try it, because of the memory that they need
+_COUNTS = (0, 1, 1000)  # numbers of elements with which every user-defined codec is tried
+_MOST = 1 << 22  # maximum size of the vectors with which a codec is tried, because of their memory
 
 
 class VectorCodec:
@@ -58,7 +58,7 @@ class RangeCodec:
     Args:
         codec: Encodes the elements.
         count: Number of elements in the range.
-        gaps: Those that belong to no parameter.
+        gaps: The elements that belong to no parameter.
 
     Attributes:
         nbytes: Number of bytes of the encoded range.
@@ -188,7 +188,7 @@ def _errors_of(codec: Codec, trial: str = "") -> Iterator[None]:
     """Report in one line what a codec of the user's raises.
 
     Args:
-        trial: What it is tried on; empty during training.
+        trial: The name of the test vector; empty during training.
 
     Raises:
         ConfigError: The block raised an exception.

@@ -1,7 +1,7 @@
-"""What this process is doing, on a page of memory that another process can read at any time.
+"""The current activity of this process, on a page of memory that another process can read at any time.
 
 The training thread marks its activities with ``enter`` and ``leave``, which only store integers; ``monitor.trace.span``
-calls them. The process that watches a rank maps the same page, and learns from it whether the rank makes progress.
+calls them. The process that watches a rank maps the same page, and reads from it whether the rank makes progress.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KINDS = tuple(
     """.split()
 )
 PAGE_VARIABLE = "MPITRAIN_ACTIVITY"  # the path of a program's page
-LONG_LIMIT_S = 1800.0  # for operations that take long, until ``set_limits`` is called
+LONG_LIMIT_S = 1800.0  # limit for operations that take long, until ``set_limits`` is called
 _WAIT = KINDS.index("wait")
 _STATE, _STEP, _WAITS_FOR, _LIMIT_S, _LONG_LIMIT_S, _FIRST_STEP, _STACKS_PID, _PROGRESS, _BLOCKED = range(9)
 _STACK, _STACK_WORDS = 16, 32
@@ -31,24 +31,24 @@ _TEXT = 8 * (_STACK + _STACK_WORDS)  # byte offset
 _BYTES = 4096
 
 _words: memoryview = memoryview(bytearray(_BYTES)).cast("q")  # replaced by ``write_to``
-_thread = 0  # the thread that marks its activities; 0 for none
-_program_words: memoryview | None = None  # of a program's page; empty if there is none, None before the first mark
+_thread = 0  # the thread whose activities are marked; 0 for none
+_program_words: memoryview | None = None  # a program's page; empty if there is none, None before the first mark
 _state = 0
 
 
 @dataclass(frozen=True)
 class Activity:
-    """What a process was doing at one moment.
+    """The activity of a process at one moment.
 
     Attributes:
-        count: Grows with every activity that begins or ends, and with ``mark_progress``.
+        count: A counter that increases when an activity begins or ends, and with ``mark_progress``.
         step: Number of completed steps.
-        steps: Number of those in this process, which may have resumed; of a program the number of its marks.
+        steps: Number of steps of this process, which may have resumed; for a program, the number of its marks.
         kinds: The activities, the outermost first.
         waits_for: The rank that it waits for, if it waits for a single known one.
         limit_s: Seconds without progress after which it counts as hanging; 0 for never, None for the default.
         long_limit_s: The same for operations that take long.
-        facts: What is known about the process, such as its role.
+        facts: Facts about the process, such as its role.
     """
 
     count: int
@@ -78,12 +78,12 @@ class ActivityPage:
 
     @property
     def path(self) -> str:
-        """Where other processes of this user can open the page while this process, which has made it, lives."""
+        """The path at which this user's other processes can open the page while this process is alive."""
         return f"/proc/{os.getpid()}/fd/{self._file}"
 
     @property
     def stacks_pid(self) -> int:
-        """The process that writes its Python stacks when it is asked to; 0 if there is none."""
+        """The process that writes its Python stacks on request; 0 if there is none."""
         return self.words[_STACKS_PID]
 
     @stacks_pid.setter
@@ -101,7 +101,7 @@ class ActivityPage:
         text = bytes(self.memory[_TEXT:]).split(b"\0", 1)[0]
         try:
             facts = json.loads(text) if text else {}
-        except ValueError:  # it is being written
+        except ValueError:  # the page is being written
             facts = {}
         waits_for, limit_s = words[_WAITS_FOR] - 1, words[_LIMIT_S]
         return Activity(
@@ -196,7 +196,7 @@ def mark_progress() -> memoryview | None:
 
 
 def _page_of_program() -> memoryview | None:
-    """Return the page of a program that ``mpitrain run`` has started; None if this process is none."""
+    """Return the page of a program that ``mpitrain run`` has started; None if this process is not such a program."""
     global _program_words
     if _thread:
         return None
@@ -211,7 +211,7 @@ def _open_page(path: str | None) -> memoryview:
         try:
             with open(path, "r+b") as file:
                 return memoryview(mmap.mmap(file.fileno(), _BYTES)).cast("q")
-        except OSError:  # in another process namespace, or the launcher has ended
+        except OSError:  # the process is in another namespace, or the launcher has ended
             pass
     return memoryview(b"").cast("q")
 
@@ -223,7 +223,7 @@ def set_limits(limit_s: float | None, long_limit_s: float) -> None:
 
 
 def describe(**facts: Any) -> None:
-    """Set what the watching process should know; values that JSON can hold, at most 3 KiB in all."""
+    """Set facts for the watching process: values that JSON can hold, at most 3 KiB in all."""
     text = json.dumps(facts).encode() + b"\0"
     area = _words.cast("B")[_TEXT:]
     if len(text) <= len(area):

@@ -1,7 +1,7 @@
 """Store the bytecode of this package's modules in the user's cache if Python does not write ``__pycache__``.
 
-With ``PYTHONDONTWRITEBYTECODE``, which container images set, and sources that were not compiled at installation, each
-rank of each run would compile 170 modules.
+If ``PYTHONDONTWRITEBYTECODE`` is set, as in many container images, and the sources were not compiled at installation,
+each rank of each run would compile 170 modules.
 """
 
 from __future__ import annotations

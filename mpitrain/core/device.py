@@ -106,7 +106,7 @@ class Cpu:
     # A block of windows is written and then read by products. Measured with 1 MiB of L2: smaller blocks have visible
     # call overhead, larger ones are not faster.
     block_bytes: int = 1 << 20
-    multiplies_bias: bool = True  # saves a pass over the outputs
+    multiplies_bias: bool = True  # multiplying the bias saves a pass over the outputs
 
     def __init__(self, index: int | None = None) -> None:
         self.name = "cpu" if index is None else f"cpu:{index}"

@@ -24,7 +24,7 @@ class Versioned(NamedTuple):
     values: Mapping[str, Value]
 
 
-# By namespace: the name of the part that the state belongs to.
+# For each namespace, the name of the part of a run that the state belongs to.
 ExtraState = Mapping[str, Versioned]
 
 
@@ -35,7 +35,7 @@ class HasExtraState(Protocol):
         """Return the state to store. Collective over the workers, at a consistent point; the chief's is stored."""
 
     def load_extra_state(self, state: ExtraState) -> None:
-        """Restore it, on every worker; ``state`` may have other namespaces, too, or none."""
+        """Restore the state, on every worker; ``state`` may have other namespaces, too, or none."""
 
 
 class StoredState(dict[str, Versioned]):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def available_bytes() -> int:
-    """Return the bytes of memory that are available, at most what the limit of this process's control group leaves."""
+    """Return the bytes of available memory, within the limit of this process's control group."""
     fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     available = int(fields["MemAvailable"].split()[0]) * 1024
     with contextlib.suppress(OSError, ValueError):  # without a limit, or with version 1 of control groups

@@ -1,9 +1,9 @@
 """Compiled kernels on disk, so that only the first run on a machine compiles them.
 
-Numba's own cache is not safe here. It lies in the folders of the sources, which keeps an uninstalled package
-importable. And two processes that compile different signatures of a function at the same time can store both under one
-name, after which a third process loads the wrong one. This cache lies in the user's cache directory and has one file
-per signature.
+Numba's own cache is not safe here. It is in the folders of the sources, so that a package stays importable after it was
+uninstalled. In addition, two processes that compile different signatures of a function at the same time can store both
+under one name, after which a third process loads the wrong one. This cache lies in the user's cache directory and has
+one file per signature.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _digest_sources() -> str:
 
 
 def _identity(function: Callable[..., Any]) -> tuple[object, ...]:
-    """Return what distinguishes a function from others of the sources: its code and its closure, such as kernels."""
+    """Return a value that distinguishes a function from others: its code and its closure, such as kernels."""
     code = function.__code__
     constants = [constant for constant in code.co_consts if not isinstance(constant, CodeType)]
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
@@ -80,7 +80,9 @@ class KernelCache:
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return the compiled function of a signature, or None if it is not stored or its file is damaged."""
-        rtsys.initialize(target_context)  # functions that compiled code calls; a refresh would prepare to compile
+        rtsys.initialize(
+            target_context
+        )  # registers functions that compiled code calls; ``refresh`` would prepare to compile
         path = self._path(sig, target_context.codegen())
         try:
             # The content is executed, so it must not be another user's.

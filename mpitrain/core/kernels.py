@@ -106,7 +106,7 @@ def prefetch(typing_context: Any, row: Any, index: Any) -> Any:
 _pread: Any = types.ExternalFunction("pread", types.intp(types.int32, types.intp, types.uintp, types.int64))
 
 
-_INTERRUPTIONS = 16  # by signals, after which a file is read again
+_INTERRUPTIONS = 16  # maximum number of failed reads, such as reads that signals interrupt
 
 
 @kernel

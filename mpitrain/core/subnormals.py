@@ -15,11 +15,11 @@ from contextlib import contextmanager
 
 # Per machine: the index of the control register in C's fenv_t, in words of 32 bits; and the bits that flush.
 _REGISTERS = {"x86_64": (7, 0x8040), "aarch64": (0, 1 << 24)}
-_WORDS = 64  # more than any fenv_t has
+_WORDS = 64  # larger than any fenv_t
 
 try:
     _library = ctypes.CDLL("libm.so.6")
-except OSError:  # a C library without a separate one for mathematics
+except OSError:  # this C library has no separate library for mathematics
     _library = ctypes.CDLL(None)
 _register = _REGISTERS.get(platform.machine())
 
@@ -40,7 +40,7 @@ def flush(enabled: bool) -> None:
 
 @contextmanager
 def flushed(enabled: bool) -> Iterator[None]:
-    """Turn flush-to-zero on or off inside the block; afterwards this thread is as before."""
+    """Turn flush-to-zero on or off inside the block; afterwards restore this thread's mode."""
     if _register is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""What may change between two steps, in addition to the flat vectors."""
+"""The state that may change between two steps, in addition to the flat vectors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .layout import Array, Layout
 
 
 class TrainingState:
-    """State that model and strategy of a rank share. Each rank has its own, made by ``training``. Local.
+    """State that model and strategy of a rank share. Each rank has its own state, made by ``training``. Local.
 
     Args:
         frozen: Names of the parameters that are not trained at first.

@@ -65,15 +65,15 @@ class CollatedBatch(Batch):
 
 
 class Loading(NamedTuple):
-    """How the batches of examples that are loaded one by one are made.
+    """The way in which batches of examples that are loaded one by one are made.
 
     Attributes:
         workers: Number of processes of each rank that load them; 0 if the rank does.
-        prefetch: Number of batches that each of them loads ahead.
+        prefetch: Number of batches that each of these processes loads ahead.
         share, shares: Index of this rank among the ranks that load examples, and the number of these ranks.
         dtype: Type of the examples in a batch of arrays; None for their own.
-        check: Called with the examples and labels of a batch of arrays, and their indices or that of the first one;
-            raises DataError.
+        check: Called with the examples and labels of a batch of arrays, and their indices or the index of the first
+            example; raises DataError.
     """
 
     workers: int = 0
@@ -85,7 +85,7 @@ class Loading(NamedTuple):
 
 
 class BatchSource(Protocol):
-    """Makes the batches of a split: a ``Loader``, or what ``Split.own_loader`` returns. Local."""
+    """Makes the batches of a split: a ``Loader``, or the result of ``Split.own_loader``. Local."""
 
     def __len__(self) -> int:
         """Return the number of examples."""

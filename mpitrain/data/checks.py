@@ -80,8 +80,8 @@ def check_conversion(
     bound = 2 ** (np.finfo(dtype).nmant + 1)  # all integers up to here are exact
     if np.iinfo(split.dtype).max < bound or (-bound <= int(examples.min()) and int(examples.max()) <= bound):
         return
-    # A larger one is exact if its digits fit without the zero bits at the end. The smallest int64 has no positive
-    # counterpart, but becomes it as a uint64.
+    # A larger integer is exact if it fits after its trailing zero bits are removed. The smallest int64 has no positive
+    # counterpart, but its ``abs``, converted to uint64, has the right value.
     size = np.abs(examples.astype(np.int64) if examples.dtype.kind == "i" else examples).astype(np.uint64)
     wrong = np.argwhere(size // np.maximum(size & (~size + np.uint64(1)), np.uint64(1)) > bound)
     if len(wrong):

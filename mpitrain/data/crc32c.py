@@ -7,7 +7,7 @@ import numpy as np
 from ..core.kernels import kernel
 from ..core.layout import Array
 
-_POLYNOMIAL = 0x82F63B78  # of Castagnoli, lowest power first
+_POLYNOMIAL = 0x82F63B78  # Castagnoli's polynomial, lowest power first
 
 
 def _tables() -> Array:

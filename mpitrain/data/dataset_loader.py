@@ -32,7 +32,7 @@ class Request(NamedTuple):
     """A batch.
 
     Attributes:
-        position: Of the first example in the stream; or its index.
+        position: Position of the first example in the stream; or its index.
         length: Number of examples.
         end: For examples in the order of the split: index after the last one that will be requested; else None.
     """

@@ -23,7 +23,7 @@ class Examples(Protocol):
 
 
 class Transform(NamedTuple):
-    """A function of one example, and for random ones of a generator."""
+    """A function of one example and, if it is random, of a generator."""
 
     function: Callable[..., Any]
     is_random: bool
@@ -57,7 +57,7 @@ class ExampleBatches:
             raise DataError(why_not_collated(self.dataset, self.source, indices, several, error)) from error
 
     def _stacked(self, examples: Iterable[Any], indices: list[int], allocate: Allocate) -> Any:
-        """Return what ``stack`` returns, without keeping all examples in memory."""
+        """Return the same as ``stack``, without keeping all examples in memory."""
         first: Any = None
         for place, example in enumerate(examples):
             try:
@@ -70,7 +70,7 @@ class ExampleBatches:
         return batch.tree()
 
     def examples(self, indices: list[int], seed: int, position: int) -> Iterable[Any]:
-        """Return the examples, each of which is loaded when the iterator gets to it if the dataset allows it."""
+        """Return the examples; each is loaded when the iterator reaches it, if the dataset allows this."""
         fetch = getattr(self.dataset, "__getitems__", None)
         if fetch is None:
             return self._one_after_another(None, indices, seed, position)

@@ -23,11 +23,11 @@ def name_of(dataset: Any, index: int) -> str:
 
 @contextlib.contextmanager
 def errors_named(dataset: Any, source: str, indices: Sequence[int]) -> Iterator[None]:
-    """Turn an exception into a ``DataError``, also ``SystemExit``, which would end a process without a message.
+    """Convert an exception to a ``DataError``, also ``SystemExit``, which would end a process without a message.
 
     Args:
         source: Origin of the data.
-        indices: Of the examples that are loaded; empty if they have none.
+        indices: Indices of the examples that are loaded; empty if they have none.
     """
     try:
         yield
@@ -45,7 +45,7 @@ def errors_named(dataset: Any, source: str, indices: Sequence[int]) -> Iterator[
 
 
 def why_not_collated(dataset: Any, source: str, indices: Sequence[int], examples: list[Any], error: Exception) -> str:
-    """Return why examples cannot be collated; names two that differ, if there are such."""
+    """Return why examples cannot be collated; names two examples that differ, if there are any."""
     kinds = [describe(example) for example in examples]
     other = next((place for place, kind in enumerate(kinds) if kind != kinds[0]), None)
     why = " ".join(str(error).split())

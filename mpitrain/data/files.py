@@ -25,7 +25,7 @@ _INDEX_VERSION = 1
 
 
 class UnchangedFile:
-    """A file whose size and time of change are compared whenever it is read.
+    """A file whose size and modification time are compared whenever it is read.
 
     Raises:
         DataError: There is no such file.
@@ -39,7 +39,7 @@ class UnchangedFile:
             raise DataError(f"{path}: {error.strerror}") from error
 
     def check(self) -> None:
-        """Check that the file is as it was.
+        """Check that the file has not changed.
 
         Raises:
             DataError: It has been changed, replaced or removed.
@@ -100,10 +100,10 @@ class UnchangedFile:
 
 @contextlib.contextmanager
 def _one_at_a_time(path: Path) -> Iterator[None]:
-    """Lock a file, so that one process is in the block; those that have waited for it enter together.
+    """Lock a file, so that one process is in the block; processes that have waited for it enter together.
 
-    So if the first one has failed, the others do not fail one after another. On file systems without locks, nobody
-    waits.
+    Therefore, if the first process fails, the others do not fail one after another. On file systems without locks, no
+    process waits.
     """
     with open(path, "rb") as file:
         with contextlib.suppress(OSError):
@@ -170,7 +170,7 @@ def required(module: str, use: str) -> ModuleType:
     """Import a module of the extra ``data``.
 
     Args:
-        use: What needs it, for the message.
+        use: The feature that needs the package, for the error message.
 
     Raises:
         DataError: It is not installed.

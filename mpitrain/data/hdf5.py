@@ -14,7 +14,8 @@ from ..errors import DataError
 from .split import Split
 
 _BLOCK_BYTES = 1 << 22  # block size for files that are not chunked
-_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}  # not EAGAIN: another process is writing to the file
+# Without EAGAIN, which means that another process writes the file.
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
 class Hdf5Split(Split):
@@ -58,9 +59,9 @@ def hdf5(
 ) -> Split:
     """Return a split of an HDF5 file with examples and labels; reads only their shapes.
 
-    A split that fits into half of a node's free memory is loaded once for all of the node's ranks. A larger one is read
-    in blocks as needed. The order of examples is the same in both cases: blocks of some megabytes are permuted, and
-    examples are shuffled among eight blocks at a time.
+    A split that fits into half of a node's free memory is loaded once for all of the node's ranks. A larger split is
+    read in blocks as needed. The order of examples is the same in both cases: blocks of some megabytes are permuted,
+    and examples are shuffled among eight blocks at a time.
 
     Args:
         path: The file.

@@ -17,7 +17,7 @@ from ..errors import DataError
 from .files import required
 from .split import DatasetSplit
 
-_MODES = {3: "RGB", 1: "L"}  # of Pillow, by the number of channels
+_MODES = {3: "RGB", 1: "L"}  # Pillow's modes, by the number of channels
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 
 
@@ -73,7 +73,7 @@ class ImageFolder:
     def _check(self, index: int, path: Path, status: os.stat_result) -> None:
         state = hash((status.st_size, status.st_mtime_ns)) | 1
         if self._states[index] not in (0, state):
-            raise DataError(f"{path} was changed during the run; start it again with files that do not change")
+            raise DataError(f"{path} was changed during the run; start the run again with files that do not change")
         self._states[index] = state
 
 
@@ -104,8 +104,8 @@ def image_folder(
 def decode_image(content: bytes, channels: int = 3) -> Array:
     """Return the pixels of an image file, shape (height, width, channels), uint8.
 
-    JPEG files with colours are decoded by simplejpeg if it is installed, in less than half of the time and to the same
-    pixels, all others by Pillow.
+    simplejpeg decodes JPEG files with colours if it is installed, in less than half of the time and to the same pixels;
+    Pillow decodes all other files.
 
     Args:
         content: The bytes of the file.
@@ -113,7 +113,7 @@ def decode_image(content: bytes, channels: int = 3) -> Array:
 
     Raises:
         DataError: ``channels`` is not valid, or Pillow is not installed.
-        OSError: The content is no image, or is damaged.
+        OSError: The content is not an image, or is damaged.
     """
     _check_channels("decode_image", channels)
     if channels == 3 and (decoder := _jpeg_decoder()) is not None and decoder.is_jpeg(content):

@@ -18,10 +18,12 @@ from .checks import check_examples
 from .permutation import MIXED_BLOCKS
 from .split import Split
 
-Check = Callable[[Array, Array, int], None]  # of examples in stored form, their labels, the index of the first one
-_PART_BYTES = 1 << 20  # minimum per thread: copying less takes no longer than starting a thread
-_FIRST_BATCHES = 2  # made before the split is cached on the device
-_CACHED_BLOCKS = 2 * MIXED_BLOCKS + 1  # blocks of this batch and the next one, which may be in the next group
+# A check of examples in stored form and their labels; the integer is the index of the first example.
+Check = Callable[[Array, Array, int], None]
+_PART_BYTES = 1 << 20  # minimum number of bytes per thread: copying less takes no longer than starting a thread
+_FIRST_BATCHES = 2  # number of batches that are made before the split is cached on the device
+# Number of cached blocks: for this batch and the next one, which may be in the next group.
+_CACHED_BLOCKS = 2 * MIXED_BLOCKS + 1
 
 
 class InMemory:
@@ -215,10 +217,11 @@ class Loader:
 
 
 class IndexLoader:
-    """Makes the batches of a ``Loader``, or an ``IndexBatch`` for each once the device has a copy of the split. Local.
+    """Makes the batches of a ``Loader`` or, once the device has a copy of the split, index batches. Local.
 
     Args:
-        loader: Makes the first batches, for which the model allocates its memory, and all if the split is not cached.
+        loader: Makes the first batches, for which the model allocates its memory, and all batches if the split is not
+            cached.
         cache: Copies the split to the device if there is room left, and returns whether it did.
     """
 

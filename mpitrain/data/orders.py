@@ -1,7 +1,7 @@
 """Orders of examples: which example is at each position of the endless stream.
 
-An order is a function of the seed and the position alone. The same order on any number of ranks, and after a resume,
-needs no state.
+An order is a function of the seed and the position alone. Therefore no state is needed to give the same order on any
+number of ranks and after a resume.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["GroupedByLength", "Order", "OwnOrder", "Sequential", "Shuffled", "St
 
 
 class Order(Protocol):
-    """Maps positions of the endless stream to examples. ``repr`` of two equal orders is the same."""
+    """Maps positions of the endless stream to examples. Two equal orders have the same ``repr``."""
 
     def length(self, count: int) -> int:
         """Return the number of positions in an epoch of ``count`` examples."""
@@ -31,7 +31,7 @@ class Order(Protocol):
 
         Args:
             n: Number of positions in an epoch.
-            block: Examples that a file is read in at a time; None if any can be read as quickly.
+            block: Number of examples that are read from a file at a time; None if any can be read as quickly.
         """
 
 
@@ -72,7 +72,9 @@ class Weighted:
     def __init__(self, weights: Sequence[float] | Array) -> None:
         values = np.asarray(weights, np.float64)
         if values.ndim != 1 or not np.isfinite(values).all() or (values < 0).any() or values.sum() <= 0:
-            raise DataError("Weighted needs one weight per example: finite, not negative, and not all zero")
+            raise DataError(
+                "Weighted needs one weight per example; weights must be finite, not negative, and not all zero"
+            )
         self._sums = np.cumsum(values)
 
     def length(self, count: int) -> int:
@@ -102,7 +104,7 @@ class GroupedByLength(_EachOnce):
     def __init__(self, lengths: Sequence[int] | Array, group: int) -> None:
         self._lengths, self._group = np.asarray(lengths), group
         if self._lengths.ndim != 1 or group < 1:
-            raise DataError("GroupedByLength needs one length per example, and a group of at least 1")
+            raise DataError("GroupedByLength needs one length per example, and group must be at least 1")
         self._sorted: tuple[tuple[int, int, int], Array] | None = None
 
     def length(self, count: int) -> int:
@@ -133,8 +135,8 @@ class GroupedByLength(_EachOnce):
 class Streams:
     """Consecutive examples side by side, for recurrent models whose state passes from batch to batch.
 
-    The examples are cut into ``count`` streams of equal length; those that are left over at the end are not used. At
-    each step of ``sync``, place i of the joined batch of all workers continues stream i.
+    The examples are cut into ``count`` streams of equal length; examples left over at the end are not used. At each
+    step of ``sync``, place i of the joined batch of all workers continues stream i.
 
     Args:
         count: Number of streams: the batch size times the number of workers.
@@ -159,7 +161,7 @@ class Streams:
 
     def length(self, count: int) -> int:
         if count < self._count:
-            raise DataError(f"Streams({self._count}) needs as many examples, but there are {count:,}")
+            raise DataError(f"Streams({self._count}) needs at least {self._count} examples, but there are {count:,}")
         return count - count % self._count
 
     def indices(self, position: int, count: int, n: int, seed: int, block: int | None = None) -> Array:

@@ -13,7 +13,7 @@ from ..core.kernels import kernel
 from ..core.layout import Array
 
 MIXED_BLOCKS = 8
-_ROUNDS = 10  # with fewer, the order of data sets with less than ten examples is visibly not uniform
+_ROUNDS = 10  # number of rounds; with fewer, the order of fewer than ten examples is visibly not uniform
 # Multipliers and shifts of the finalizer of SplitMix64 (Steele, Lea and Flood, 2014).
 _MIX1, _MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)

@@ -24,7 +24,7 @@ from .dataset_loader import DatasetLoader, LoadsBatches, Request, indices_of
 from .shared_buffers import SharedBuffers
 
 _PR_SET_PDEATHSIG = 1  # of linux/prctl.h
-_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)  # for the rank, which then ends its processes
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)  # only the rank handles these
 _LEAST_SHARED_BYTES = 1 << 16  # smaller batches pass through the pipe
 
 
@@ -61,7 +61,7 @@ class _Submitted:
 class _Process:
     """A process that loads batches, in the order in which they are submitted.
 
-    A rank never waits to send: a request is small, and the number of those that a process has is limited.
+    A rank never waits to send: requests are small, and the number of requests of a process is limited.
     """
 
     def __init__(self, context: Any, split: LoadsBatches, seed: int, buffers: SharedBuffers, share: int, shares: int):
@@ -69,7 +69,7 @@ class _Process:
         arguments = other, split, seed, buffers, share, shares, os.getpid()
         self._process = context.Process(target=_serve, args=arguments)
         self._process.start()
-        other.close()  # so that the end of the process ends the connection
+        other.close()  # closed here so that the end of the process ends the connection
         self._submitted: deque[_Submitted] = deque()
         self._readable = select.poll()
         self._readable.register(self._connection.fileno(), select.POLLIN)
@@ -88,7 +88,7 @@ class _Process:
         return self.count > 0 and bool(self._readable.poll(0))
 
     def receive(self) -> _Submitted:
-        """Return the first of the batches that it loads. May wait."""
+        """Return the first of the batches that the process loads. May wait."""
         submitted = self._submitted[0]
         submitted.loaded = self._connection.recv()
         return self._submitted.popleft()
@@ -113,7 +113,7 @@ class ProcessLoader(DatasetLoader):
     def __init__(self, split: LoadsBatches, seed: int, loading: Loading) -> None:
         super().__init__(split, seed, loading)
         context = multiprocessing.get_context("fork")
-        # Also for the present batch and the last one.
+        # Two more buffers: for the present batch and the previous one.
         self._buffers = SharedBuffers(loading.workers * loading.prefetch + 2)
         first, shares = loading.share * loading.workers, loading.shares * loading.workers
         self._processes = [
@@ -133,7 +133,7 @@ class ProcessLoader(DatasetLoader):
             atexit.unregister(self.close)
 
     def _load(self, request: Request) -> tuple[Batch, Array]:
-        """Return a batch and the indices of its examples, and load those ahead that are expected next.
+        """Return a batch and the indices of its examples, and load the batches ahead that are expected next.
 
         Raises:
             DataError: An example cannot be loaded, or a process has died.
@@ -162,7 +162,7 @@ class ProcessLoader(DatasetLoader):
         return self._taken(submitted.loaded, submitted.buffer)
 
     def _expected(self, request: Request) -> list[Request]:
-        """Return the predicted next requests; none if this one does not follow the last."""
+        """Return the predicted next requests; none if this request does not follow the last."""
         last, self._last = self._last, request
         number = self._loading.workers * self._loading.prefetch
         position, length, end = request
@@ -173,7 +173,7 @@ class ProcessLoader(DatasetLoader):
         return [Request(position + distance * (i + 1), length) for i in range(number)] if distance > 0 else []
 
     def _submit(self, request: Request) -> None:
-        """Let the process load a batch that has the fewest ones to load."""
+        """Let the process that has the fewest batches to load load a batch."""
         process = min(self._processes, key=lambda process: process.count)
         submitted = _Submitted(request, self._buffers.take())
         process.submit(submitted)
@@ -221,7 +221,7 @@ def _serve(
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != rank_process:  # it has died before
+    if os.getppid() != rank_process:  # the rank's process has died already
         os._exit(1)
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(1)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-# For loading an example, for the model, for the rest of a batch's step.
+# Purposes of random numbers: loading an example, the model, the rest of a batch's step.
 EXAMPLES_STREAM, MODEL_STREAM, LOOP_STREAM = 0, 1, 2
 
 
@@ -24,7 +24,7 @@ def seed_all(seed: int, position: int, stream: int = EXAMPLES_STREAM) -> None:
     """Seed the random numbers of Python, NumPy and, if it has been imported, torch. Takes some 10 us.
 
     Args:
-        position: Of the example to load, or of the first example of the batch whose step begins.
+        position: The position of the example to load, or of the first example of the batch whose step begins.
     """
     mixed = _mixed(seed, position, stream)
     random.seed(mixed)

@@ -1,7 +1,7 @@
 """Memory through which processes of a rank pass batches to it without copies.
 
 Each buffer is an anonymous file (``memfd_create``), inherited by the processes that the rank forks. It needs no space
-in /dev/shm, and the kernel frees it when the last process that has it ends, however that ends.
+in /dev/shm, and the kernel frees it when the last process that has it open ends in any way.
 
     rank                            process
     take a free buffer ── number ─► make a batch in it, or write its arrays to it
@@ -24,7 +24,7 @@ import numpy as np
 
 from ..core.layout import Array, Shape
 
-_ALIGNMENT = 64  # bytes; of a cache line
+_ALIGNMENT = 64  # size of a cache line in bytes
 
 
 class BufferWriter:
@@ -36,7 +36,7 @@ class BufferWriter:
 
     def __init__(self, memory: Callable[[int], mmap.mmap]) -> None:
         self._memory, self._end = memory, 0
-        self._ranges: dict[int, tuple[int, int]] = {}  # of arrays in the buffer, by their addresses
+        self._ranges: dict[int, tuple[int, int]] = {}  # ranges of arrays in the buffer, by their addresses
 
     def allocate(self, shape: Shape, dtype: Any) -> Array:
         """Return an array in the buffer, which ``write`` need not copy."""
@@ -74,7 +74,7 @@ class SharedBuffers:
 
     def __init__(self, count: int) -> None:
         self._files = [os.memfd_create("mpitrain-batch", os.MFD_CLOEXEC) for _ in range(count)]
-        self._maps: dict[int, mmap.mmap] = {}  # of this process
+        self._maps: dict[int, mmap.mmap] = {}  # memory maps of this process
         self._free = list(range(count))
 
     def take(self) -> int | None:
@@ -86,7 +86,7 @@ class SharedBuffers:
         self._free.append(number)
 
     def writer(self, number: int) -> BufferWriter:
-        """Return what writes to a buffer. In a process that makes batches."""
+        """Return an object that writes to a buffer. In a process that makes batches."""
         return BufferWriter(lambda end: self._enlarged(number, end))
 
     def _enlarged(self, number: int, end: int) -> mmap.mmap:

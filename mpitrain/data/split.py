@@ -123,7 +123,7 @@ class Split:
 
     @property
     def has_ranges(self) -> bool:
-        """Whether a part can be read without reading what precedes it."""
+        """Whether a part can be read without reading the preceding parts."""
         return self.block is not None
 
     def order(self, position: int, count: int, seed: int) -> Array:
@@ -144,7 +144,7 @@ class Split:
 
     @property
     def order_name(self) -> str:
-        """Which order the examples have, for comparisons."""
+        """A text that identifies the order of the examples, for comparisons."""
         return repr(self._order or Shuffled())
 
     def ordered(self, order: Order | Callable[[int, int], int]) -> Split:
@@ -172,15 +172,15 @@ class Split:
             self._order.check_step(examples)
 
     def check_streamed(self) -> None:
-        """Check that the order of the examples is that of blocks, for files that do not fit into memory.
+        """Check that the order of the examples supports reading in blocks, for files that do not fit into memory.
 
         Raises:
             DataError: It is not.
         """
         if not isinstance(self._order or Shuffled(), (Shuffled, Sequential)):
             raise DataError(
-                f"{self.source} does not fit into half of a node's free memory, and is read in blocks: only the orders "
-                f"Shuffled and Sequential work, not {self._order!r}"
+                f"{self.source} does not fit into half of a node's free memory, and is therefore read in "
+                f"blocks: the order must be Shuffled or Sequential, not {self._order!r}"
             )
 
     def map(self, function: Callable[[Any], Any]) -> DatasetSplit:
@@ -216,8 +216,9 @@ class DatasetSplit(Split):
     """Examples of any object with ``__len__`` and ``__getitem__``, loaded one by one.
 
     Before an example is loaded, the random numbers of Python, NumPy and torch are seeded with the run's seed and its
-    position in the stream, so that random transforms are the same when a run is resumed. Where the object has
-    ``__getitems__``, a batch is loaded at once, and they are seeded with the position of its first example.
+    position in the stream, so that random transforms are the same when a run is resumed. If the object has
+    ``__getitems__``, a batch is loaded at once, and the random numbers are seeded with the position of its first
+    example.
 
     An example is an array, a tensor, a number, or a nested tuple or dict of these.
 
@@ -228,7 +229,7 @@ class DatasetSplit(Split):
 
     Attributes:
         dataset: As given.
-        collate: Makes a batch of a list of examples.
+        collate: Makes a batch from a list of examples.
         batch_type: Type of the batch.
         class_names: The names of the classes by label; empty if they have none.
 
@@ -252,7 +253,7 @@ class DatasetSplit(Split):
     def collated(
         self, collate: Callable[[list[Any]], Any], batch_type: type[CollatedBatch] = CollatedBatch
     ) -> DatasetSplit:
-        """Return this split with another function that makes a batch of a list of examples."""
+        """Return this split with another function that makes a batch from a list of examples."""
         copied = copy.copy(self)
         copied.collate, copied.batch_type = collate, batch_type
         return copied
@@ -264,7 +265,7 @@ class DatasetSplit(Split):
         return copied
 
     def as_arrays(self) -> DatasetSplit:
-        """Return this split with batches that consist of an array of examples and one of labels.
+        """Return this split with batches that consist of an array of examples and an array of labels.
 
         Raises:
             DataError: An example is not a pair of arrays or numbers; or cannot be loaded.
@@ -308,7 +309,7 @@ class DatasetSplit(Split):
             allocate: Returns arrays for the batch; not all batches use it.
 
         Raises:
-            DataError: An example cannot be loaded, or they cannot be collated.
+            DataError: An example cannot be loaded, or the examples cannot be collated.
         """
         examples = self._load_each(indices.tolist(), seed, position)
         batch = self._batches.collated(examples, indices.tolist(), allocate)
@@ -322,10 +323,10 @@ class DatasetSplit(Split):
         return self._batches.examples(indices, seed, position)
 
     def finish(self, batch: Batch, loading: Loading = Loading(), indices: Array | None = None) -> Batch:
-        """Return a batch of ``load`` in the form in which the model takes it. In the rank.
+        """Return a batch of ``load`` in the form that the model accepts. In the rank.
 
         Args:
-            indices: Of the examples, for messages.
+            indices: Indices of the examples, for messages.
 
         Raises:
             DataError: A label or a value is not valid.
@@ -357,11 +358,11 @@ class DatasetSplit(Split):
 def dataset(examples: Examples, classes: int | None = None) -> DatasetSplit:
     """Return a split of any object with ``__len__`` and ``__getitem__``: a dataset of torch, Hugging Face, Grain, ...
 
-    Job and ``Trainer.loader`` accept such objects as they are; as a split they have ``map``, ``random_map``,
-    ``collated`` and ``ordered``.
+    Job and ``Trainer.loader`` accept such objects directly; as a split they have ``map``, ``random_map``, ``collated``
+    and ``ordered``.
 
     Args:
-        examples: The object. All ranks must pass equal ones.
+        examples: The object. All ranks must pass equal objects.
         classes: Number of classes if labels are classes, else None.
 
     Raises:
@@ -382,7 +383,7 @@ class DescribedSplit(Split):
 
 
 def _bytes_of(leaf: Any) -> bytes:
-    """Return the bytes of an array or a number; of anything else its ``repr``, as of a tensor of a type of its own."""
+    """Return the bytes of an array or a number; of other objects the ``repr``."""
     try:
         array = np.asarray(leaf)
     except TypeError:

@@ -9,7 +9,7 @@ import numpy as np
 from ..core.layout import Array
 from .batch import Batch
 
-SAMPLE = 16  # examples in a digest
+SAMPLE = 16  # number of examples in a digest
 
 
 class TakesExamples(Protocol):
@@ -25,7 +25,7 @@ class StoredExamples:
 
     Args:
         split: A ``Split`` of arrays; not typed, because ``split`` imports this module.
-        storage: Where the examples are taken from, if they have been loaded; else they are read.
+        storage: The memory from which the examples are taken, if they have been loaded; else they are read.
 
     Attributes:
         split: As given.
@@ -58,7 +58,7 @@ class StoredExamples:
         return list(zip(examples, labels, strict=True))
 
     def _read(self, index: int) -> Batch:
-        if self.split.has_ranges or index < SAMPLE:  # all that a digest needs
+        if self.split.has_ranges or index < SAMPLE:  # the digest needs no more examples
             batch: Batch = self.split.read_batch(index, index + 1)
             return batch
         if self._whole is None:

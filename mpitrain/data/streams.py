@@ -30,7 +30,7 @@ class StreamSplit(DatasetSplit):
 
     def ordered(self, order: Order | Callable[[int, int], int]) -> Split:
         if not isinstance(order, Sequential):
-            raise DataError(f"{self.source} has the order of its examples: it cannot be changed")
+            raise DataError(f"{self.source} has a fixed order of examples, which cannot be changed")
         return self
 
     def sample_digest(self) -> str:
@@ -68,13 +68,13 @@ def stream(examples: Stream, length: int) -> StreamSplit:
     itself: ``lambda share, shares: read(files[share::shares])``.
 
     Other splits guarantee that each example is used once in an epoch, also after a resume; a stream does not: a resumed
-    run skips as many examples as have been used, which are the same ones only for the same number of ranks, without
-    data workers, in ``sync``; and with data workers, examples that are loaded ahead may be lost. It is not shuffled,
-    and cannot be used for validation.
+    run skips as many examples as have been used; they are the same examples only in ``sync``, with the same number of
+    ranks and without data workers; and with data workers, examples that are loaded ahead may be lost. A stream is not
+    shuffled, and cannot be used for validation.
 
     Args:
         examples: An object that can be iterated repeatedly; or a function that returns the examples of a share.
-        length: Number of examples in an epoch; a share that has fewer is read again from its beginning.
+        length: Number of examples in an epoch; a share with fewer examples is read again from its beginning.
 
     Raises:
         DataError: The length is not valid.

@@ -23,7 +23,7 @@ _Group = Callable[[Sequence[str]], Any]  # reads some columns of a group of rows
 
 
 class Table:
-    """The rows of some files, in groups that are read at once.
+    """The rows of several files, in groups of rows; a group is read as a whole.
 
     Attributes:
         count: Number of rows.
@@ -113,7 +113,7 @@ class Table:
         return f"{file.path}, row {self._first_row + row + self._starts[number] - self._starts[first]}"
 
     def text_in(self, column: str) -> str | None:
-        """Return which row of a CSV file has a text that made all values of a column texts, for messages."""
+        """Return the row of a CSV file whose text made all values of a column texts, for messages."""
         if not self._first_row or not self._pa.types.is_string(self.type_of(column)):
             return None
         for start, part in self.parts(0, self.count, [column]):
@@ -160,7 +160,7 @@ class _CsvFile:
             csv = required("pyarrow.csv", "csv")
             try:
                 self._table = csv.read_csv(self._path)
-            except required("pyarrow", "csv").ArrowInvalid:  # errors have the number of the row without threads
+            except required("pyarrow", "csv").ArrowInvalid:  # without threads, error messages contain the row number
                 self._table = csv.read_csv(self._path, csv.ReadOptions(use_threads=False))
         return self._table
 
@@ -207,7 +207,9 @@ class ColumnsSplit(Split):
     def _check_nulls(self, values: Any, column: str, start: int, length: int) -> None:
         if values.null_count:
             row = start + int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0]) // length
-            raise DataError(f"{self._table.name_of(row)}: {column} has no value; fill such values, or drop these rows")
+            raise DataError(
+                f"{self._table.name_of(row)}: {column} has no value; fill missing values, or drop these rows"
+            )
 
     def _length(self, column: str) -> int:
         """Return the number of values of a list of fixed size; 0 for numbers."""
@@ -217,7 +219,7 @@ class ColumnsSplit(Split):
         kind = self._table.type_of(column)
         try:
             dtype = np.dtype((kind.value_type if self._length(column) else kind).to_pandas_dtype())
-        except (NotImplementedError, TypeError, ImportError):  # not a type of NumPy's
+        except (NotImplementedError, TypeError, ImportError):  # the type has no counterpart in NumPy
             dtype = np.dtype(object)
         if dtype.kind not in "biuf":
             text = self._table.text_in(column)
@@ -258,12 +260,13 @@ def parquet(
     """Return a split of Parquet files.
 
     With ``label``, an example is an array of numbers, one for each column, and the label a number: such a split is in
-    memory once for all ranks of a node if it fits into half of it, and else is read in blocks, as with ``hdf5``.
-    Without ``label``, an example is a dict of the row's values, with strings and lists of any length, for ``map``.
+    memory once for all ranks of a node if it fits into half of the node's memory; otherwise it is read in blocks, as
+    with ``hdf5``. Without ``label``, an example is a dict of the row's values, with strings and lists of any length,
+    for ``map``.
 
     Args:
         paths: A file, a pattern such as ``part-*.parquet``, or a list of them.
-        columns: Names of the columns; by default all others than ``label``.
+        columns: Names of the columns; by default all columns except ``label``.
         label: Name of the column of labels.
         classes: Number of classes if labels are classes, else None.
 
@@ -308,7 +311,9 @@ def _split(paths: Paths, kind: str, columns: Sequence[str] | None, label: str | 
     chosen = [name for name in table.names if name != label] if columns is None else list(columns)
     table.check_columns([*chosen, *([] if label is None else [label])])
     if not chosen:
-        raise DataError(f"{table.source}: there is no column besides {label}")
+        raise DataError(
+            f"{table.source}: there is no column besides the label {label!r}; add at least one column of numbers"
+        )
     if label is not None:
         return ColumnsSplit(table, chosen, label, classes, kind)
     split = DatasetSplit(Rows(table, chosen), table.source, classes)

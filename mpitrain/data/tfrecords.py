@@ -25,7 +25,7 @@ _INDEXED_AT_ONCE = 1 << 14  # records
 
 
 class TfRecords:
-    """Messages as dicts of arrays, by the names of their features; those with one bytes value as bytes.
+    """Messages as dicts of arrays, by the names of their features; features with a single bytes value become bytes.
 
     Attributes:
         count: Number of records.
@@ -81,8 +81,8 @@ def tfrecord(paths: Paths) -> DatasetSplit:
 
     An example is a dict: by the name of a feature its array of float32 or int64, or its bytes; a list of bytes if it
     has several. ``map`` decodes it, for instance with ``data.decode_image`` or ``numpy.frombuffer``. Without ``map``,
-    and where all examples have the same features of the same lengths, no example is made: a batch is read and parsed
-    as a whole. A file is indexed once: the index is in the user's cache.
+    and if all examples have the same features of the same lengths, a batch is read and parsed as a whole, without
+    making single examples. A file is indexed once: the index is in the user's cache.
 
     Args:
         paths: A file, a pattern such as ``train-*.tfrecord``, or a list of them.

@@ -13,7 +13,7 @@ Allocate = Callable[[Shape, Any], Array]  # takes a shape and a data type
 
 
 def map_children(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Return a copy of a tuple, list or dict with each child replaced by the function's result; a leaf as it is."""
+    """Return a copy of a tuple, list or dict with the function's result for each child; a leaf is unchanged."""
     if isinstance(tree, Mapping):
         return {name: function(item) for name, item in tree.items()}
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
@@ -80,7 +80,7 @@ def stack(examples: Sequence[Any], allocate: Allocate = np.empty) -> Any:
 
 
 class Stacked:
-    """A batch of examples to which each one is copied as soon as it is known, while it is in the processor's cache.
+    """A batch to which each example is copied as soon as it is loaded, while it is in the processor's cache.
 
     Args:
         first: Its first example.
@@ -89,7 +89,7 @@ class Stacked:
 
     def __init__(self, first: Any, count: int, allocate: Allocate) -> None:
         self._first, self._allocate = first, allocate
-        self._parts: Any = None  # of a tuple or dict
+        self._parts: Any = None  # parts of a tuple or dict
         self._batch: Any = None  # a list of strings, or an array
         if isinstance(first, (tuple, Mapping)):
             self._parts = map_children(lambda item: Stacked(item, count, allocate), first)
@@ -103,14 +103,14 @@ class Stacked:
         """Copy an example; in the order of their places.
 
         Raises:
-            KeyError, TypeError, ValueError: It differs from the first one in structure or shape.
+            KeyError, TypeError, ValueError: The example differs from the first one in structure or shape.
         """
         if isinstance(self._first, Mapping):
             for name, part in self._parts.items():
                 part.set(place, example[name])
         elif isinstance(self._first, tuple):
             if not isinstance(example, tuple):
-                raise TypeError("some examples are tuples, others are not")
+                raise TypeError("some examples are tuples, others are not tuples")
             for part, item in zip(self._parts, example, strict=True):
                 part.set(place, item)
         elif isinstance(self._batch, list):
@@ -127,7 +127,7 @@ class Stacked:
         if example.shape != batch.shape[1:]:
             raise ValueError(f"some examples have shape {batch.shape[1:]}, others {example.shape}")
         if _is_text(example) != _is_text(batch):
-            raise TypeError("some examples have texts, others numbers")
+            raise TypeError("some examples have texts, others have numbers")
         if example.dtype != batch.dtype and (dtype := np.result_type(batch, example)) != batch.dtype:
             self._batch = self._array(batch.shape, dtype)
             self._batch[:place] = batch[:place]

@@ -74,7 +74,7 @@ def webdataset(paths: Paths, decode: bool = True) -> DatasetSplit:
             ``.txt`` their values; else all contents are bytes, for ``map``.
 
     Raises:
-        DataError: A file does not exist, or is no tar file.
+        DataError: A file does not exist, or is not a tar file.
     """
     files = expand(paths)
     return DatasetSplit(TarFiles(files, decode), describe(files))
@@ -110,7 +110,7 @@ def _index(path: Path) -> Array:
 
 
 def _is_first(members: Array) -> Array:
-    """Return whether each file begins an example: it has another key than the one before."""
+    """Return whether each file begins an example: its key differs from the previous file's."""
     first = np.ones(len(members), bool)
     first[1:] = members["key"][1:] != members["key"][:-1]
     return first

@@ -27,10 +27,11 @@ class Windows:
 
 
 def windows(array: Array, length: int, stride: int | None = None, ahead: int = 1) -> DatasetSplit:
-    """Return a split of the windows of a sequence; it needs no memory besides the sequence, which may be memory-mapped.
+    """Return a split of the windows of a sequence.
 
-    An example is ``(window, later)``, ``later`` being the window ``ahead`` elements later: for a language model the
-    next token at each place. For labels of another kind, use ``map``.
+    It needs no memory besides the sequence, which may be memory-mapped. An example is ``(window, later)``, where
+    ``later`` is the window ``ahead`` elements later: for a language model the next token at each place. For labels of
+    another kind, use ``map``.
 
     Args:
         array: Shape (n, ...).

@@ -55,7 +55,7 @@ def doctor_command(ranks: int | None, run_dir: Path, json_: bool, timeout: int) 
 
 
 def examine(run_dir: Path, timeout_s: float) -> list[Finding] | None:
-    """Run all checks on the existing ranks; return None on other ranks than 0. Collective over all ranks."""
+    """Run all checks on the existing ranks; return None on ranks other than 0. Collective over all ranks."""
     from ..comm.cluster import Cluster, report_crash
     from . import files, gpu, slurm, transfers, world
 

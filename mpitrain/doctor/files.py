@@ -66,7 +66,7 @@ def file_system(path: Path) -> str:
     resolved = str(path.resolve())
     for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():
         _, mount, kind, *_ = line.split()
-        mount = mount.encode().decode("unicode_escape")  # mounts escapes a space as \040
+        mount = mount.encode().decode("unicode_escape")  # /proc/mounts escapes a space as \040
         inside = resolved == mount or resolved.startswith(mount.rstrip("/") + "/")
         if inside and len(mount) > longest:
             mounted_kind, longest = kind, len(mount)

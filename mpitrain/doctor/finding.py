@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-# ``none``: the tested feature is absent, or could not be tested; this alone is no fault.
+# ``none``: the tested feature is absent, or could not be tested; that alone is not an error.
 Verdict = Literal["pass", "warning", "failure", "none"]
 
 _STYLES = {"pass": "green", "warning": "yellow", "failure": "bold red", "none": "dim"}
@@ -27,7 +27,7 @@ class Finding:
         topic: The group that the check belongs to, such as ``Ranks``.
         check: The name of the check.
         verdict: The result.
-        details: What the check has measured or noticed; ``found`` in JSON.
+        details: The measurements or observations of the check; ``found`` in JSON.
         advice: How to fix it, if needed.
     """
 
@@ -45,7 +45,7 @@ def exit_status(findings: Sequence[Finding]) -> int:
 
 def as_json(findings: Sequence[Finding]) -> str:
     """Return the findings as a JSON array of objects."""
-    names = {"details": "found"}  # the key that earlier versions used
+    names = {"details": "found"}  # earlier versions used this key for the details
     objects = [{names.get(name, name): value for name, value in asdict(finding).items()} for finding in findings]
     return json.dumps(objects, indent=2)
 

@@ -157,7 +157,7 @@ def _send_large(comm: MPI.Intracomm, partner: int) -> str:
 
 
 def _receive_large(comm: MPI.Intracomm) -> str:
-    """Receive the message; return what is wrong, or an empty string, also if the sender reports an error."""
+    """Receive the message; return the problem, or an empty string; an error of the sender is returned, too."""
     data = np.empty(_LARGE_BYTES // 4, np.float32)
     try:
         request = comm.Irecv(data, source=0, tag=0)

@@ -129,7 +129,7 @@ def _hosts(cluster: Cluster) -> Iterator[Finding]:
 
 
 def _binding(cluster: Cluster) -> Finding:
-    """Check that ranks are not bound to the same cores while others are free: it slows them down silently."""
+    """Check that ranks are not bound to the same cores while others are free: binding slows them down silently."""
     node = cluster.node
     sets = node.allgather(frozenset(os.sched_getaffinity(0)))
     used = len(frozenset().union(*sets))
@@ -174,7 +174,7 @@ def _limits(cluster: Cluster) -> Finding:
 
 
 def _fault_tolerance() -> Finding:
-    """Check whether the MPI library can survive a rank's death; training does not need it, it restarts. Local."""
+    """Check whether the MPI library can survive a rank's death; training restarts instead. Local."""
     support = "a rank's death ends the run"
     program = Path(sys.prefix) / "bin" / "ompi_info"
     if "Open MPI" in library_name() and program.exists():

@@ -16,7 +16,7 @@ from ..core.device import Device
 from . import sources
 
 _log = logging.getLogger(__name__)
-_QUIET_S = 1.0  # loading all kernels from the cache takes less; only compilation is reported
+_QUIET_S = 1.0  # loading all kernels from the cache takes less time than this; only compilation is reported
 
 
 def compile_kernels(cluster: Cluster, devices: Sequence[Device], dtype: np.dtype[Any]) -> None:

@@ -22,7 +22,7 @@ from ..core.device import Convolution, ConvolutionShape
 from ..core.layout import Array, Shape
 
 _log = logging.getLogger(__name__)
-_WORKSPACE = 1 << 30  # bytes; algorithms that need more gain little
+_WORKSPACE = 1 << 30  # maximum workspace in bytes; algorithms that need more are hardly faster
 _DATA_TYPES = {
     np.dtype(np.float32): cudnn.data_type.FLOAT,
     np.dtype(np.float16): cudnn.data_type.HALF,
@@ -76,7 +76,7 @@ class ConvolutionPlans:
         return Convolution(forward, dx, dw, grad_dtype)
 
     def _try(self, title: str, operation: str, shape: ConvolutionShape, data_type: Any, out_type: Any) -> Any:
-        """Return ``_operation``; None if cuDNN cannot compute it, which is logged unless ``title`` is empty."""
+        """Return ``_operation``; None if cuDNN does not support it, which is logged unless ``title`` is empty."""
         try:
             return self._operation(operation, shape, data_type, out_type)
         except Exception as error:  # the frontend raises ValueError, ImportError and RuntimeError as well as its own

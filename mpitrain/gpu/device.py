@@ -36,7 +36,7 @@ from .stream import Stream
 _log = logging.getLogger(__name__)
 _KERNELS = CupyKernels()
 _RESERVED = 0.98  # CUDA and its libraries need some memory outside the pool
-_DATA_FRACTION = 0.5  # of the memory that the model leaves, for training data, which could stay on the host
+_DATA_FRACTION = 0.5  # fraction of the memory left by the model, for training data (which could stay on the host)
 _PINNED: Counter[int] = Counter()  # page-locked memory of this process, by address: the number of GPUs that use it
 _PORTABLE = 1  # cudaHostRegisterPortable: pinned for all GPUs of this process
 # Bytes of the im2col matrix computed at a time: large enough for few kernel launches per layer, and small compared with
@@ -203,7 +203,7 @@ class Gpu:
         return made
 
     def to_python(self, value: Any) -> Any:
-        """Return a GPU array as Python numbers, which waits for the GPU; other values unchanged."""
+        """Wait for the GPU, and return a GPU array as Python numbers; other values unchanged."""
         return value.tolist() if isinstance(value, cupy.ndarray) else value
 
     def pin(self, host: Array) -> None:
@@ -308,7 +308,7 @@ _thread = _ThreadState()
 
 
 class _Activation:
-    """Context of an active GPU; converts its memory errors to ``DeviceError``. Entering it again changes nothing."""
+    """Context of an active GPU; converts its memory errors to ``DeviceError``. A nested context changes nothing."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu, self._device = gpu, cupy.cuda.Device(gpu.index)

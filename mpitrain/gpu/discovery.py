@@ -21,7 +21,7 @@ class VisibleGpus(NamedTuple):
         node: Index of the worker's node.
         host: Name of the node.
         gpus: Identifiers of the visible GPUs, by index.
-        why: Reason if there are none.
+        why: Reason why no GPU is visible.
         is_broken: Whether CuPy is installed but cannot use any GPU.
     """
 

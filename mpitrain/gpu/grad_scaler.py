@@ -19,11 +19,11 @@ from .device import Gpu
 from .ops import updates
 
 _FIRST_SCALE = 65536.0
-_NAMESPACE, _VERSION = "loss_scale", 1  # of the extra state
+_NAMESPACE, _VERSION = "loss_scale", 1  # namespace and version of this part of the extra state
 
 
 class GradScaler:
-    """The state that controls updates on one GPU. Nothing waits for the device, except ``extra_state``.
+    """The state that controls updates on one GPU. Only ``extra_state`` waits for the device.
 
     Use within ``gpu.activate()``.
 
@@ -68,7 +68,7 @@ class GradScaler:
             self._gpu.upload(state, self.state)
 
     def extra_state(self) -> ExtraState:
-        """Return what a checkpoint stores; waits for the device."""
+        """Return the state for a checkpoint; waits for the device."""
         if not self._scaled:
             return {}
         state = np.empty(self.state.size)
@@ -81,7 +81,8 @@ def _number(saved: Mapping[str, Any], name: str) -> float:
     value = saved.get(name)
     if not isinstance(value, (int, float)) or not math.isfinite(value):
         raise CheckpointError(
-            f"the checkpoint's state loss_scale has {name} {value!r}, not a number; use another one, or --init-from",
+            f"the checkpoint's state loss_scale has {name} {value!r}, not a number; "
+            f"use another checkpoint, or --init-from",
             on_all_ranks=True,
         )
     return value

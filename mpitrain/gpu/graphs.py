@@ -27,7 +27,7 @@ class StepGraphs:
         result: The array returned by ``record``; holds the results of the last replay.
 
     Raises:
-        Exception: Any error of ``record``; CUDA rejects what cannot be recorded.
+        Exception: Any error of ``record``; CUDA rejects operations that cannot be recorded.
     """
 
     def __init__(self, gpu: Gpu, record: Callable[[Callable[[int], None]], Array], cuts: Collection[int]) -> None:

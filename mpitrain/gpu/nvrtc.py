@@ -41,7 +41,7 @@ class CupyKernels:
         """
         try:
             self._module(source, stored).compile()
-        except Exception as error:  # the compiler's messages, a library or header that is missing, a full disk
+        except Exception as error:  # for example the compiler's messages, a missing library or header, a full disk
             lines = str(error).strip().splitlines() or [type(error).__name__]
             reason = next((line for line in lines if "error" in line), lines[0])
             raise DeviceError(

@@ -39,13 +39,13 @@ def variants(dtypes: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def source(name: str) -> str:
-    """Return the source ``kernels/<name>.cu``; that of ``optim`` ends with the compiled rules of all optimizers."""
+    """Return the source ``kernels/<name>.cu``; the source ``optim`` ends with the compiled rules of all optimizers."""
     rules = "".join(map(_rule, RULES.values())) if name == "optim" else ""
     return (_FOLDER / f"{name}.cu").read_text() + rules
 
 
 def text(name: str) -> str:
-    """Return a source with the shared header inlined. Compile it with the macro STORED, a type.
+    """Return a source with the shared header inlined. Compile the source with the macro STORED, a type.
 
     CuPy caches compiled kernels by source text, so changes in an included file would go unnoticed.
     """

@@ -13,7 +13,7 @@ from .device import Gpu
 from .stream import Stream, pinned
 
 Rows = Sequence[tuple[Shape, Any]]
-_BUFFERS = 2  # one is filled and copied while the GPU uses the other
+_BUFFERS = 2  # number of buffers: one is filled and copied while the GPU uses the other
 _LINE = 256  # bytes: alignment of arrays, the same as for GPU memory
 
 

@@ -1,4 +1,4 @@
-"""Starting and ending, and what programs ask about the ranks and the build."""
+"""Starting and ending, and the functions that return facts about ranks and the build."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _duplicate(everyone: MPI.Intracomm, comm: MPI.Intracomm | Sequence[int] | No
         return comm.Dup()
     ranks = list(comm)
     if everyone.rank not in ranks:
-        raise ValueError(f"init(comm={ranks}): rank {everyone.rank} is not one of these; it must not call init")
+        raise ValueError(f"init(comm={ranks}): rank {everyone.rank} is not one of these ranks; it must not call init")
     group = everyone.Get_group()
     members = group.Incl(ranks)
     made = everyone.Create_group(members)
@@ -83,7 +83,7 @@ def _at_exit(pid: int) -> None:
 
 
 def shutdown() -> None:
-    """End the engine. Operations that are pending fail, also on the other ranks. Local."""
+    """End the engine. Pending operations fail, also on the other ranks. Local."""
     if is_initialized():
         ended = current()
         world.replace(None)
@@ -181,7 +181,7 @@ def rocm_built() -> bool:
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Record what the engine does in a file, which the first rank writes; a running timeline is completed. Local.
+    """Record the engine's activity in a file, which the first rank writes; a running timeline is completed. Local.
 
     Args:
         mark_cycles: Also record when negotiations are complete.

@@ -1,8 +1,9 @@
 """The operations of one process set: cycles of negotiation and execution.
 
-A cycle is a generator like the collectives that it consists of: it yields what it waits for, and any thread resumes it.
-A rank starts a cycle when it has something to announce, or when others wait; the cycle continues when all ranks have
-started theirs. A rank that has nothing pending need not take part: without it no operation can be ready.
+A cycle is a generator like the collectives that it consists of: it yields the condition that it waits for, and any
+thread resumes it. A rank starts a cycle when it has something to announce, or when others wait; the cycle continues
+when all ranks have started theirs. A rank that has nothing pending need not take part: without it no operation can be
+ready.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ from .settings import Settings
 from .stalls import Action, StallCheck
 from .timeline import Timeline
 
-_WORDS = 1024  # of a rank's announcement: the number of pairs, bytes of new requests, and the pairs
+_WORDS = 1024  # words of a rank's announcement: the number of pairs, bytes of new requests, and the pairs
 _HEADER = 2
 _LARGEST_NUMBER = 1 << 30
-_LOOK_S = 0.25  # between checks for ranks that have ended
-_PAUSE_S = 5e-3  # after a cycle in which no rank has announced anything
+_LOOK_S = 0.25  # interval of the checks for ranks that have ended
+_PAUSE_S = 5e-3  # pause after a cycle in which no rank has announced anything
 
 
 class Channel:
@@ -48,7 +49,7 @@ class Channel:
 
     Args:
         comm: Of the set's ranks; the channel owns it.
-        name: Of the set, in messages.
+        name: Name of the process set in messages.
         ranks: The set's ranks in the world.
 
     Attributes:
@@ -70,7 +71,7 @@ class Channel:
         self._execution = Execution(
             self._collectives, self.rank, self.size, settings.fusion_bytes, timeline.began, self._end
         )
-        self._lock = threading.Lock()  # of what threads that submit change
+        self._lock = threading.Lock()  # protects the state that submitting threads change
         self._queue: deque[Handle] = deque()
         self._open: dict[tuple[str, str, int], Handle] = {}
         self._number = 0
@@ -80,10 +81,11 @@ class Channel:
         self._own = torch.zeros(_WORDS, dtype=torch.int32, device="cpu")
         self._rows = torch.zeros((self.size, _WORDS), dtype=torch.int32, device="cpu")
         self._steps: Steps | None = None
-        self._abandoned: Steps | None = None  # after an error: MPI may still write to its buffers
+        # Operations that are kept after an error, because MPI may still write to their buffers.
+        self._abandoned: Steps | None = None
         self._condition: Condition = 0
         self._cycles = 0
-        self._agreed = False  # whether all ranks announced the same in the last cycle
+        self._agreed = False  # whether all ranks announced the same operations in the last cycle
         self._not_before = 0.0  # when the next cycle may begin if there is nothing to announce
         self._notices = Notices(self.members.messages)
         self._looked = 0.0
@@ -113,7 +115,7 @@ class Channel:
             if self._open.setdefault(handle.key, handle) is not handle:
                 raise ValueError(
                     f"{title(*handle.key)} has been submitted before, and is not complete; "
-                    "use another name, or call synchronize() first"
+                    f"use another name, or call synchronize() first"
                 )
             self._queue.append(handle)
         return handle
@@ -138,7 +140,7 @@ class Channel:
         """Whether a cycle is active, or another rank of this node waits for this one to begin one."""
         return self._steps is not None or self._notices.asked or (self.pending and self._staging.is_behind())
 
-    # What the engine calls, on one thread at a time.
+    # Called by the engine, on one thread at a time.
 
     def advance(self, polls: int = 1) -> None:
         """Begin a cycle if there is a reason, and continue it as far as other ranks allow.
@@ -168,7 +170,7 @@ class Channel:
             return True
         if not self._open:
             return False
-        # Ranks on other nodes may wait, which cannot be seen from here.
+        # This rank cannot see whether ranks on other nodes wait.
         return self._staging.is_behind() or (not self.members.on_one_node and perf_counter() > self._not_before)
 
     def _reached(self, polls: int) -> bool:
@@ -177,10 +179,10 @@ class Channel:
         return bool(self._condition.Test())
 
     def _cycle(self) -> Steps:
-        """Announce what is new, and perform what is ready. Collective over the set.
+        """Announce new requests, and perform operations that are ready. Collective over the set.
 
-        If the ranks agreed in the last cycle, they probably do so in this one: the first block of what this rank
-        announces is then published together with the announcement.
+        If the ranks agreed in the last cycle, they probably agree in this one: the first block of the announced tensors
+            is then published together with the announcement.
         """
         self._notices.asked = False
         handles, words, new = self._announcement()
@@ -205,7 +207,7 @@ class Channel:
         self.completed = perf_counter()
 
     def _announcement(self) -> tuple[list[Handle], list[int], bytes]:
-        """Return what this rank announces, as handles and as words, and the requests that have no number yet."""
+        """Return the announcement of this rank, as handles and as words, and the requests that have no number yet."""
         handles, words, new = list[Handle](), [0, 0], dict[Request, int]()
         while self._queue and len(words) + 2 <= _WORDS:
             handle = self._queue.popleft()
@@ -240,7 +242,7 @@ class Channel:
         return [[Request(*fields) for fields in pickle.loads(one)] if one else [] for one in texts]
 
     def _take(self, ready: Sequence[Ready]) -> Sequence[Operation]:
-        """Return the operations to perform; end those that fail, and those of ranks that have all joined."""
+        """Return the operations to perform; end those that fail, and the pending ones if all ranks have joined."""
         operations: list[Operation] = []
         for entry in ready:
             handle = self._open.get(entry.key)
@@ -257,11 +259,11 @@ class Channel:
         if handle is not None:
             if error is None:
                 self._timeline.ended(handle)
-            del self._open[handle.key]  # before the program can see the end: it may use the name again
+            del self._open[handle.key]  # before the program sees the end and may use the name again
             handle.end(result, error)
 
     def _fail(self, reason: str) -> None:
-        """End all operations, refuse later ones, and tell the other ranks."""
+        """End all operations, refuse later ones, and notify the other ranks."""
         with self._lock:
             self.error = HorovodInternalError(reason)
             self._steps, self._abandoned, self.committed = None, self._steps, False
@@ -271,7 +273,7 @@ class Channel:
         for handle in handles:
             self._end(handle, None, self.error)
 
-    # Ranks that are late, or have gone.
+    # Ranks that are late or have ended.
 
     def look(self) -> None:
         """Check for ranks that have shut down, and for operations that some ranks have not submitted."""
@@ -309,7 +311,7 @@ class Channel:
         for handle in self._waiting():
             waits = f"{title(*handle.key)} has waited {now - handle.submitted:.0f} s for"
             ranks = absent.get(handle.key)
-            if ranks is None:  # the cycle that announces it is not complete
+            if ranks is None:  # the cycle that announces the request is not complete
                 behind = [self.members.ranks_of_node(self.members.node)[index] for index in self._staging.behind()]
                 who = self._text(behind) if behind else "a rank of another node"
                 lines.append(f"{waits} {who}, which does not answer")
@@ -320,7 +322,7 @@ class Channel:
         return lines
 
     def _waiting(self) -> list[Handle]:
-        """Return the operations that wait for ranks; a rank that has joined may do so for long."""
+        """Return the operations that wait for other ranks; a rank that has joined may wait for a long time."""
         return [handle for handle in list(self._open.values()) if handle.request.kind != "join"]
 
     def _text(self, ranks: Iterable[int]) -> str:

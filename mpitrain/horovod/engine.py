@@ -1,8 +1,8 @@
 """The engine of a rank: its process sets, and the threads that perform their operations.
 
 A thread that waits for an operation performs the cycles itself. Handing them to another thread takes twice as long, and
-on a node without spare cores that thread delays the computation. A thread in the background performs the cycles that
-nobody on this rank waits for: those that other ranks wait for; and, where cores are spare or ranks are on several
+on a node without spare cores that thread delays the computation. A background thread performs the cycles that no other
+thread of this rank waits for: those that other ranks wait for; and, where cores are spare or ranks are on several
 nodes, those that overlap with the computation.
 """
 
@@ -21,18 +21,18 @@ from .request import Handle
 from .settings import Settings
 from .timeline import Timeline
 
-_IDLE_S = 20e-3  # between looks of the background thread
-_BUSY_S = 5e-3  # the same while operations are pending, and some time after the last one
+_IDLE_S = 20e-3  # interval at which the background thread looks for requests
+_BUSY_S = 5e-3  # the interval while operations are pending, and for some time after the last one
 _RECENT_S = 1.0
-_ACTIVE_S = 500e-6  # the same in a cycle
-_LEAVE_S = 10.0  # at most, for the other ranks to shut down, too
+_ACTIVE_S = 500e-6  # the interval within a cycle
+_LEAVE_S = 10.0  # maximum time for the other ranks to shut down, too
 
 
 class Engine:
     """Performs the operations of all process sets of this rank. Every method is local.
 
     Args:
-        channel: Of the set of all ranks.
+        channel: The channel of the set of all ranks.
 
     Attributes:
         channels: By the number of their process set; those that this rank belongs to.

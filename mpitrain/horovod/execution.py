@@ -69,7 +69,7 @@ class Execution:
     def stage(self, groups: Sequence[Sequence[Operation]]) -> bool:
         """Write the first block of the first group if it is an allreduce; return whether it has been written. Local.
 
-        Otherwise, and if other operations are performed than these, nothing is lost but the copy.
+        If other operations are performed instead, only the copy was wasted.
         """
         for (request, _), *_ in groups[:1]:
             if request.kind == "allreduce" and request.op != ReduceOp.Adasum and request.scales[0] == 1.0:
@@ -204,7 +204,7 @@ def _batches(flats: Sequence[Tensor], limit: int) -> Iterator[list[Tensor]]:
 
 
 def _zeros(request: Request) -> list[Tensor]:
-    """Return what a rank that has joined contributes."""
+    """Return the contribution of a rank that has joined."""
     return [torch.zeros(math.prod(shape), dtype=request.dtype, device="cpu") for shape in request.shapes]
 
 

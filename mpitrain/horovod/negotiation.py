@@ -1,8 +1,8 @@
 """Negotiation: which operations all ranks have submitted. Every rank computes the same answer from the same messages.
 
-In a cycle all ranks exchange what they have newly submitted. Each rank keeps the table of all submitted requests of all
-ranks. A request is ready when the last rank has submitted it. All tables are equal after each cycle, and so are the
-ready requests and their order; no rank has a special role.
+In a cycle all ranks exchange their new requests. Each rank keeps the table of all submitted requests of all ranks. A
+request is ready when the last rank has submitted it. All tables are equal after each cycle, and so are the ready
+requests and their order; no rank has a special role.
 
 Requests that have occurred before are sent as numbers. All ranks number new ones in the order in which they arrive, by
 rank.
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from ..backend.waiting import ranks_text
 from .request import ReduceOp, Request, title
 
-_LARGEST_TABLE = 20_000  # requests; the table starts anew when it is larger and nothing is pending
+_LARGEST_TABLE = 20_000  # number of requests above which the table is cleared, when nothing is pending
 _WITH_JOINED = ("allreduce", "barrier", "join")
 Name = tuple[str, int]
 
@@ -27,7 +27,7 @@ class Ready:
 
     Attributes:
         request: Of the first rank.
-        number: Of the operation, if it has no name.
+        number: The number of the operation, if it has no name.
         error: Why it fails on all ranks.
         value: The result of operations without tensors.
     """
@@ -39,7 +39,7 @@ class Ready:
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """What the ranks match it by."""
+        """The key by which ranks match the operation."""
         return self.request.kind, self.request.name, self.number
 
 
@@ -48,9 +48,10 @@ class Negotiation:
     """The requests of all ranks of a process set. Local, but equal on all ranks.
 
     Attributes:
-        ranks: Those of the process set, in MPI's world; the set numbers them from 0.
+        ranks: The ranks of the process set, in MPI's world; the set numbers them from 0.
         joined: Ranks that have joined, numbered by the set.
-        next_number: Of operations without a name, after all ranks have joined: they may have submitted unequally many.
+        next_number: The next number of operations without a name, after all ranks have joined: they may have submitted
+            unequally many.
     """
 
     ranks: Sequence[int]
@@ -70,7 +71,7 @@ class Negotiation:
         return self._numbers.get(request)
 
     def receive(self, announced: Sequence[Sequence[Sequence[int]]], new: Sequence[Sequence[Request]]) -> list[Ready]:
-        """Take what the ranks have submitted; return what is ready, in the order in which it is to be performed.
+        """Take the requests that the ranks have submitted; return the operations that are ready, in their order.
 
         Args:
             announced: For each rank, its requests: pairs of the request's number, or -1 - the index of a new one, and

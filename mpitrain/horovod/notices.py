@@ -1,4 +1,4 @@
-"""Messages between the ranks of a process set that are sent and received at any time, also between two cycles.
+"""Messages between the ranks of a process set at any time, also between two cycles.
 
 ask    "take part in the next cycle, although you have nothing pending": the sender has waited long, and wants to
        know which ranks have not submitted what it waits for
@@ -17,7 +17,7 @@ import numpy as np
 from ..comm.mpi import MPI
 
 _ASK, _LEAVE, _FREE = 1, 2, 3  # tags
-_ANSWER_S = 60.0  # at most, for ranks that leave to say whether they free the memory
+_ANSWER_S = 60.0  # maximum time for ranks that leave to report whether they free the memory
 
 
 class Notices:
@@ -43,11 +43,11 @@ class Notices:
         self._send(_ASK, 0)
 
     def leave(self, cycles: int) -> None:
-        """Tell the other ranks how many cycles this one has taken part in, and that these are all."""
+        """Notify the other ranks that this one leaves, and after how many cycles."""
         self._send(_LEAVE, cycles)
 
     def receive(self) -> None:
-        """Receive what other ranks have sent."""
+        """Receive the messages that other ranks have sent."""
         status, word = MPI.Status(), np.zeros(1, np.int64)
         while self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
             source, tag = status.Get_source(), status.Get_tag()

@@ -1,4 +1,4 @@
-"""Process sets: subsets of the ranks that perform operations of their own."""
+"""Process sets: subsets of the ranks, with separate operations."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 Shape = tuple[int, ...]
 
-_ANY_ROWS = {"allgather", "alltoall"}  # whose first dimensions may differ between ranks
+_ANY_ROWS = {"allgather", "alltoall"}  # operations in which the first dimension may differ between ranks
 
 
 class ReduceOp(IntEnum):
@@ -33,7 +33,7 @@ class Request(NamedTuple):
         kind: Such as ``allreduce``.
         name: As the program calls it; empty if it has not named it.
         dtype: None without tensors.
-        shapes: Of the tensors, without the first dimension if that may differ between ranks.
+        shapes: Shapes of the tensors, without the first dimension if it may differ between ranks.
         op: The reduction.
         root: The sender of a broadcast.
         scales: Factors before and after the reduction.
@@ -49,7 +49,7 @@ class Request(NamedTuple):
 
     @property
     def text(self) -> str:
-        """All that must agree, in one line."""
+        """All properties that must agree, in one line."""
         parts = [self.kind]
         if self.op is not None:
             parts.append(self.op.name)
@@ -71,18 +71,19 @@ class Handle:
     """A rank's part of an operation. Any thread may read it.
 
     Args:
-        request: What the ranks must agree on.
-        tensors: Contiguous CPU tensors. Those of allreduce and broadcast have the shape (n,), and are also outputs.
-        finish: Turns the result into what the program gets; the thread that synchronizes calls it.
-        splits: Of an alltoall, the rows for each rank.
+        request: The properties that ranks must agree on.
+        tensors: Contiguous CPU tensors. The inputs of allreduce and broadcast have the shape (n,), and are also
+            outputs.
+        finish: Converts the result to the value that the program gets; the thread that synchronizes calls it.
+        splits: For an alltoall, the rows for each rank.
 
     Attributes:
         number: Distinguishes requests without a name; 0 for those with one.
-        key: What the ranks match it by: kind, name and number.
+        key: The key by which ranks match the operation: kind, name and number.
         done: Whether it has ended.
         error: Why it failed.
         result: The output tensors, or a number.
-        submitted: When, on the clock of ``perf_counter``.
+        submitted: The time of submission, on the clock of ``perf_counter``.
     """
 
     __slots__ = ("done", "error", "finish", "key", "number", "request", "result", "splits", "submitted", "tensors")
@@ -104,7 +105,7 @@ class Handle:
         self.submitted = perf_counter()
 
     def end(self, result: Any, error: Exception | None = None) -> None:
-        """Mark it as complete or failed."""
+        """Mark the operation as complete or failed."""
         self.result, self.error = result, error
         self.done = True
 

@@ -18,7 +18,7 @@ class Settings:
 
     Attributes:
         fusion_bytes: Largest buffer in which small tensors are fused; 0 turns fusion off.
-        cycle_s: Seconds between two negotiations that nobody waits for.
+        cycle_s: Seconds between two cycles that no thread waits for.
         stall_s: Seconds after which a tensor that some ranks have not submitted is reported; None for never.
         shutdown_s: Seconds after which such a tensor is an error; None for never.
         timeline: File of the timeline that starts with ``init``; empty for none.

@@ -1,18 +1,18 @@
-"""When an operation that some ranks have not submitted is reported, and when it fails."""
+"""The times at which an operation that some ranks have not submitted is reported, and fails."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
 
-_ANSWER_S = 2.0  # for the other ranks to say what they have submitted
+_ANSWER_S = 2.0  # time for the other ranks to report what they have submitted
 
 
 class Action(Enum):
-    """What to do about operations that have waited long."""
+    """The action for operations that have waited long."""
 
     NONE = 0
-    ASK = 1  # which operations the other ranks have submitted
+    ASK = 1  # ask which operations the other ranks have submitted
     REPORT = 2
     FAIL = 3
 
@@ -21,7 +21,7 @@ class StallCheck:
     """Decides what to do. Local.
 
     Args:
-        stall_s: Seconds after which an operation is reported, again and again; None for never.
+        stall_s: Seconds after which an operation is reported repeatedly; None for never.
         shutdown_s: Seconds after which it fails; None for never.
     """
 
@@ -30,7 +30,7 @@ class StallCheck:
         self._next, self._asked = 0.0, False
 
     def check(self, now: float, submitted: Sequence[float]) -> Action:
-        """Return what to do about pending operations that were submitted at these times."""
+        """Return the action for pending operations that were submitted at these times."""
         age = now - min(submitted, default=now)
         if self._shutdown_s is not None and age > self._shutdown_s:
             return Action.FAIL

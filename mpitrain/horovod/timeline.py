@@ -1,4 +1,4 @@
-"""The timeline: what the engine does with each tensor, as a file that chrome://tracing and Perfetto show."""
+"""The timeline: the engine's activity for each tensor, as a file that chrome://tracing and Perfetto show."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from .execution import Operation
 from .request import Handle
 
-_BUFFERED = 1000  # events that are written together
+_BUFFERED = 1000  # number of events that are written together
 
 
 class Timeline:

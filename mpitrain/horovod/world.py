@@ -13,7 +13,7 @@ from .request import Handle, Request
 from .settings import Settings
 from .timeline import Timeline
 
-_FREE_S = 10.0  # at most, for all ranks of a process set to remove it
+_FREE_S = 10.0  # maximum time for all ranks of a process set to remove it
 
 
 class World:
@@ -107,7 +107,7 @@ class World:
         if not ranks or sorted(set(ranks)) != list(ranks) or ranks[0] < 0 or ranks[-1] >= self.size:
             raise ValueError(f"process set {list(ranks)}: give different ranks from 0 to {self.size - 1}")
         if list(ranks) in self.sets.values():
-            raise ValueError(f"there is a process set with the ranks {list(ranks)} already")
+            raise ValueError(f"a process set with the ranks {list(ranks)} exists already")
         number, self._next_set = self._next_set, self._next_set + 1
         self.sets[number] = list(ranks)
         if self.rank in ranks:

@@ -63,8 +63,8 @@ def load(
         path: A run directory, whose newest checkpoint is loaded; or a checkpoint; or ``RUN/best``, the best one that
             ``--keep-best`` has kept.
         averages: Load the moving averages of the parameters, which validation uses if the job has them.
-        model: What was trained, if the run directory has no job file that makes it: a PyTorch module, which is
-            changed; or a job.
+        model: The job or model that was trained, if the run directory has no job file that makes it: a PyTorch module,
+            which is changed; or a job.
 
     Returns:
         A PyTorch module in evaluation mode, which is ``model`` or made by the job; for layers a ``TrainedModel``.
@@ -86,7 +86,7 @@ def load(
 
 
 def _load_module(path: Path, module: TorchModule, averages: bool) -> TorchModule:
-    """Set the values of a module to those of a checkpoint."""
+    """Set the values of a module to the values in a checkpoint."""
     from ..pytorch.network import layout_of, load_values
 
     with checkpoint.Checkpoint(checkpoint.find(path)[0]) as opened:
@@ -108,7 +108,7 @@ def evaluate(path: Path, averages: bool | None = None) -> tuple[int, dict[str, f
     trained = restore(path, averages=averages)
     split, model = trained.job.validation_split, trained.model()
     if split is None:
-        raise ConfigError(f"{trained.path}: the job has no validation examples; give it some: Job(validation=...)")
+        raise ConfigError(f"{trained.path}: the job has no validation examples; add some: Job(validation=...)")
     job = trained.job
     parts: list[tuple[Any, Any]] = []
 
@@ -176,7 +176,7 @@ class Predictor:
         """The dtype of the model's input, if a dataset makes it and it is a floating-point type; else empty."""
         train, dtype = self._trained.job.train_split, ""
         if isinstance(train, DatasetSplit):
-            with suppress(DataError):  # the first example is not there any more
+            with suppress(DataError):  # the first example is no longer available
                 examples = train.read_batch(0, 1).examples
                 inputs = examples[0] if isinstance(examples, (tuple, list)) else examples
                 dtype = str(getattr(inputs, "dtype", ""))
@@ -186,7 +186,7 @@ class Predictor:
         train = self._trained.job.train_split
         if set(parts) != {""}:
             if isinstance(self._trained.job.network, LayerNetwork):
-                raise JobError(f"there are several arrays, {_shapes(parts)}: must be one, of the examples")
+                raise JobError(f"the input has several arrays, {_shapes(parts)}: must be one array of examples")
             return parts
         (examples,) = parts.values()
         if train.is_array and examples.shape[1:] != train.shape:

@@ -105,7 +105,8 @@ def _record(opened: checkpoint.Checkpoint) -> RecordedJob:
 
 def _config(record: RecordedJob) -> RunConfig:
     """Return the options of a run on which its model depends."""
-    recorded = {"flush_denormals": False, **record.tables.get("run", {})}  # versions that recorded none did not flush
+    # Versions that did not record the option did not flush.
+    recorded = {"flush_denormals": False, **record.tables.get("run", {})}
     config = run_config({name: recorded[name] for name in _USED if name in recorded})
     return _with_bfloat16(config) if recorded.get("precision") == "bfloat16" else config
 

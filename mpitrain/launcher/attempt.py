@@ -29,16 +29,16 @@ from .output_filter import LauncherFilter
 from .scaling import ScaleRequest, read_request
 from .terminal import forward, say
 
-_GRACE_S = 3.0  # between SIGTERM and SIGKILL to the launcher
-_POLL_S = 0.05  # between two looks for signals and killed ranks
-_FLUSH_REMOTE_S = 0.3  # for output of ranks on other hosts to arrive
-_FLUSH_S = 0.05  # for the launcher to forward the output that ranks have written
-_LOOK_S = 5.0  # between two checks of the ranks' progress
-_STOP_S = 4.0  # without a rank that is busy, after ranks were asked to save and exit
+_GRACE_S = 3.0  # time between SIGTERM and SIGKILL to the launcher
+_POLL_S = 0.05  # interval of the checks for signals and killed ranks
+_FLUSH_REMOTE_S = 0.3  # time for output of ranks on other hosts to arrive
+_FLUSH_S = 0.05  # time for the launcher to forward the output that ranks have written
+_LOOK_S = 5.0  # interval of the checks of the ranks' progress
+_STOP_S = 4.0  # time without a busy rank, after the ranks were asked to save and exit
 _OUTSTAYS_S = 30.0  # time for the launcher to exit after all ranks have ended
-_EARLY_S = 60.0  # after the exit of the first rank
-_LISTED = 8  # ranks in a message
-_KEPT_BYTES = 200_000  # of the latest output
+_EARLY_S = 60.0  # time for the other ranks to exit after the first one
+_LISTED = 8  # maximum number of ranks named in a message
+_KEPT_BYTES = 200_000  # size of the kept end of the output
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class AttemptResult:
         filtered_output: The launcher output that was not shown.
         ended_at: When the launcher had ended, in seconds since the epoch.
         statuses: The status records of all ranks that registered.
-        tracebacks: Those of ranks that ended with an unexpected exception, by rank.
+        tracebacks: The tracebacks of ranks that ended with an unexpected exception, by rank.
         lost_hosts: Hosts that stopped answering.
         is_reported: Whether the reason for ending the launcher has been printed.
         unreachable: Hosts that could not be searched for leftover ranks, with the reason.
@@ -83,8 +83,8 @@ class Attempt:
         ranks: Number of ranks to start; None if the launcher determines it.
         hosts: The hosts that the user named.
         link_timeout_s: Seconds without an answer after which a host is lost.
-        stopping: What the ranks do when they are asked to stop, for a message.
-        accepts: Answers a request to scale the run; returns whether the ranks are to stop for it.
+        stopping: A text for a message: the action of ranks that are asked to stop.
+        accepts: Answers a request to scale the run; returns whether the ranks must stop for the request.
     """
 
     def __init__(
@@ -105,7 +105,8 @@ class Attempt:
         self._stopping, self._accepts = stopping, accepts
         self._output = bytearray()
         self._filtered_output = ""
-        self._phase, self._phase_began = _Phase.RUNNING, 0.0  # in ``STOPPING`` the time when a rank was last busy
+        # In the phase ``STOPPING``, the time when a rank was last busy.
+        self._phase, self._phase_began = _Phase.RUNNING, 0.0
         self._all_ended_at: float | None = None  # when all ranks were first seen to have ended
         self._stopped_reapers: set[int] = set()  # process ids
         self._lost_hosts: list[str] = []
@@ -193,7 +194,7 @@ class Attempt:
         process.send_signal(signal.SIGTERM)
 
     def _kill(self, process: subprocess.Popen[bytes]) -> None:
-        """Kill the launcher and what it has started on this host; on other hosts its daemons end the ranks."""
+        """Kill the launcher and its processes on this host; on other hosts its daemons end the ranks."""
         self._enter(_Phase.ENDING)
         _kill_group(process)
 
@@ -205,10 +206,10 @@ class Attempt:
             self._lost_hosts, self._is_reported = lost, True
             for host in lost:
                 say(f"host {host} has not answered for {self._link_timeout_s:g} s; ending the ranks")
-            self._kill(process)  # it would wait for its daemon on the lost host
+            self._kill(process)  # the launcher would wait for its daemon on the lost host
 
     def _check_reapers(self, statuses: Sequence[rank_status.RankStatus]) -> None:
-        """End local ranks that nothing watches, because their reaper is stopped, also at the last look."""
+        """End local ranks that are not watched, because their reaper is stopped, and was at the last check."""
         stopped = {s.reaper: s.rank for s in statuses if is_local(s.host) and process_state(s.reaper) == "T"}
         for reaper in stopped.keys() & self._stopped_reapers:
             say(f"process {reaper}, which watches rank {stopped[reaper]}, is stopped; ending the rank")
@@ -254,7 +255,7 @@ class Attempt:
     def _check_stop(self, process: subprocess.Popen[bytes], ranks: int, now: float) -> None:
         """Repeat the request to save and exit; end the ranks if none can fulfil it."""
         doing = rank_status.read_activities(self._run_dir)
-        interrupted = self._interrupts.received[:1] == [signal.SIGINT]  # a scheduler sets a limit of its own
+        interrupted = self._interrupts.received[:1] == [signal.SIGINT]  # a scheduler sets its own limit
         if not interrupted or len(doing) < ranks or any(activity.busy for activity in doing.values()):
             self._phase_began = now
         elif now > self._phase_began + _STOP_S:
@@ -296,10 +297,10 @@ class Attempt:
         if not self._suspend_requested:
             return
         self._suspend_requested = False
-        if self._remote_hosts:  # while this process is stopped, the other hosts would count its link as lost
+        if self._remote_hosts:  # while this process is suspended, the other hosts would treat its link as lost
             say("a run on several hosts cannot be suspended; press Ctrl-C to save and exit")
             return
-        # Not the launcher: if this process is killed, it must still be able to end the ranks.
+        # The launcher is not suspended: if this process is killed, the launcher must still be able to end the ranks.
         host_watcher.signal_ranks(str(self._run_dir), signal.SIGSTOP)
         handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTSTP)
@@ -315,10 +316,10 @@ class Attempt:
     def _kill_leftover_ranks(
         self, process: subprocess.Popen[bytes], statuses: Sequence[rank_status.RankStatus], began: float
     ) -> dict[str, str]:
-        """Kill the ranks that are still alive, on all hosts, and remove what they leave; normally nothing is left.
+        """Kill the ranks that are still alive, on all hosts, and remove their leftover files; normally nothing is left.
 
         Returns:
-            The hosts on which that was not possible, with the reason.
+            The hosts on which killing was not possible, with the reason.
         """
         local = [status for status in statuses if is_local(status.host)]
         deadline = time.monotonic() + (1.0 if process.returncode else 5.0)

@@ -18,7 +18,7 @@ class Command:
 
     Attributes:
         words: Program and arguments.
-        environment: Variables to set in addition to those of this process.
+        environment: Variables to set in addition to the environment of this process.
     """
 
     words: list[str]

@@ -170,6 +170,6 @@ def _when(status: RankStatus, statuses: Sequence[RankStatus]) -> str:
         return " before training started"
     if status.done:
         return " after its last step"
-    # A server takes no steps itself.
+    # A server does not take steps itself.
     step = max((other.step for other in statuses), default=0) if status.role == "ps" else status.step
     return f", in step {step + 1:,}"

@@ -17,11 +17,11 @@ from typing import Any
 from ..process import host_watcher
 from .hosts import RemoteAgent
 
-REPORT_S = 10.0  # without an answer, before a host is reported
+REPORT_S = 10.0  # time without an answer before a host is reported
 _BEAT_S = 0.5
-_LONGEST_LOOK_S = 1.0  # time in which this process was suspended does not count
-_LATER_S = 5.0  # until a lost host ends its ranks, after this process has reported it
-_AGAIN_S = 2.0  # before a watcher that has ended is started again
+_LONGEST_LOOK_S = 1.0  # a longer pause means that this process was suspended; that time does not count
+_LATER_S = 5.0  # time until a lost host ends its ranks, after this process has reported it
+_AGAIN_S = 2.0  # pause before a watcher that has ended is started again
 
 
 class HostMonitor:
@@ -79,7 +79,7 @@ class HostMonitor:
             try:
                 address = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
             except OSError:
-                return  # the launcher reports it
+                return  # the launcher reports the error
             command = shlex.join([sys.executable, host_watcher.__file__, str(address[4][0]), *self._words])
             watcher = self._agent.start(host, command)
             if watcher is None:

@@ -58,7 +58,8 @@ class IntelMpi(Mpich):
     def arguments(self, spec: LaunchSpec, machine: LocalMachine) -> Arguments:
         environment, folder = _environment(), str(Path(self.program).parent)
         if folder not in machine.environ.get("PATH", "").split(":"):
-            environment["PATH"] = f"{folder}:{machine.environ.get('PATH', '')}"  # it finds its helpers on PATH
+            # The launcher finds its helpers on PATH.
+            environment["PATH"] = f"{folder}:{machine.environ.get('PATH', '')}"
         if spec.hosts is None and is_oversubscribed(spec, machine) and not binds_itself(spec, machine):
             environment["I_MPI_PIN"] = "0"
         return Arguments(_words(spec, "bootstrap"), environment)

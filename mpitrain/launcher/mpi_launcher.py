@@ -1,4 +1,4 @@
-"""What is to be started, on which machine, and the interface of the launchers of MPI libraries."""
+"""The ranks to start, the machine, and the interface of the launchers of MPI libraries."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _BINDING_VARIABLES = (
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """What the user requested from the launcher.
+    """The user's requests to the launcher.
 
     Attributes:
         ranks: Number of ranks; None for as many as the launcher has slots for in an allocation.
@@ -74,7 +74,7 @@ class LocalMachine:
 
 
 class Arguments(NamedTuple):
-    """What a launcher is started with.
+    """The arguments and variables with which a launcher is started.
 
     Attributes:
         words: Its arguments, besides ``-n`` and the program.

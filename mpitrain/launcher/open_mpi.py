@@ -70,7 +70,9 @@ def _binding(spec: LaunchSpec, machine: LocalMachine) -> list[str]:
     if binds_itself(spec, machine):
         return []
     if spec.hosts is not None or spec.ranks is None or machine.allocated:
-        return ["--bind-to", "none"]  # remote core counts are unknown; ranks of a node share cores by thread count
+        # The core counts of remote hosts are unknown, so ranks are not bound; their numbers of threads divide the
+        # cores.
+        return ["--bind-to", "none"]
     if spec.ranks > machine.cores:
         return ["--oversubscribe", "--bind-to", "none"]
     return ["--map-by", f"slot:PE={machine.cores // spec.ranks}", "--bind-to", "core"]

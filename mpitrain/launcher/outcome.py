@@ -25,17 +25,17 @@ from .exit_report import (
     recorded_exits,
 )
 
-_CLEANUP_S = 10.0  # within which a launcher ends the other ranks
+_CLEANUP_S = 10.0  # time within which a launcher ends the other ranks
 # Open MPI's launcher fails to start if it finds the session directory of a killed launcher with the same process id.
 _TRANSIENT_ERROR = "listener thread failed to start"
 
 
 class Kind(Enum):
     FINISHED = auto()
-    STOPPED = auto()  # before the last step, because the run was asked to
+    STOPPED = auto()  # stopped before the last step, because the run was asked to
     USER_ERROR = auto()
     FAILED = auto()
-    LAUNCH_FAILED = auto()  # before any rank started
+    LAUNCH_FAILED = auto()  # failed before any rank started
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Outcome:
         is_transient: Whether the launcher failed to start for a reason that may not recur.
         lost_hosts: Hosts that no longer answer.
         ended_at: When the first rank ended, in seconds since the epoch.
-        traceback: Of the exception that ended ``rank``; empty if unknown.
+        traceback: The traceback of the exception that ended ``rank``; empty if unknown.
     """
 
     kind: Kind
@@ -92,7 +92,7 @@ def classify(result: AttemptResult, ranks: int, launcher: str, is_recorded_as_st
 
 
 class _Evidence:
-    """What is known about the end of an attempt.
+    """The facts about the end of an attempt.
 
     Attributes:
         status: The launcher's exit status.

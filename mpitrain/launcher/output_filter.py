@@ -44,7 +44,7 @@ _MARKS = (
 )
 
 
-_LONGEST_BLOCK = 40  # lines; launcher comments are shorter
+_LONGEST_BLOCK = 40  # maximum number of lines of a launcher comment
 
 
 class LauncherFilter:
@@ -116,7 +116,7 @@ class LauncherFilter:
             if len(self._block) <= _LONGEST_BLOCK:
                 return b""
             block, self._block = b"".join(self._block), None
-            return block  # not from the launcher: a rank printed the rule
+            return block  # the line is not from the launcher: a rank printed it
         if (warning := _WARNING.match(line)) is not None:
             repeated, by_chief = warning[2] in self._warned, warning[1] is None
             chief_was_first = self._warned.setdefault(warning[2], by_chief)

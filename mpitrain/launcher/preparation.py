@@ -1,4 +1,4 @@
-"""Check a request, and convert its flags to what is needed to start the ranks."""
+"""Check a request, and convert its flags to the arguments that start the ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .mpi_launcher import Launcher, LaunchSpec, LocalMachine
 
 
 def prepare(request: LaunchRequest) -> tuple[LocalMachine, Launcher, LaunchSpec]:
-    """Return what is needed to start the ranks.
+    """Return the launcher, the launch spec and the other data that start the ranks.
 
     Raises:
         LaunchError, ConfigError: The ranks cannot be started as requested.

@@ -41,7 +41,7 @@ class Restarts:
         self.max_restarts, self._resumes_from_state, self._time_limit_s = max_restarts, resumes_from_state, time_limit_s
         self.count = 0
         self.interruption: Interruption | None = None
-        self._in_a_row = 0  # since training has last advanced
+        self._in_a_row = 0  # failures since training has last advanced
         self._last_failure: Outcome | None = None
 
     def reason_not_to_restart(self, failure: Outcome, ranks: int, elapsed_s: float) -> str:

@@ -1,4 +1,4 @@
-"""What a run can resume from: its checkpoints, and the newest state in the memory of this host."""
+"""The states from which a run can resume: its checkpoints, and the newest state in the memory of this host."""
 
 from __future__ import annotations
 
@@ -54,6 +54,6 @@ class SavedStates:
         """Return the checkpoints in the run directory with their modification times, the highest step first."""
         checkpoints = []
         for path in checkpoint.steps(self._run_dir / "checkpoints").values():
-            with contextlib.suppress(OSError):  # it is being removed
+            with contextlib.suppress(OSError):  # the checkpoint is being removed
                 checkpoints.append((path, path.stat().st_mtime_ns))
         return checkpoints

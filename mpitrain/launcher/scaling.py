@@ -51,7 +51,7 @@ class ScaleRequest:
 def send_request(run_dir: Path, request: ScaleRequest) -> None:
     """Ask the supervisor of a run to continue it on other ranks, and wait for its answer.
 
-    It answers when all ranks have started. A caller that does not wait until then withdraws the request.
+    The supervisor answers when all ranks have started. A caller that does not wait until then withdraws the request.
 
     Raises:
         LaunchError: ``mpitrain run`` does not supervise the run, it has another request, it refuses this one, it ends
@@ -72,11 +72,11 @@ def read_request(run_dir: Path) -> ScaleRequest | None:
     """Return the request that waits for an answer; None if there is none."""
     path = run_dir / SCALE_REQUEST
     content = _read(path) if path.exists() else {}
-    if not content:  # withdrawn, or not readable at this moment
+    if not content:  # the request was withdrawn, or is not readable at this moment
         return None
     try:
         return ScaleRequest(**content)
-    except (TypeError, LaunchError):  # it was not written by ``send_request``
+    except (TypeError, LaunchError):  # the file was not written by ``send_request``
         _remove(path)
         return None
 
@@ -107,7 +107,7 @@ def _sent(run_dir: Path, request: ScaleRequest) -> Iterator[None]:
     try:
         _write(partial, asdict(request))
         try:
-            os.link(partial, path)  # unlike a rename, it fails if there is another request
+            os.link(partial, path)  # unlike a rename, a link fails if there is another request
         finally:
             _remove(partial)
     except FileExistsError:
@@ -122,7 +122,7 @@ def _sent(run_dir: Path, request: ScaleRequest) -> Iterator[None]:
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
-    """Replace a file at once."""
+    """Replace a file atomically."""
     partial = path.with_name(f"{path.name}.partial")
     partial.write_text(json.dumps(content), encoding="utf-8")
     os.replace(partial, path)

@@ -38,7 +38,7 @@ from .saved_states import SavedStates
 from .scaling import ScaleRequest, answer_request, remove_request, remove_requests
 from .terminal import say
 
-_OTHER_RUN_S = 20.0  # for ranks whose launcher was killed to save and exit
+_OTHER_RUN_S = 20.0  # time for ranks whose launcher was killed to save and exit
 
 
 @dataclass
@@ -85,7 +85,7 @@ def _run_dir(name: str, requested: Path | None) -> Iterator[Path]:
     state_folder.remove_orphans()  # before this run makes its directory
     folder, made = make_run_dir(name, requested)
     _wait_for_other_run(folder)
-    if (age_s := rank_status.age_s(folder)) is not None:  # of a run whose supervisor was killed
+    if (age_s := rank_status.age_s(folder)) is not None:  # left by a run whose supervisor was killed
         host_watcher.end_ranks(str(folder.absolute()))
         host_watcher.remove_leftovers(str(folder.absolute()), age_s)
     try:
@@ -129,10 +129,10 @@ class _Supervisor:
         options, workload = launch.request.options, launch.request.workload
         self._restarts = Restarts(options.max_restarts, workload.keeps_checkpoints, workload.time_limit)
         self._continues = False  # whether the present attempt follows another one
-        self._next_spec: LaunchSpec | None = None  # for which the ranks of the present attempt stop
-        self._ranks_were_killed = False  # those of the last attempt
+        self._next_spec: LaunchSpec | None = None  # the next attempt, for which the ranks of the present one stop
+        self._ranks_were_killed = False  # whether the ranks of the last attempt were killed
         if not (launch.keeps_state and launch.request.workload.resumes):
-            state_folder.remove(str(launch.run_dir))  # of a run whose supervisor was killed
+            state_folder.remove(str(launch.run_dir))  # left by a run whose supervisor was killed
         self._saved = SavedStates(launch.run_dir, launch.request.workload.resumes, launch.keeps_state)
 
     def run(self) -> int:
@@ -144,7 +144,7 @@ class _Supervisor:
             signals = len(self._interrupts.received)
             if (signals and outcome.has_failed) or (signals > 1 and outcome.kind is Kind.STOPPED):
                 if signals == 1 and outcome.kind is Kind.FAILED and outcome.step is not None and outcome.reason:
-                    say(outcome.reason)  # it failed in a different way while saving
+                    say(outcome.reason)  # the rank failed in a different way while saving
                 return self._interrupted()
             if outcome.reason:
                 say(outcome.reason)
@@ -160,7 +160,7 @@ class _Supervisor:
                 remove_request(run_dir)
                 self._restarts.forget_failures()
                 say(f"continuing from {self._saved.describe()}, with {self._describe()}")
-            elif outcome.kind is Kind.USER_ERROR:  # it has changed nothing
+            elif outcome.kind is Kind.USER_ERROR:  # the attempt has changed nothing
                 self._save_state()
                 return UserError.exit_status
             else:
@@ -190,11 +190,11 @@ class _Supervisor:
         if outcome.has_failed and self._spec.hosts is not None and not self._interrupts.received:
             outcome = replace(outcome, lost_hosts=outcome.lost_hosts or self._unreachable(self._spec.hosts))
         if outcome.kind is Kind.LAUNCH_FAILED and not outcome.lost_hosts and result.filtered_output.strip():
-            print(result.filtered_output.strip(), file=sys.stderr)  # the only explanation there is
+            print(result.filtered_output.strip(), file=sys.stderr)  # no other explanation is available
         return outcome
 
     def _start_ranks(self) -> tuple[AttemptResult, Outcome]:
-        """Start the ranks, wait until they have ended, and return how."""
+        """Start the ranks, wait until they have ended, and return the outcome."""
         run_dir, earlier = self._launch.run_dir, status.read(self._launch.run_dir)
         result = self._prepare_attempt().run()
         self._continues = True
@@ -285,7 +285,7 @@ class _Supervisor:
         return True
 
     def _accepts(self, request: ScaleRequest) -> bool:
-        """Answer a request to scale the run; return whether the ranks are to stop for it."""
+        """Answer a request to scale the run; return whether the ranks must stop for the request."""
         error = self._scale(request)
         answer_request(self._launch.run_dir, request, error)
         return not error
@@ -365,7 +365,7 @@ def _is_recorded_as_stopped(run_dir: Path, earlier: status.Status | None) -> boo
     """Return whether the run's heartbeat records that it was stopped before its last step.
 
     Args:
-        earlier: The record before this attempt, which changes nothing if there is nothing to train.
+        earlier: The record before this attempt; an attempt that has nothing to train does not change it.
     """
     recorded = status.read(run_dir)
     is_new = recorded is not None and (earlier is None or recorded.started_at != earlier.started_at)

@@ -11,10 +11,10 @@ from .base import Model
 
 
 class GradientAccumulation:
-    """Computes the loss and the gradient of a batch, and adds up those of its micro-batches. Local.
+    """Computes the loss and the gradient of a batch by adding up the losses and gradients of its micro-batches. Local.
 
-    ``forward`` and ``backward`` compute those of a batch. A loop that computes losses by itself calls ``begin``, then
-    ``add`` for each micro-batch, and ``backward``.
+    ``forward`` and ``backward`` compute the loss and gradient of a batch. A loop that computes losses by itself calls
+    ``begin``, then ``add`` for each micro-batch, and ``backward``.
 
     Args:
         model: Computes the loss and gradient of a micro-batch.

@@ -41,7 +41,7 @@ class Model:
         raise NotImplementedError
 
     def load_params(self) -> None:
-        """Copy the bound parameters to where the model computes, and set ``frozen`` of the ``TrainingState``.
+        """Copy the bound parameters to the device of the model, and set ``frozen`` of the ``TrainingState``.
 
         Called at the beginning of each step, and whenever the parameters have changed.
         """
@@ -99,7 +99,9 @@ class Model:
         Raises:
             JobError: The model is not a PyTorch module on one device.
         """
-        raise JobError("a training loop of your own needs a PyTorch module on one device")
+        raise JobError(
+            "your own training loop needs a PyTorch module on one device per rank; remove --devices-per-rank"
+        )
 
     # Devices.
 
@@ -120,7 +122,8 @@ class Model:
     def memory_use(self) -> dict[str, int]:
         """Return bytes of device memory by purpose, without parameters and vectors of the same size.
 
-        ``held`` is all device memory that this process has allocated. Empty if the model uses no device memory.
+        ``held`` is all device memory that this process has allocated. The result is empty if the model uses no device
+        memory.
         """
         return {}
 
@@ -176,7 +179,7 @@ class DividedModel(SteppedModel, Protocol):
         """Whether the module has copies of some parameters, of another type."""
 
     def watch_gradients(self, on_use: Callable[[bool], None]) -> None:
-        """Call ``on_use`` from now on before a script uses a parameter's gradient; with whether it sets it to zero."""
+        """Call ``on_use`` from now on before a script uses a gradient; the argument is whether it sets it to zero."""
 
     def clear_grads(self, names: Collection[str] | None) -> None:
         """Set the gradient of the parameters with these names to zero, or of all."""
@@ -192,14 +195,14 @@ class DividedModel(SteppedModel, Protocol):
         """Add the gradient of the last loss to the gradient, in place of ``Model.compute_grads``.
 
         Args:
-            names: Of the parameters whose gradient is computed; None for all.
+            names: Names of the parameters whose gradient is computed; None for all.
         """
 
     def show_grads(self) -> None:
-        """Let the script see the bound gradient, where it sees copies of it, of another type."""
+        """Copy the bound gradient to the gradients of another type that the script sees."""
 
     def store_params(self) -> None:
-        """Write what the script has changed in the module's copies of parameters to the bound parameters."""
+        """Write the script's changes of the module's copies of parameters to the bound parameters."""
 
     def record_params(self) -> None:
         """Record the values of some elements of the parameters, which only updates may change."""
@@ -215,11 +218,11 @@ class DividedModel(SteppedModel, Protocol):
         """Check that the parameters still have the memory that was bound.
 
         Raises:
-            JobError: The script has replaced the data of one.
+            JobError: The script has replaced the data of a parameter.
         """
 
     def mark_updated(self, names: Collection[str] | None) -> None:
-        """Tell autograd that the parameters with these names have changed, or all: on all ranks, whichever did it."""
+        """Tell autograd, on all ranks, that the parameters with these names, or all, have changed on any rank."""
 
     def write_state(self) -> None:
         """Write once more how the forward passes since the last update have changed averaged state, such as buffers."""

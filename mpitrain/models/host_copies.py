@@ -119,7 +119,7 @@ class HostCopies(Model):
 
     @property
     def stepped(self) -> HostCopies:
-        _ = self._model.stepped  # raises an error if it has none
+        _ = self._model.stepped  # raises an error if the model has none
         return self
 
     def use_device(self) -> None:

@@ -77,7 +77,7 @@ class LayerModel(Model):
 
     def _layer_done(self, child: int) -> None:
         start = self._starts[child]
-        if 0 < start < self._reported:  # layers without parameters have the start of a later one
+        if 0 < start < self._reported:  # layers without parameters have the start of a later layer
             self._reported = start
             self._on_ready(start)
 

@@ -34,7 +34,7 @@ class Exchange(Protocol):
         """Bind each replica to memory for its parameters and gradient; ``sum_grads`` writes to ``grads``."""
 
     def send_params(self) -> None:
-        """Copy what has changed since the last step to where the replicas compute."""
+        """Copy the values that have changed since the last step to the replicas' devices."""
 
     def sum_losses(self, losses: list[Any]) -> Any:
         """Return the sum of the replicas' losses, as ``Model.compute_loss``."""

@@ -54,7 +54,7 @@ def make_model(
 
 
 def _maker(job: Job, plan: Plan, on_gpus: bool) -> ModelFactory:
-    """Return what makes the model for one device."""
+    """Return the function that makes the model for one device."""
     if isinstance(job.network, LayerNetwork):
         return _layers_on_gpus(job, plan) if on_gpus else _layers(plan)
     from .torch_device import TorchCpu

@@ -23,10 +23,10 @@ class TorchDevice(Protocol):
     torch_device: torch.device
 
     def use(self) -> None:
-        """Let the calling thread's torch operations run there from now on."""
+        """Let the calling thread's torch operations run on this device from now on."""
 
     def activate(self) -> AbstractContextManager[object]:
-        """Return a context in which torch's operations run there."""
+        """Return a context in which torch's operations run on this device."""
 
     def exclusive(self) -> AbstractContextManager[object]:
         """Like ``activate``; if replicas share random numbers, no other one computes in this context."""
@@ -35,7 +35,7 @@ class TorchDevice(Protocol):
         """Return a sum over the workers that layers may call inside ``exclusive``."""
 
     def upload_indices(self, indices: Array) -> Tensor:
-        """Return indices, shape (n,), int64, as a tensor there, valid until the next call but one."""
+        """Return indices, shape (n,), int64, as a tensor on this device, valid until the second next call."""
 
     def loss_of(self, loss: Tensor) -> Any:
         """Return a loss, shape () or (1,), as ``Model.compute_loss`` does."""
@@ -47,7 +47,7 @@ class TorchDevice(Protocol):
         """See ``Model.to_host``."""
 
     def has_room(self, *arrays: Array) -> bool:
-        """Return whether copies of these arrays should be kept there."""
+        """Return whether copies of these arrays should be kept on this device."""
 
     def memory_use(self) -> dict[str, int]:
         """See ``Model.memory_use``."""

@@ -17,8 +17,8 @@ from ..core.layout import Array
 from ..gpu.device import Gpu
 from ..nn.layer import SumOverWorkers
 
-_BUFFERS = 2  # one is filled while another is copied
-_TAKEN = 0.98  # of the memory that is left: CUDA's libraries need some, too
+_BUFFERS = 2  # number of buffers: one is filled while another is copied
+_TAKEN = 0.98  # fraction of the remaining memory: CUDA's libraries need some, too
 
 
 class _ThreadState(threading.local):
@@ -30,7 +30,7 @@ class _ThreadState(threading.local):
 class TorchGpu:
     """A GPU; see ``torch_device.TorchDevice``.
 
-    Torch computes on the stream of mpitrain's kernels, so that neither waits for the other.
+    Torch uses the same stream as mpitrain's kernels, so that neither waits for the other.
     """
 
     def __init__(self, gpu: Gpu) -> None:
@@ -47,7 +47,7 @@ class TorchGpu:
         left, (free, total) = self._gpu.memory_left, torch.cuda.mem_get_info(self.torch_device)
         torch.cuda.set_per_process_memory_fraction(min(1.0, left / total), self.torch_device)
         if not self._gpu.grows:
-            with self.activate():  # torch keeps freed memory
+            with self.activate():  # torch keeps freed memory in its cache
                 torch.empty(int(_TAKEN * min(left, free)), dtype=torch.uint8, device=self.torch_device)
 
     @staticmethod

@@ -40,7 +40,7 @@ _READ_TOO_LATE = (
     "the backward pass reads a parameter, such as one used with detach(), after its gradient is complete and it may "
     "have been updated; pass --bucket-bytes {} to update after the backward pass. Torch reports: {}"
 )
-_SAMPLED = 256  # elements of the parameters, to find changes
+_SAMPLED = 256  # number of elements that are sampled to detect changes of the parameters
 _INDEXABLE = ("bool", "uint8", "int8", "int16", "int32", "int64", "float32", "float64")  # by torch's index_select
 
 
@@ -187,7 +187,7 @@ class TorchModel(Model):
 
     def add_grads(self, names: Collection[str] | None) -> None:
         loss, self._loss = self._loss, None
-        chosen = None  # all that the loss depends on
+        chosen = None  # all parameters that the loss depends on
         if names is not None:
             named = zip(self._names, self._params, strict=True)
             chosen = [param for name, param in named if name in names and param.requires_grad]
@@ -229,8 +229,9 @@ class TorchModel(Model):
             name = next(entry.name for entry in self._plan.layout.entries if entry.start <= index < entry.stop)
         if name is not None:
             raise JobError(
-                f"the loop has changed the parameter {name} itself, of which this node has one copy for all ranks, or "
-                "one in float32: use the optimizer, or pass a function that changes it to trainer.change_parameters"
+                f"the loop has changed the parameter {name} directly, but the node's ranks share it, or "
+                f"keep it in float32: use the optimizer, or "
+                f"pass a function that changes the parameter to trainer.change_parameters"
             )
 
     def check_data_pointers(self) -> None:
@@ -311,7 +312,7 @@ class TorchModel(Model):
         return self._device.to_host(vector)
 
     def close(self) -> None:
-        """Let the module keep its values in memory of its own: that of the vectors is freed after training."""
+        """Let the module keep its values in its own memory: the vectors' memory is freed after training."""
         with self._device.activate():
             self._load_buffers()
             self._copies.load()

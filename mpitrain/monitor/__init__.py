@@ -1,1 +1,1 @@
-"""What a running job prints and records: console, metrics, TensorBoard, trace, heartbeat."""
+"""The output and records of a running job: console, metrics, TensorBoard, trace, heartbeat."""

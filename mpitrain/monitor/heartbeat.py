@@ -1,8 +1,8 @@
 """The heartbeat of a run: ``status.json``, which the chief rewrites every few seconds.
 
-A run that ends writes its final state. A killed run writes nothing more, and a reader has to find that out. On the same
-machine the reader looks for the process. On another machine it can only use times, and clocks differ: it compares the
-file's age with the clock of the file system, and in case of doubt waits for the next heartbeat.
+A run that ends writes its final state. A killed run writes nothing more, and a reader has to detect this. On the same
+machine the reader looks for the process. On another machine it can only use times, but clocks differ. It therefore
+computes the file's age by the clock of the file system, and in case of doubt waits for the next heartbeat.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ProcessHost:
 
 
 class RunEnd(NamedTuple):
-    """How a run ended, and why if a hook or a signal ended it early."""
+    """The state in which a run ended, and the reason if a hook or a signal ended it early."""
 
     state: State
     reason: str = ""
@@ -227,7 +227,7 @@ def classify(
         and own_host.boot_id
         and status.host.boot_id
     ):
-        return "died"  # its machine was rebooted
+        return "died"  # the machine has been rebooted since then
     if age_s is None:
         return None
     if age_s > SKEW_S:

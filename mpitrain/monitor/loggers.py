@@ -1,7 +1,7 @@
 """Numbers and options of a run in Weights & Biases or MLflow; chief only.
 
-Each service's own environment variables say where it records, such as ``WANDB_MODE`` and ``MLFLOW_TRACKING_URI``. A
-run that resumes continues the record of the service: its id is in ``logger.json`` in the run directory.
+The services' own environment variables, such as ``WANDB_MODE`` and ``MLFLOW_TRACKING_URI``, determine where they
+record. A run that resumes continues the record of the service: its id is in ``logger.json`` in the run directory.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Wandb:
     """Weights & Biases.
 
     Args:
-        folder: The run directory; its name is that of the run.
+        folder: The run directory; it has the name of the run.
         tables: The run's options, the job's arguments and versions.
         former: The id of the run to continue, or None.
     """

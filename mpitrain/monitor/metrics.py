@@ -14,7 +14,7 @@ from typing import Any
 _log = logging.getLogger(__name__)
 _LINE_BYTES = 1 << 20  # upper limit of a line's length
 
-# The keys that a run itself records, besides ``validation_`` and the name of a metric.
+# The keys that a run itself records, besides ``validation_NAME`` for metrics.
 RECORDED = frozenset(
     "step time_s resumed restarts repeated_steps restart_s loss learning_rate examples_per_s step_s skipped_steps "
     "staleness_mean staleness_max staleness_histogram dropped moved_bytes internode_bytes saved_bytes workers "
@@ -49,7 +49,7 @@ class MetricsFile:
             listener(step, measured)
 
     def _append(self, line: bytes) -> None:
-        """Append a line; the file never ends with a part of one."""
+        """Append a line; the file never ends with a part of a line."""
         try:
             size = os.fstat(self._file.fileno()).st_size
             if self._file.write(line) < len(line):

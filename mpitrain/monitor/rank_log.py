@@ -19,7 +19,7 @@ from .console import Console
 
 _FORMAT = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s"
 _TIME = "%Y-%m-%d %H:%M:%S"
-_EARLY_MESSAGES = 10_000  # kept until the file is open
+_EARLY_MESSAGES = 10_000  # number of messages that are kept until the file is open
 
 
 def path_for(folder: Path, rank: int) -> Path:

@@ -1,7 +1,8 @@
 """The record of what a run trains: its options, job file and versions, and every earlier version of these.
 
 ``config.toml`` holds the options of the last start. ``history`` has a directory for each start that differs from the
-one before: with ``config.toml``, the job file, and if that is in a git checkout the commit and the difference to it.
+one before: with ``config.toml``, the job file and, if the job file is in a git checkout, the commit and the difference
+to it.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from ..core.toml import read_toml
 from ..errors import RecordError
 from ..plan.option import flag
 
-PROGRAM = "program"  # in place of a mode, if the ranks execute a program
+PROGRAM = "program"  # the recorded mode if the ranks execute a program
 HISTORY, CONFIG = "history", "config.toml"
-KERNELS = "blas_openblas"  # in the table of versions: OpenBLAS's version and the name of its kernels
-_UNCOMPARED = {"run_dir", "resume", "time_limit", "job_path"}  # where and until when a run trains, not how
-_GIT_S = 10.0  # at most, for one command
+KERNELS = "blas_openblas"  # key in the table of versions; its value is OpenBLAS's version and the name of its kernels
+_UNCOMPARED = {"run_dir", "resume", "time_limit", "job_path"}  # options that say where and until when a run trains
+_GIT_S = 10.0  # time limit of one git command
 
 
 class RunRecord:
-    """What one start of a run writes; chief only.
+    """The record that one start of a run writes; chief only.
 
     Args:
         folder: The run directory.
@@ -46,7 +47,7 @@ class RunRecord:
         self.tables = {**tables, "versions": versions}
 
     def changes(self) -> list[str]:
-        """Return what differs from the last start: options, such as ``--batch-size: 100 -> 50``, OpenBLAS's kernels."""
+        """Return the differences to the last start: options (``--batch-size: 100 -> 50``), OpenBLAS's kernels."""
         before, now = _compared(_read(self._folder / CONFIG)), _compared(self.tables)
         changed: list[str] = []
         if PROGRAM in (before.get("run", {}).get("mode"), now["run"].get("mode")):
@@ -89,7 +90,7 @@ class RunRecord:
 
 
 class RecordedJob(NamedTuple):
-    """What a run trained with.
+    """The options and versions with which a run trained.
 
     Attributes:
         path: The job file: where the run read it, or the copy in its record if that file has changed.
@@ -103,7 +104,7 @@ class RecordedJob(NamedTuple):
 
 
 def recorded_job(run_dir: Path, step: int) -> RecordedJob:
-    """Return what a run trained with when it wrote the checkpoint of ``step``.
+    """Return the record with which a run trained when it wrote the checkpoint of ``step``.
 
     Raises:
         RecordError: The directory has no such record.

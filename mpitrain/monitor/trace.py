@@ -1,4 +1,4 @@
-"""Where a rank's time goes: time spans, recorded on every rank and written to one file for trace viewers.
+"""Time spans of a rank's activities, recorded on every rank and written to one file for trace viewers.
 
 Code marks its phases with ``span``, as a decorator or a context manager. Without ``--trace`` a span costs a fraction of
 a microsecond, and only marks the activity that the rank's reaper watches.
@@ -26,12 +26,12 @@ from ..core import activity
 from ..core.layout import Array
 
 TRACE = "trace.json"
-# Those of spans; ``step`` is the part of a step that no other kind covers.
+# The kinds of spans; ``step`` is the part of a step that no other kind covers.
 KINDS = activity.KINDS[: activity.KINDS.index("hooks") + 1]
 _STEP, _WAIT = KINDS.index("step"), KINDS.index("wait")
 _SPANS_A_STEP = 32  # sets the array size; if steps have more spans, fewer steps are kept
 
-_BACKGROUND_STEPS = 100  # for which the track of a background thread keeps spans; it has few
+_BACKGROUND_STEPS = 100  # steps for which the track of a background thread keeps spans; it has few
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -55,7 +55,7 @@ class Track:
         self._kind = array("b", bytes(self._capacity))
         self._own_ns = [0] * len(KINDS)
         self._count = 0
-        self._inner_ns = 0  # of spans inside the current one
+        self._inner_ns = 0  # total time of the spans inside the current one
         self._open: list[tuple[int, int, int]] = []  # kind, begin, and ``_inner_ns`` of the enclosing span
         self.n_steps = 0
 
@@ -203,7 +203,7 @@ class Offset(NamedTuple):
 
 @dataclass(frozen=True)
 class RankTrace:
-    """What one rank recorded, as sent to the chief.
+    """The spans that one rank has recorded, as sent to the chief.
 
     Attributes:
         rank: Its rank in the run.
@@ -266,7 +266,7 @@ def write(path: Path, ranks: Sequence[RankTrace], same_steps: bool) -> dict[str,
 
 
 def summarize(ranks: Sequence[RankTrace], aligned: dict[int, Spans], waited: dict[int, float]) -> dict[str, Any]:
-    """Return each rank's own seconds by kind over the whole run, and how long others waited for it in the kept steps.
+    """Return each rank's own seconds by kind, and the seconds that others waited for it in the kept steps.
 
     Args:
         aligned: The workers' training spans, on one clock.

@@ -10,7 +10,7 @@ from .format import format_table, size_of
 # The number of bytes in which a worker submits a gradient to a server, by worker and server.
 GradientBytes: TypeAlias = Sequence[Sequence[int]]
 
-_ENOUGH = 50  # gradients of the busiest worker before workers are compared
+_ENOUGH = 50  # number of gradients of the busiest worker before workers are compared
 
 
 class WorkerStats(NamedTuple):
@@ -42,7 +42,7 @@ def moved(workers: Sequence[WorkerStats], nbytes: int, gradient_nbytes: Gradient
 
     Args:
         nbytes: Of all parameters.
-        gradient_nbytes: Empty if a gradient has as many.
+        gradient_nbytes: Empty if a gradient has the same number of bytes as the parameters.
     """
     sizes = [sum(of_servers) for of_servers in gradient_nbytes] or [nbytes] * len(workers)
     return [stats.reads * nbytes + stats.steps * size for stats, size in zip(workers, sizes, strict=True)]
@@ -126,7 +126,7 @@ def server_table(
     """Return a table of the servers: bytes held, and bytes received from and sent to workers.
 
     Args:
-        nbytes: Of the parameters that each server holds.
+        nbytes: Bytes of the parameters that each server holds.
     """
     gradients, reads = _sum(workers, "steps"), _sum(workers, "reads")
     titles = ("server", "host", "holds", "gradients", "received", "sent")

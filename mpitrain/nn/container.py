@@ -28,8 +28,7 @@ _ACTIVATIONS = (ReLU, LeakyReLU, GELU, Tanh, Sigmoid)
 class Sequential(Layer):
     """Layers that run one after the other.
 
-    A child without a name of its own is named after its class and its index among the children of that class, such as
-    ``dense2``.
+    A child without a name is named after its class and its index among the children of that class, such as ``dense2``.
 
     Raises:
         JobError: There are no layers, an argument is not a layer, or a layer or a name occurs twice.
@@ -114,7 +113,7 @@ class Residual(Sequential):
     def backward(self, dy: Array) -> Array | None:
         dy = self.cast_input(dy, "dy")
         around = self.activations("dx", dy.shape)
-        around[...] = dy  # before the layers overwrite it
+        around[...] = dy  # copied before the layers overwrite it
         dx = super().backward(dy)
         if dx is None:
             return None
@@ -138,7 +137,7 @@ def _takes_integers(layers: tuple[Layer, ...]) -> bool:
 
 
 def input_dtype(model: Layer) -> np.dtype[Any]:
-    """Return the type of the model's input: that to which the first layer, after reshapes, converts it."""
+    """Return the type of the model's input: the type to which the first layer, after reshapes, converts it."""
     for _, layer in walk(model):
         if type(layer) in (Flatten, Reshape, Sequential, Residual):
             continue

@@ -93,7 +93,7 @@ class Embedding(Layer):
 
     def build(self, shape: Shape) -> Shape:
         if self.needs_dx:
-            raise JobError("Embedding requires integer input; insert it before all layers with parameters")
+            raise JobError("Embedding requires integer input; move it before all layers with parameters")
         self.declare("weight", (self.vocabulary, self.features), self.weight_init)
         return (*shape, self.features)
 

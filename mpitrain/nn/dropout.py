@@ -46,7 +46,7 @@ class Dropout(Layer):
         if not self._drops(self._ctx):
             return dy
         dy = self.cast_input(dy, "dy")
-        dx = self.activations("dx", dy.shape)  # in place the loop would not vectorize
+        dx = self.activations("dx", dy.shape)  # computed in place, the loop would not vectorize
         self._mask(dy, dx)
         return dx
 

@@ -1,6 +1,6 @@
 """Initializers of parameters: functions of a random generator and a shape.
 
-Fans are those of a matrix (in, out) or of a convolution's weight (height, width, in, out): each output depends on
+Fans are defined for a matrix (in, out) or a convolution's weight (height, width, in, out): each output depends on
 ``fan_in`` inputs, and each input affects ``fan_out`` outputs.
 """
 

@@ -96,7 +96,7 @@ class Layer:
         self.name = name
         self.declared: dict[str, Declared] = {}
         self.dtype: np.dtype[Any] = np.dtype(np.float32)
-        self.index = 0  # index in the model; makes random numbers differ between layers
+        self.index = 0  # index of the layer in the model; makes random numbers differ between layers
         self._buffers: dict[tuple[str, Shape], Array] = {}
 
     def __init_subclass__(cls) -> None:
@@ -125,7 +125,7 @@ class Layer:
 
     @property
     def ops(self) -> Any:
-        """The operations of this layer's device, those of ``core.ops`` or of ``gpu.ops``."""
+        """The operations of this layer's device, ``core.ops`` or ``gpu.ops``."""
         return self.device.ops
 
     def dispatch(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -183,7 +183,7 @@ class Layer:
     def buffer(self, tag: str, shape: Shape, dtype: Any = None) -> Array:
         """Return uninitialized memory of this layer, the same at every call with this tag and shape.
 
-        New arrays would be mapped and page-faulted at every step.
+        New arrays would cost page faults at every step.
         """
         buffer = self._buffers.get((tag, shape))
         if buffer is None:

@@ -20,7 +20,7 @@ class Loss:
         device: Device of outputs, labels and gradients.
         scale: Factor of the gradient, but not of the loss: a device array of shape (1,), float64, read when each
             gradient is computed. None for 1.
-        supports_amp: Whether it accepts 16-bit outputs and multiplies by ``scale``; else it gets outputs of the
+        supports_amp: Whether it accepts 16-bit outputs and multiplies by ``scale``; otherwise it gets outputs of the
             parameters' type, and its gradient is multiplied afterwards.
     """
 
@@ -39,7 +39,7 @@ class Loss:
 
     @property
     def ops(self) -> Any:
-        """The operations of the device, those of ``core.ops`` or of ``gpu.ops``."""
+        """The operations of the device, ``core.ops`` or ``gpu.ops``."""
         return self.device.ops
 
     @property

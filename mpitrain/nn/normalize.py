@@ -105,10 +105,10 @@ class BatchNorm(Layer):
         self.variance_grad[...] = share * (variance - self.variance)
 
     def _join_workers(self, moments: Array, sum_over_workers: SumOverWorkers) -> None:
-        """Replace the moments and the number of rows of this worker's batch with those of the joined batch.
+        """Replace the moments and the number of rows of this worker's batch with the values of the joined batch.
 
-        First the workers agree on an origin, the mean of all rows up to rounding. The second sum is of moments about
-        it, so that nothing cancels however large the mean is.
+        First the workers agree on an origin, the mean of all rows up to rounding. The second sum adds moments about
+        this origin, so that nothing cancels however large the mean is.
         """
         origin, offset, variance = moments
         sums = self.buffer("sums", (self.features + 1,), np.float64)

@@ -1,4 +1,4 @@
-"""The operations on arrays that ``updater.Updater`` needs, and those of the CPU."""
+"""The operations on arrays that ``updater.Updater`` needs, and their implementation on the CPU."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Gradient(NamedTuple):
         rows: Shape (n, >= size - origin), C-contiguous.
         order: Shape (m,), int64: indices of the rows to add, in this order.
         origin: Element of the vectors that corresponds to the rows' first element.
-        measured: Whether ``measure_segments`` has written it, with the factors that the backend's device knows.
+        measured: Whether ``measure_segments`` has written it, with the factors that only the device has.
     """
 
     rows: Array

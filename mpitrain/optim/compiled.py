@@ -15,17 +15,17 @@ from ..core.kernels import kernel, reduction, sum_rows
 from ..core.layout import Array
 
 BLOCK = 2048  # elements: parameters, gradient and two slots of float32 fill an L1 cache of 32 KiB
-SCRATCH = 2 * BLOCK  # elements of temporary memory
+SCRATCH = 2 * BLOCK  # number of elements of temporary memory
 
 Constants = tuple[float, ...]
 CONSTANTS, SLOTS = 6, 2  # maximum numbers
 
-RULES: dict[str, CompiledRule] = {}  # by name; the CUDA source ``optim`` contains all of them
+RULES: dict[str, CompiledRule] = {}  # rules by name; the CUDA source ``optim`` contains all of them
 
 
 @dataclass(frozen=True, eq=False)
 class CompiledRule:
-    """The arithmetic of an update rule for the CPU and for GPUs. The loops over segments are those of all rules.
+    """The arithmetic of an update rule for the CPU and for GPUs. All rules share the loops over segments.
 
     Attributes:
         name: Name of the rule; names are unique.

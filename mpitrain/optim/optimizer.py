@@ -88,7 +88,7 @@ class Optimizer(ABC):
             addition to the gradient's step (Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019).
         decay_names: Patterns (as of files) of the names of parameters to which ``l2`` or ``weight_decay`` apply.
         clip_norm: Maximum Euclidean norm of the whole gradient, which is scaled down if necessary.
-        rate_factor: Factor of the learning rate, usually that of a group.
+        rate_factor: Factor of the learning rate, usually a group's factor.
         rate_factors: Short form of groups with a ``rate_factor``: factors by patterns (as of files) of the names of
             parameters; the first pattern that matches counts, and is multiplied by the group's ``rate_factor``.
         groups: Options of parameter groups, by patterns of the names of their parameters; the first pattern that
@@ -140,8 +140,8 @@ class Optimizer(ABC):
             raise JobError(f"{self.name}: l2 is {self.l2}, but {self.name} uses weight_decay; remove l2")
         if self.trust_ratio is not None and self.trust_ratio.after_rule and self.clip_norm is not None:
             raise JobError(
-                f"{self.name}: clip_norm is {self.clip_norm}, but {self.name}'s step length ignores the gradient's; "
-                "remove clip_norm"
+                f"{self.name}: clip_norm is {self.clip_norm}, but {self.name}'s step does not "
+                f"depend on the gradient's norm; remove clip_norm"
             )
         self._check_groups()
 
@@ -186,7 +186,7 @@ class Optimizer(ABC):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         definer = [next(i for i, c in enumerate(cls.__mro__) if name in vars(c)) for name in ("update", "fused")]
-        if definer[0] < definer[1]:  # the inherited compiled version is one of another rule
+        if definer[0] < definer[1]:  # the inherited compiled version implements another rule
             cls.fused = Optimizer.fused  # type: ignore[method-assign]
 
     def check(self) -> None:
@@ -294,7 +294,7 @@ class Optimizer(ABC):
                 raise JobError(f"{where} {verb} the trust ratio: set it for the whole optimizer, not for a group")
 
     def check_names(self, names: Sequence[str]) -> None:
-        """Check that every group has a parameter; ``names`` are those of all parameters. Local.
+        """Check that every group has a parameter; ``names`` are the names of all parameters. Local.
 
         Raises:
             JobError: A pattern matches none of them.

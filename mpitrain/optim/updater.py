@@ -209,7 +209,7 @@ class Updater:
         usable, ratios = trust.ratios(group.sums, group.decay, clip)
         scales = rate * group.factors
         xp.copyto(scales, scales * ratios, where=usable & group.decayed)
-        if not trust.after_rule:  # otherwise the direction includes decay
+        if not trust.after_rule:  # otherwise the direction includes weight decay
             group.l2[...] = scales * group.decay
         xp.copyto(group.scales, clip * scales, where=group.trained)
 
@@ -218,7 +218,7 @@ class Updater:
         for group in of_range.groups:
             rate = decay_rate = rate_scale * group.options.rate(step) * group.factor
             if group.trust is not None:
-                rate, decay_rate = 1.0, 0.0  # the scales include both
+                rate, decay_rate = 1.0, 0.0  # the scales include both factors
             fused = group.applied.fused(rate, step)
             if fused is None:
                 self._apply_rule(group, rate, decay_rate, gradient, step, ema_weight)
@@ -284,7 +284,7 @@ class Updater:
         return Gradient(out.reshape(1, -1), self._first, measured=True)
 
     def _range_of(self, lo: int, hi: int) -> Range:
-        """Return the groups of [lo, hi), cached by range and by what is frozen."""
+        """Return the groups of [lo, hi), cached by the range and the frozen parameters."""
         key = lo, hi, self._frozen.tobytes()
         if key not in self._ranges:
             has_average = self._moving is not None

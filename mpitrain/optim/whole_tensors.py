@@ -50,7 +50,7 @@ class WholeTensorOptimizer(Optimizer):
 
         Args:
             names: Their names.
-            state: What ``tensor_state`` has returned, on any ranks; may have state of other parts of the run.
+            state: The results of ``tensor_state``, on any ranks; may have state of other parts of the run.
         """
 
     @abstractmethod
@@ -59,4 +59,4 @@ class WholeTensorOptimizer(Optimizer):
 
     @abstractmethod
     def arrays_to_average(self) -> list[Array]:
-        """Return what is averaged when parameters are: views of the state, shape (n,) each. Local."""
+        """Return the state that is averaged with the parameters: views of the state, shape (n,) each. Local."""

@@ -41,7 +41,7 @@ def parse_compression(text: str) -> Compression:
     """Return the value of ``--compress``.
 
     Raises:
-        ConfigError: There is no such compression.
+        ConfigError: The text is not the name of a compression.
     """
     name, _, number = text.partition(":")
     if text in _WORDS:

@@ -21,7 +21,7 @@ class RunConfig:
     """Options of a training run, grouped. Flags and TOML keys are flat. Options left at None are set by the job file.
 
     Raises:
-        ConfigError: An option is out of range; the message states what is valid.
+        ConfigError: An option is out of range; the message states the valid values.
     """
 
     parallel: ParallelConfig = ParallelConfig()
@@ -85,7 +85,9 @@ class RunConfig:
         """Reject options of compression that conflict, have no effect, or that the mode does not support."""
         compression, mode, parallel = self.compression, self.mode, self.parallel
         if parallel.compress_after and parallel.compress is None:
-            raise ConfigError(f"--compress-after {parallel.compress_after} requires --compress; add it, or remove this")
+            raise ConfigError(
+                f"--compress-after {parallel.compress_after} requires --compress; add it, or remove --compress-after"
+            )
         if self.servers.push_precision is not None and parallel.compress is not None:
             raise ConfigError("--push-precision is the former name of --compress; remove it")
         if compression is not None and not compression.is_class and compression.name not in mode.compressions:
@@ -97,7 +99,7 @@ class RunConfig:
             )
 
     def _check_goal(self) -> None:
-        """Reject options of early stopping without the others that they need."""
+        """Reject options of early stopping if other options that they need are missing."""
         training, keep_best = self.training, self.saving.keep_best
         uses = [f"--patience {training.patience}"] * (training.patience is not None) + ["--keep-best"] * keep_best
         if training.goal is None:
@@ -167,8 +169,8 @@ class RunConfig:
             )
         if self.uses_servers and not ps and not parallel.shared_memory and ranks > 1:
             raise ConfigError(
-                f"--no-shared-memory: {ranks} ranks have no place for the parameters of --mode {parallel.mode}; "
-                "set --ps 1 or more, or remove --no-shared-memory"
+                f"--no-shared-memory: {ranks} ranks cannot share the parameters of --mode {parallel.mode}; "
+                f"set --ps 1 or more, or remove --no-shared-memory"
             )
         if parallel.backup_workers is not None and parallel.backup_workers >= workers:
             raise ConfigError(

@@ -78,10 +78,10 @@ class Job:
         caller = sys._getframe(2)  # of ``__init__``
         self.source = caller.f_code.co_filename, caller.f_lineno
         self._network = make_network(self.model, self.loss)
-        self._splits: dict[str, tuple[object, Split]] = {}  # by name: the given object, and its split
+        self._splits: dict[str, tuple[object, Split]] = {}  # by name: the user's object, and its split
         self._split("train")
         self._split("validation")
-        self._rule: tuple[object, Optimizer] | None = None  # the given optimizer, and its rule
+        self._rule: tuple[object, Optimizer] | None = None  # the user's optimizer, and its rule
         self._check("optimizer", self.rule, Optimizer)
         if self.moving_average is not None:
             self._check("moving_average", self.moving_average, moving_average)
@@ -134,12 +134,12 @@ class Job:
             if not isinstance(split, Split):
                 raise JobError(must_be(name, value, Split))
             if split.is_stream and name == "validation":
-                raise JobError(f"Job(validation=...) got {split.source}: must be examples that can be read again")
+                raise JobError(f"Job(validation=...) got {split.source}: must be examples that can be read repeatedly")
             self._splits[name] = value, split
         return self._splits[name][1]
 
     def facts(self) -> dict[str, object]:
-        """Return what must be the same on every rank, except the model.
+        """Return the properties that must be the same on every rank, except the model's.
 
         Raises:
             DataError: A data file does not match its header.
@@ -201,7 +201,8 @@ def load_job_file(path: Path) -> JobFunction:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    # So that job files can share code. The console command does not search the current directory, ``python -m`` does.
+    # Job files can share code this way. Unlike ``python -m``, the console command does not search the current
+    # directory.
     sys.path[:0] = [str(path.parent.resolve()), str(Path.cwd())]
     with _errors_described(path):
         spec.loader.exec_module(module)
@@ -235,7 +236,7 @@ def make_job(path: Path, function: JobFunction, arguments: dict[str, Any], seed:
         torch.manual_seed(seed)
     with _errors_described(path, function.__code__.co_filename):
         job = function(**arguments)
-        if torch is None and (torch := sys.modules.get("torch")) is not None:  # the function has imported it
+        if torch is None and (torch := sys.modules.get("torch")) is not None:  # the function has imported torch
             torch.manual_seed(seed)
             job = function(**arguments)
     if not isinstance(job, Job):
@@ -260,7 +261,7 @@ def errors_located(path: Path, job: Job) -> Iterator[None]:
 def _errors_described(path: Path, source: str = "") -> Iterator[None]:
     """Turn exceptions of the job file's code into a ``JobError``, and name its line in errors of this package.
 
-    Its own parser of the command line exits, because it does not know the arguments of ``mpitrain``.
+    A command-line parser in the job file exits, because it does not know the arguments of ``mpitrain``.
 
     Args:
         source: The file of a function that a script or a notebook has passed.

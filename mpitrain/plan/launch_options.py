@@ -31,7 +31,7 @@ class LaunchOptions(OptionGroup):
     hosts: str | None = option(None, "Hosts to run on.", "HOST:RANKS,...", default_text="this host", is_common=True)
     hostfile: Path | None = option(None, "File with the hosts, one per line.", "FILE")
     remote_agent: str | None = option(
-        None, "Program that starts processes on other hosts.", "PROGRAM", default_text="ssh"
+        None, "Program that starts processes on other hosts, such as ssh.", "PROGRAM", default_text="ssh"
     )
     network: str | None = option(
         None, "Network between the hosts: a subnet such as 10.1.0.0/16, or an interface name.", "NET"
@@ -49,7 +49,7 @@ class LaunchOptions(OptionGroup):
     )
     recover: Literal["memory", "checkpoint"] | None = option(
         None,
-        "State from which --max-restarts restarts: the newest one, kept in memory, or the newest checkpoint.",
+        "State that --max-restarts restarts from: the newest state, which is kept in memory, or the newest checkpoint.",
         default_text="memory",
     )
     min_ranks: int | None = option(

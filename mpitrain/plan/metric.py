@@ -13,8 +13,8 @@ import numpy as np
 
 from ..errors import ConfigError, JobError
 
-PREFIX = "validation_"  # of the names of validation metrics in records
-MEASURED = ("loss", "accuracy")  # by every validation of a job
+PREFIX = "validation_"  # prefix of the names of validation metrics in records
+MEASURED = ("loss", "accuracy")  # metrics that every validation of a job measures
 _HIGHER_IS_BETTER = {"loss": False, "accuracy": True}
 _DIRECTIONS = {"min": False, "max": True}
 _NAME = re.compile(r"[A-Za-z][\w.-]*")
@@ -22,7 +22,7 @@ _NAME = re.compile(r"[A-Za-z][\w.-]*")
 
 @runtime_checkable
 class MetricObject(Protocol):
-    """A metric that gets batches, such as those of torchmetrics."""
+    """A metric that gets batches, such as a metric of torchmetrics."""
 
     def reset(self) -> Any: ...
 
@@ -84,7 +84,7 @@ def check_metrics(where: str, metrics: object, reserved: Collection[str] = ()) -
         reserved: Names that are not valid.
 
     Raises:
-        JobError: They are no metrics, or a name is not valid.
+        JobError: They are not metrics, or a name is not valid.
     """
     if not isinstance(metrics, Mapping):
         raise JobError(f'{where} got {type(metrics).__name__}: must be a dict, such as {{"top5": top5}}')
@@ -92,7 +92,7 @@ def check_metrics(where: str, metrics: object, reserved: Collection[str] = ()) -
         if not is_name(name):
             raise JobError(f"{where} has the name {name!r}: must be letters, digits and any of _ . -, after a letter")
         if name in reserved:
-            raise JobError(f"{where} has the name {name!r}, which is measured already: use another name")
+            raise JobError(f"{where} has the name {name!r}, which is reserved for a built-in metric: use another name")
         if isinstance(metric, type):
             raise JobError(f"{where}: {name!r} is the class {metric.__name__}: must be an object, {metric.__name__}()")
         if not callable(metric) and not isinstance(metric, MetricObject):
@@ -112,7 +112,7 @@ def measure(metrics: Mapping[str, Metric], outputs: Any, labels: Any) -> dict[st
         By name; a metric that returns a dict has a value ``NAME_KEY`` for each key.
 
     Raises:
-        JobError: A metric fails, or returns no number; names it, and its line.
+        JobError: A metric fails, or returns no number; the message names it, and its line.
     """
     values: dict[str, float] = {}
     for name, metric in metrics.items():
@@ -159,7 +159,8 @@ def _result(name: str, metric: Metric, outputs: Any, labels: Any) -> Any:
         return result
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)[1:]
-        own = [frame for frame in frames if frame.filename == frames[0].filename]  # not of libraries that it calls
+        # The line of the metric, not of libraries that it calls.
+        own = [frame for frame in frames if frame.filename == frames[0].filename]
         place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
         text = " ".join(str(error).split())
         raise JobError(f"the metric {name!r} fails: {type(error).__name__}: {text}{place}") from error
@@ -177,12 +178,12 @@ def number_of(what: str, value: Any) -> float:
     """Return a number, a NumPy scalar, or an array or tensor without dimensions as a float.
 
     Args:
-        what: What has this value, for errors.
+        what: The name of the value, for errors.
 
     Raises:
         JobError: It is none of these.
     """
-    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # of NumPy or torch
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # an array of NumPy, or a tensor of torch
         value = value.item()
     if not isinstance(value, numbers.Real):
         shape = getattr(value, "shape", None)

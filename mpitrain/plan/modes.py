@@ -22,11 +22,11 @@ class Mode:
 
     Attributes:
         name: The value of ``--mode``.
-        strategy: What makes a worker's strategy, ``package.module:name``: a class or a function that takes
-            ``(cluster, plan, devices, state)``.
+        strategy: The class or function that makes a worker's strategy, ``package.module:name``; it takes ``(cluster,
+            plan, devices, state)``.
         uses_servers: Whether parameters live on servers, or in a node's shared memory, and workers run at their own
             pace.
-        is_asynchronous: Whether a worker's gradient is applied without waiting for those of other workers.
+        is_asynchronous: Whether a worker's gradient is applied without waiting for other workers' gradients.
         bounds_staleness: Whether a worker waits for the slowest one, and its staleness is its lead over that one.
         drops_late_gradients: Whether a step uses the first gradients of several workers, and drops later ones.
         averages_params: Whether workers train parameters of their own, which are averaged in place of gradients.
@@ -51,7 +51,8 @@ class Mode:
         return not self.uses_servers and not self.averages_params
 
 
-_IN_ALL = ("bfloat16", "float16", "float32", "int8")  # also in ``local``; float32 is for vectors in float64
+# Values that ``local`` supports, too; float32 is for vectors in float64.
+_IN_ALL = ("bfloat16", "float16", "float32", "int8")
 _OF_SERVERS = (*_IN_ALL, "topk")
 
 # In the order in which help and messages list them.

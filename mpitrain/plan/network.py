@@ -24,7 +24,7 @@ TorchModule: TypeAlias = "torch.nn.Module"
 TorchLoss: TypeAlias = "Callable[[Any, Any], torch.Tensor]"
 TorchOptimizer: TypeAlias = "torch.optim.Optimizer | Callable[[Iterator[torch.nn.Parameter]], torch.optim.Optimizer]"
 
-_VALID: dict[type, str] = {  # appended to the name of the class in messages
+_VALID: dict[type, str] = {  # text that messages append to the name of the class
     Layer: ", such as nn.Sequential(nn.Dense(8, 16), nn.ReLU(), nn.Dense(16, 2)), or a torch.nn.Module",
     Loss: ", such as nn.SoftmaxCrossEntropy(), or for a torch.nn.Module a torch loss",
     Optimizer: ", such as optim.adam(0.001), or for a torch.nn.Module a function that makes one of torch.optim",
@@ -100,7 +100,7 @@ class Network(Protocol):
         """Return path, kind and parameters of each part of the model, for tables."""
 
     def facts(self) -> dict[str, object]:
-        """Return what must be the same on every rank, except the layout."""
+        """Return the properties that must be the same on every rank, except the layout."""
 
 
 def make_network(model: object, loss: object) -> Network:

@@ -28,12 +28,12 @@ class OptionInfo:
     """Metadata of an option: help text, limits, choices and modes.
 
     Attributes:
-        help: What it does, without what follows from the other attributes.
-        metavar: What help shows in place of a value; None for the type's name.
+        help: What the option does, without facts that follow from the other attributes.
+        metavar: The text that help shows in place of a value; None for the type's name.
         minimum, above, maximum, below: The valid numbers: at least, more than, at most, less than.
         default_text: For an option that is None unless given: its default, or what determines it.
         also: A second spelling of its flag.
-        choices: The valid words; empty if the type determines what is valid.
+        choices: The valid words; empty if the type determines the valid values.
         modes: Returns whether the option is valid in a mode; None if it is valid in all modes.
         is_repeated: Whether its flag may be given several times; its value is then a tuple.
         has_negative: Whether a boolean option also has a flag ``--no-NAME``.
@@ -85,7 +85,7 @@ class OptionInfo:
 
 
 def option(default: Any, help: str, metavar: str | None = None, **attributes: Any) -> Any:
-    """Return a field of a dataclass that is an option; ``attributes`` are those of ``OptionInfo``."""
+    """Return a field of a dataclass that is an option; ``attributes`` are the attributes of ``OptionInfo``."""
     return dataclasses.field(default=default, metadata={_KEY: OptionInfo(help, metavar, **attributes)})
 
 
@@ -100,8 +100,8 @@ class OptionGroup:
     """Base class of dataclasses all of whose fields are options.
 
     Raises:
-        ConfigError: A number is outside of its limits, or a word is none of the choices; the message says what is
-            valid.
+        ConfigError: A number is outside of its limits, or a word is none of the choices; the message states the valid
+            values.
     """
 
     def __post_init__(self) -> None:

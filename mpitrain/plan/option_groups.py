@@ -1,4 +1,4 @@
-"""The options of a run, in groups. Those that set how workers agree are in ``parallel``."""
+"""The options of a run, in groups. Options for the agreement between workers are in ``parallel``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ServerConfig(OptionGroup):
         modes=_with_servers,
     )
     ps_hosts: list[str] | None = option(
-        None, "Hosts on which the servers run, in turn.", "HOST,...", modes=_with_servers
+        None, "Hosts to which the servers are assigned in turn.", "HOST,...", modes=_with_servers
     )
     placement: Literal["round_robin", "greedy", "partitioned"] = option(
         "partitioned", "How variables are distributed over the servers.", modes=_with_servers
@@ -53,7 +53,8 @@ class ServerConfig(OptionGroup):
     )
     prefetch_params: bool = option(
         False,
-        "Read the parameters of the next step from servers on other nodes during this one; they may be a step older.",
+        "Read the parameters of the next step from servers on other nodes during "
+        "the present step; they may be one step older.",
         modes=lambda mode: mode.is_asynchronous and not mode.bounds_staleness,
     )
 
@@ -71,19 +72,19 @@ class TrainingConfig(OptionGroup):
     dtype: Literal["float32", "float64"] = option("float32", "Data type of parameters and arithmetic.")
     data_workers: int | None = option(
         None,
-        "Processes of each rank that load the examples of a dataset; 0: the rank loads them itself.",
+        "Number of processes per rank that load the examples of a dataset; 0: the rank loads them itself.",
         "N",
         minimum=0,
         default_text=0,
     )
     prefetch: int | None = option(
-        None, "Batches that each of these processes loads ahead.", "N", minimum=1, default_text=2
+        None, "Number of batches that each data worker loads ahead.", "N", minimum=1, default_text=2
     )
     nan: Literal["stop", "skip", "ignore"] = option("stop", "Action on a non-finite loss.")
     init_from: Path | None = option(
         None,
-        "Initialize parameters from a checkpoint or a run directory where they match, unless the run resumes from its "
-        "own checkpoint.",
+        "Initialize parameters that match by name and shape from a checkpoint or a run "
+        "directory, unless the run resumes from its own checkpoint.",
         "PATH",
     )
     validate_steps: int = option(1000, "Validate every N steps; 0: only at the end.", "N", minimum=0, is_common=True)
@@ -92,7 +93,7 @@ class TrainingConfig(OptionGroup):
         None, "The validation metric of --patience and --keep-best: loss, accuracy, or NAME:min or NAME:max.", "NAME"
     )
     patience: int | None = option(
-        None, "Finish training after N validations without improvement of --stop-metric.", "N", minimum=1
+        None, "Finish training after N validations in a row without improvement of --stop-metric.", "N", minimum=1
     )
 
     @property
@@ -106,7 +107,7 @@ class DeviceConfig(OptionGroup):
     """The devices of a rank, and their precision."""
 
     device: Literal["auto", "cpu", "gpu"] = option(
-        "auto", "Device of the workers; auto: GPUs if there are any.", is_common=True
+        "auto", "Device of the workers; auto: GPUs if available.", is_common=True
     )
     devices_per_rank: int = option(1, "Split a rank's batch over this many devices.", "N", minimum=1)
     precision: Literal["float32", "tf32", "bfloat16", "float16"] = option(
@@ -161,13 +162,13 @@ class SavingConfig(OptionGroup):
     save_background: bool = option(True, "Write checkpoints in the background, from a copy of the state.")
     save_per_node: bool | None = option(
         None,
-        "Each node writes a shard of the checkpoint.",
+        "Write one shard of the checkpoint per node.",
         default_text="on several nodes, from 1 GiB of state",
         modes=_without_servers,
     )
     save_one_file: bool | None = option(
         None,
-        "All nodes write their shards into one shared file.",
+        "Write the shards of all nodes into one shared file.",
         default_text="if HDF5 is parallel",
         modes=_without_servers,
     )
@@ -199,7 +200,10 @@ class RunDirConfig(OptionGroup):
         default_text="10 times the longest activity so far, at least 60",
     )
     long_timeout: float = option(
-        LONG_LIMIT_S, "The same for starting, compiling, validating, saving and ending.", "S", minimum=1
+        LONG_LIMIT_S,
+        "The limit of --hang-timeout while starting, compiling, validating, saving and ending.",
+        "S",
+        minimum=1,
     )
 
 
@@ -209,7 +213,7 @@ class OutputConfig(OptionGroup):
 
     log_steps: int = option(100, "Report the loss every N steps; 0: never.", "N", minimum=0, is_common=True)
     log_secs: float = option(
-        10.0, "Without a terminal, print at most one of these reports in S seconds; 0: print all.", "S", minimum=0
+        10.0, "Without a terminal, print at most one loss report in S seconds; 0: print all.", "S", minimum=0
     )
     log_grad_norm: bool = option(
         False,
@@ -223,12 +227,10 @@ class OutputConfig(OptionGroup):
         0, "Add histograms of parameters and gradients to TensorBoard every N steps; 0: never.", "N", minimum=0
     )
     logger: Literal["wandb", "mlflow"] | None = option(
-        None, "Also record options and numbers of the run in Weights & Biases or MLflow."
+        None, "Also record options and metrics of the run in Weights & Biases or MLflow."
     )
     trace: bool = option(False, "Record a timeline of each rank, for trace viewers and mpitrain report.")
     trace_steps: int = option(
         1000, "Keep the individual spans of the last N steps in a trace; totals cover all steps.", "N", minimum=1
     )
-    log_device_placement: bool = option(
-        False, "Print the device of each rank and layer, and where parameters, gradients and slots are."
-    )
+    log_device_placement: bool = option(False, "Print the devices of ranks, layers, parameters, gradients and slots.")

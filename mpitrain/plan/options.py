@@ -28,7 +28,7 @@ if typing.TYPE_CHECKING:
 
 ParamType: TypeAlias = "click.ParamType[Any]"  # quoted, because older versions of click cannot subscript it
 PATH = click.Path(path_type=Path)
-_ARGUMENTS = ("config", "help", "job_file")  # of every command that has a job
+_ARGUMENTS = ("config", "help", "job_file")  # options of every command that has a job
 
 
 class DescribedOption(click.Option):
@@ -122,7 +122,7 @@ def convert_values(options: Iterable[click.Option], values: Mapping[str, Any]) -
     Strings are read as on the command line. An option that may be repeated takes a string, a list, or a dict.
 
     Raises:
-        ConfigError: A value is not valid; names it and what is valid.
+        ConfigError: A value is not valid; the message names it and the valid values.
     """
     known = {str(option.name): option for option in options}
     converted = {}

@@ -1,4 +1,4 @@
-"""Options of how workers agree on the parameters."""
+"""Options for the agreement of workers on the parameters."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ..errors import ConfigError
 from .modes import MODES, Mode
 from .option import OptionGroup, flag, option
 
-# The defaults of options that are None unless given, so that one that is given in another mode can be refused. Only the
-# members of ParallelConfig apply them.
+# Defaults of options that are None unless the user sets them, so that an option of another mode can be refused. Only
+# the members of ParallelConfig apply these defaults.
 STALENESS = 3
 BACKUP_WORKERS = 1
 LOCAL_STEPS = 8
@@ -55,7 +55,7 @@ class ParallelConfig(OptionGroup):
     )
     elastic_rho: float | None = option(
         None,
-        "Elastic averaging; move workers and a center towards each other by this fraction.",
+        "Elastic averaging: move the workers' parameters and a center towards each other by this fraction.",
         "RHO",
         above=0,
         below=1,
@@ -63,7 +63,7 @@ class ParallelConfig(OptionGroup):
     )
     local_after: int | None = option(
         None,
-        "Average gradients, as sync does, before this step.",
+        "Average gradients in every step, as sync does, before this step.",
         "STEP",
         minimum=0,
         default_text=0,
@@ -103,7 +103,7 @@ class ParallelConfig(OptionGroup):
     )
     overlap_steps: int | None = option(
         None,
-        "With an outer optimizer: begin an exchange N steps before its result is used.",
+        "With an outer optimizer: begin each exchange N steps before its result is used.",
         "N",
         minimum=0,
         default_text=0,
@@ -118,7 +118,11 @@ class ParallelConfig(OptionGroup):
         modes=lambda mode: bool(mode.compressions),
     )
     compress_after: int = option(
-        0, "With --compress: start at this step.", "STEP", minimum=0, modes=lambda mode: "powersgd" in mode.compressions
+        0,
+        "Step at which --compress starts to compress.",
+        "STEP",
+        minimum=0,
+        modes=lambda mode: "powersgd" in mode.compressions,
     )
     bucket_bytes: int = option(1 << 20, "Minimum size of a gradient bucket in bytes.", "BYTES", minimum=0)
 

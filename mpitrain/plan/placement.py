@@ -84,7 +84,7 @@ def _pinned(layout: Layout, servers: int, itemsize: int, pins: Pins | None) -> d
         pinned = dict(pins)
     else:
         raise JobError(
-            f"Job(pins=...) got {pins!r}: must map names to servers, or be a function of name, shape and bytes"
+            f"Job(pins=...) got {pins!r}: must be a dict from names to servers, or a function of name, shape and bytes"
         )
     for name, server in pinned.items():
         if name not in names:

@@ -32,7 +32,7 @@ class Plan:
     """How a job is trained on a number of workers.
 
     Attributes:
-        config: The run's options; those that the job sets are no longer None.
+        config: The run's options; options that the job sets are no longer None.
         layout: Layout of the flat vectors.
         optimizer: The optimizer, its schedule bound to the length of an epoch.
         moving_average: Moving average of the parameters, or None.
@@ -135,14 +135,14 @@ def make_plan(job: Job, config: RunConfig, workers: int) -> Plan:
     gradients_per_step = config.gradients_per_step(workers)
     dtype = np.dtype(config.training.dtype)
     _check_batch(config.training.batch_size * gradients_per_step, gradients_per_step, job)
-    if not config.mode.uses_servers:  # elsewhere workers take batches in no fixed order
+    if not config.mode.uses_servers:  # in other modes, workers take batches in no fixed order
         job.train_split.check_step(config.training.batch_size * gradients_per_step)
     _check_devices(config)
     _check_validation(job, config)
     _check_goal(job, config)
     layout = job.network.lay_out(job.train_split, dtype)
     if layout.n_params == 0:
-        raise JobError("the model has no parameters; add a layer that has some")
+        raise JobError("the model has no parameters; add a layer such as nn.Dense")
     job.rule.check()
     job.rule.check_names([entry.name for entry in layout.entries if entry.kind == "param"])
     _check_mode(job, config, workers)
@@ -167,7 +167,7 @@ def _check_grad_norm(job: Job, config: RunConfig) -> None:
     """Refuse to measure the gradient with an optimizer that measures the direction of its steps instead."""
     trust = job.rule.trust_ratio
     if config.output.log_grad_norm and trust is not None and trust.after_rule:
-        raise ConfigError(f"--log-grad-norm does not work with the optimizer {job.rule.name}; remove it")
+        raise ConfigError(f"--log-grad-norm does not work with the optimizer {job.rule.name}; remove the flag")
 
 
 def _divide_momentum(rule: Optimizer, config: RunConfig) -> tuple[Optimizer, Momentum | None]:
@@ -183,8 +183,8 @@ def _divide_momentum(rule: Optimizer, config: RunConfig) -> tuple[Optimizer, Mom
     differs = any(options.keys() & {"momentum", "nesterov", "l2"} for options in rule.groups.values())
     if rule.l2 or differs:
         raise ConfigError(
-            f"with --compress {compression} workers apply the momentum, which does not support l2, or groups with "
-            "momentum of their own; use weight_decay, or another --compress"
+            f"with --compress {compression} workers apply the momentum, which does not support l2, or "
+            f"groups with different momentum; use weight_decay, or another --compress"
         )
     options = {option.name: getattr(rule, option.name) for option in fields(momentum)}
     return momentum(**options | {"momentum": 0.0, "nesterov": False}), Momentum(rule.momentum, rule.nesterov)
@@ -204,26 +204,25 @@ def _check_batch(step_examples: int, gradients_per_step: int, job: Job) -> None:
 def _check_validation(job: Job, config: RunConfig) -> None:
     if config.training.validate_secs and job.validation_split is None:
         raise ConfigError(
-            f"--validate-secs {config.training.validate_secs:g} requires validation examples, but the job has none; "
-            "give it some, Job(validation=...), or remove --validate-secs"
+            f"--validate-secs {config.training.validate_secs:g} requires validation examples, but the "
+            f"job has none; add Job(validation=...), or remove --validate-secs"
         )
     if job.metrics and job.validation_split is None:
-        raise JobError("Job(metrics=...) requires validation examples; give the job some, Job(validation=...)")
+        raise JobError("Job(metrics=...) requires validation examples; add Job(validation=...)")
 
 
 def _check_goal(job: Job, config: RunConfig) -> None:
-    """Check that validation measures ``--stop-metric``; what a loop of the user's own measures is not known yet."""
+    """Check that validation measures ``--stop-metric``; the metrics of a user's own loop are not known yet."""
     goal, option = config.training.goal, f"--stop-metric {config.training.stop_metric}"
     if goal is None or job.network.has_own_loop:
         return
     if job.validation_split is None:
         raise ConfigError(
-            f"{option} requires validation examples, but the job has none; give it some, Job(validation=...), or "
-            f"remove {option}"
+            f"{option} requires validation examples, but the job has none; add Job(validation=...), or remove {option}"
         )
     names = [*MEASURED, *job.metrics]
     if goal.name not in names and not any(goal.name.startswith(f"{name}_") for name in job.metrics):
-        raise ConfigError(f"{option} is no metric of the job: must be one of {', '.join(names)}")
+        raise ConfigError(f"{option} is not a metric of the job: must be one of {', '.join(names)}")
 
 
 def _check_devices(config: RunConfig) -> None:

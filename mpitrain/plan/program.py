@@ -1,4 +1,4 @@
-"""Programs: what ranks run besides jobs and scripts that train; they need not know this package."""
+"""Programs: programs that ranks run besides jobs and scripts that train; they need not know this package."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .option import OptionGroup, option
 from .options import group_words
 from .script import only_defines
 
-# Programs that start ranks of their own, and the words in place of which ``mpitrain run -n N`` starts them.
+# Commands that start ranks of their own, and the parts of them that ``mpitrain run -n N`` replaces.
 _STARTERS = ("torchrun", "mpirun", "mpiexec", "srun", "horovodrun", "deepspeed")
 _STARTER_COMMANDS = (("accelerate", "launch"), ("mpitrain", "run"))
 _STARTER_MODULES = ("torch.distributed.run", "torch.distributed.launch")
@@ -52,7 +52,7 @@ class ProgramOptions(OptionGroup):
         default_text="10 times the longest pause so far, at least 600",
     )
     long_timeout: float = option(
-        LONG_LIMIT_S, "Without --hang-timeout: the same before the second call of mpitrain.progress().", "S", minimum=1
+        LONG_LIMIT_S, "Without --hang-timeout: the limit before the second call of mpitrain.progress().", "S", minimum=1
     )
 
 
@@ -117,7 +117,7 @@ def script_request(path: Path, arguments: Sequence[str], options: ProgramOptions
     if only_defines(path):
         raise LaunchError(
             f"{path} only defines functions or classes: a job file must define job(), and a script must call what it "
-            f"defines; to start it all the same, pass -- python {path}"
+            f"defines; to start it anyway, pass -- python {path}"
         )
     return ProgramRequest((sys.executable, str(path), *arguments), path.stem, options)
 

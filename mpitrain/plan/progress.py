@@ -1,4 +1,4 @@
-"""The progress of training: how far it has come, and what a worker does next."""
+"""The progress of training: its position, and the next action of a worker."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Progress(NamedTuple):
-    """How far training has come.
+    """The progress of training.
 
     Attributes:
         step: Number of completed steps; of all workers together in modes with servers.

@@ -20,7 +20,7 @@ from .script import is_program, is_script
 
 
 class Workload(Protocol):
-    """What the ranks of a run execute; the launcher knows nothing else about it.
+    """The work that the ranks of a run execute; the launcher uses only this interface.
 
     Attributes:
         name: Names the run directory.

@@ -22,7 +22,7 @@ class ScriptRequest:
     Attributes:
         path: The script.
         arguments: Its command line.
-        options: The run's options that were given on the command line; they replace those of the script.
+        options: The run's options that were given on the command line; they replace the options in the script.
         config: The same, with defaults.
     """
 

@@ -1,4 +1,4 @@
-"""Which configurations ``mpitrain tune`` compares, and how: speed, and what a larger batch is worth."""
+"""The configurations that ``mpitrain tune`` compares, and the criteria: speed, and what a larger batch is worth."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .measurements import Probe
 from .scenario import Scenario, scenario_of
 from .simulation import Prediction, check_simpy, predict
 
-# What a user may permit to change, besides what has no effect on the results.
+# Kinds of options that a user may permit to change, besides options without effect on the results.
 CHANGES = ("batch", "mode", "compression", "servers", "staleness", "local-steps")
 MOST = 40
 _BUCKETS = (1 << 18, 1 << 20, 1 << 22, 1 << 24)
@@ -49,7 +49,7 @@ def parse_changes(text: str | None) -> frozenset[str]:
     """Return the changes that ``--may-change`` permits.
 
     Raises:
-        ConfigError: There is no such change.
+        ConfigError: A change is not valid.
     """
     changes = frozenset(text.split(",")) if text else frozenset()
     for change in sorted(changes - {*CHANGES}):
@@ -58,11 +58,11 @@ def parse_changes(text: str | None) -> frozenset[str]:
 
 
 def candidates(probe: Probe, run_options: Mapping[str, Any], changes: Collection[str]) -> list[Candidate]:
-    """Return the user's configuration and all others that are possible on the probe's ranks, the best one first.
+    """Return the user's configuration and all others that are possible on the probe's ranks, the best first.
 
     Args:
         run_options: The options of the run that the user has given.
-        changes: What may change besides options without an effect on the results.
+        changes: Kinds of options that may change, besides options without an effect on the results.
 
     Raises:
         ConfigError: The user's configuration cannot be predicted, or simpy is not installed.
@@ -89,7 +89,7 @@ def worth_of_batch(examples: int, reference: int, noise_scale: float) -> float:
     """Return the progress of an example in steps of ``examples``, relative to one in steps of ``reference``.
 
     Training to a loss needs a number of examples that is proportional to the batch plus the noise scale (McCandlish et
-    al. 2018, equation 2.11). Without a noise scale nothing is known, and the progress per step is taken as equal.
+    al. 2018, equation 2.11). Without a noise scale, all steps are assumed to make the same progress.
     """
     return (reference + noise_scale) / (examples + noise_scale)
 
@@ -141,7 +141,7 @@ _OF_ONE_MODE = """
 def _of_mode(
     probe: Probe, name: str, run_options: Mapping[str, Any], changes: Collection[str]
 ) -> Iterator[dict[str, Any]]:
-    """Yield options of a mode that may differ from those given."""
+    """Yield the options of a mode that may differ from the user's."""
     mode, nodes = MODES[name], len(probe.ranks.ranks_per_node)
     bases: list[dict[str, Any]] = [{}]
     if mode.uses_servers and not run_options.get("ps"):

@@ -14,12 +14,12 @@ _MOST_FAILURES = 100_000
 
 @dataclass(frozen=True)
 class Failures:
-    """When nodes fail, and what a failure costs.
+    """The rate of failures, and the cost of a failure.
 
     Attributes:
         mean_time_s: Mean time between two failures of one node; they are exponentially distributed.
         save_every_s: Time between two checkpoints.
-        save_s: Time for which training stops to save one.
+        save_s: Time for which training stops to save a checkpoint.
         restart_s: Time from a failure until training continues from the newest checkpoint.
     """
 
@@ -53,6 +53,7 @@ def _one_run(work_s: float, rate: float, failures: Failures, random: np.random.G
         saved += int(until_failure / period) * failures.save_every_s
         elapsed += until_failure + failures.restart_s
     raise ConfigError(
-        f"nodes fail every {1 / rate:.0f} s on average, before a checkpoint is saved: save more often than every "
+        f"nodes fail every {1 / rate:.0f} s on average, which is before the next "
+        f"checkpoint: save more often than every "
         f"{failures.save_every_s:g} s"
     )

@@ -13,8 +13,8 @@ from .measurements import LinkTimes
 class Senders:
     """The outgoing links of all nodes. Each sends one transfer after the other.
 
-    A link with bursts is a token bucket: if it has paused long enough, ``burst_bytes`` go as fast as processors move
-    them, and all others at its rate.
+    A link with bursts is a token bucket: after a long enough pause, ``burst_bytes`` are sent as fast as processors move
+        them, and all other bytes at the link's rate.
 
     Args:
         count: Number of nodes.
@@ -46,11 +46,11 @@ class Sender:
     """The outgoing, or the incoming, link of one node; see ``Senders``.
 
     Args:
-        scale: Number of equal links that it stands for.
+        scale: Number of equal links that this object represents.
         burst_s_per_byte: As of ``Senders``.
 
     Attributes:
-        sent: Bytes that were sent over all of them.
+        sent: Bytes that were sent over all of these links.
         scale: As passed.
     """
 

@@ -1,4 +1,4 @@
-"""What ``mpitrain probe`` measures, as values, and the file ``probe.json``."""
+"""The values that ``mpitrain probe`` measures, and the file ``probe.json``."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class RankFacts:
     Attributes:
         ranks_per_node: Number of ranks of each node.
         cores_per_node: Cores that the ranks of a node may use.
-        load: The number of processes that wanted to run on the first host before the measurement.
+        load: The load average of the first host before the measurement.
     """
 
     ranks_per_node: tuple[int, ...]
@@ -81,7 +81,7 @@ class ComputeTimes:
         update_rows: Numbers of gradients that an update sums.
         update_s: Seconds to update the whole vector by the sum of as many gradients.
         copy_s: Seconds to copy one vector.
-        handover_s: Seconds by which that takes longer if another core has written the vector; 0 if there is one core.
+        handover_s: Additional seconds if another core has written the vector; 0 if there is one core.
         loop_s: Seconds of a step outside of loading, computing, and updating.
     """
 
@@ -131,8 +131,8 @@ class LinkTimes:
     Attributes:
         latency_s: Half the time in which a message of 8 bytes goes to the other rank and back.
         message_s: Time that a rank needs to post one such message and its counterpart.
-        bytes_per_s: Of one pair of ranks, in each direction, while both directions are used.
-        node_bytes_per_s: Of all pairs of ranks of two nodes at once, in each direction.
+        bytes_per_s: Bandwidth of one pair of ranks, in each direction, while both directions are used.
+        node_bytes_per_s: Total bandwidth of all pairs of ranks of two nodes at once, in each direction.
         burst_bytes: Bytes that a shaped link carries at once after a pause; 0 if it has one rate.
         cpu_s_per_byte: Processor time to send and receive one byte of a plain TCP connection.
     """
@@ -151,9 +151,9 @@ class ExchangeTimes:
 
     Attributes:
         sum_s_per_byte: Seconds in which nodes sum a gradient and return parameters, for each byte that a node sends.
-        low_rank_s: Seconds in which they sum it with ``powersgd:4``; 0 if that compresses nothing.
+        low_rank_s: Seconds in which nodes sum a gradient with ``powersgd:4``; 0 if that compresses nothing.
         request_s: Seconds of a request to a server on another node, without a vector.
-        push_s_per_byte, pull_s_per_byte: Seconds that each byte of a vector adds.
+        push_s_per_byte, pull_s_per_byte: Additional seconds for each byte of a vector.
     """
 
     sum_s_per_byte: float
@@ -233,7 +233,7 @@ def from_values(kind: Any, values: Any) -> Any:
     """Return a value of this type from numbers, lists and dicts of JSON.
 
     Raises:
-        KeyError, TypeError, ValueError: They do not have the type's form.
+        KeyError, TypeError, ValueError: They do not match the type.
     """
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)

@@ -1,4 +1,4 @@
-"""The times of a rank's work in a scenario, from those that a probe has measured."""
+"""The times of a rank's work in a scenario, computed from the times that a probe has measured."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .scenario import Scenario
 # measurement, because the rest is time of the link.
 _TYPICAL, _MOST = 4.0, 6.0
 _LEAST_NBYTES = 16 << 20  # as in ``comm.background_sums``
-_NOTICE_S = 100e-6  # until a server that polls notices a request
+_NOTICE_S = 100e-6  # time until a server that polls notices a request
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class RankTimes:
 
     Attributes:
         load_s, forward_s, backward_s: For a batch.
-        apply_s, read_s: A server's for the whole vector.
+        apply_s, read_s: A server's seconds for the whole vector.
         copy_s: To copy a vector.
-        handover_s: By which that takes longer if another core has written it.
-        loop_s: For what else a step does.
+        handover_s: Additional seconds if another core has written the vector.
+        loop_s: Seconds for the rest of a step.
         nbytes: Bytes of a vector.
         vectors, awaits_params: As of ``JobFacts``.
         has_thread: Whether a thread lets MPI move gradients and parameters while the rank computes.

@@ -18,7 +18,7 @@ from .measurements import LinkTimes, Probe
 # TCP over Ethernet: 1,448 bytes of data in a frame of 1,538 bytes on the wire.
 EFFICIENCY = 1448 / 1538
 _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
-_WITHIN = LinkTimes(1e-6, 1e-6, 4e9, 4e9, 0.0, 0.0)  # if the probe has measured none
+_WITHIN = LinkTimes(1e-6, 1e-6, 4e9, 4e9, 0.0, 0.0)  # used if the probe has not measured a link
 _BETWEEN = LinkTimes(20e-6, 4e-6, 10e9 / 8 * EFFICIENCY, 10e9 / 8 * EFFICIENCY, 0.0, 0.4e-9)
 
 
@@ -55,7 +55,10 @@ class Scenario:
         if self.config.servers.ps_hosts is not None:
             raise ConfigError("--ps-hosts cannot be predicted: use --ps-placement")
         if self.config.mode.name not in MODES:
-            raise ConfigError(f"--mode {self.config.mode.name} is a class, which cannot be predicted")
+            raise ConfigError(
+                f"--mode {self.config.mode.name} is your own class, whose speed cannot "
+                f"be predicted: use one of the built-in modes"
+            )
         if self.config.uses_servers and not self.config.servers.ps and self.n_nodes > 1:
             raise ConfigError(
                 f"--mode {self.config.mode.name} on several nodes requires parameter servers: pass --ps 1 or more"

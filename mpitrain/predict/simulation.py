@@ -16,7 +16,7 @@ from .scenario import Scenario
 from .timeline import Timeline
 
 _MODULES = {"sync": "sync", "local": "local", "async": "asynchronous", "ssp": "asynchronous", "backup": "backup"}
-_MOST_GRADIENTS, _FEWEST_STEPS = 10_000, 6  # in one simulation: they bound its time
+_MOST_GRADIENTS, _FEWEST_STEPS = 10_000, 6  # numbers in one simulation, which limit its duration
 
 
 @dataclass(frozen=True)

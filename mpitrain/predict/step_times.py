@@ -13,7 +13,7 @@ _QUANTILES = 500
 
 
 def step_factors(text: str, probe: Probe) -> tuple[float, ...]:
-    """Return factors of the compute time from which those of steps are drawn.
+    """Return the factors of the compute time from which the factors of steps are drawn.
 
     Args:
         text: ``measured``, ``equal``, ``lognormal:SIGMA``, or the path of a file with one time of a step in each line.

@@ -11,7 +11,7 @@ from ..core.layout import Array
 
 
 class SimulatedSpan(NamedTuple):
-    """What a rank does for some time; ``kind`` is one of ``monitor.trace.KINDS``."""
+    """An activity of a rank for some time; ``kind`` is one of ``monitor.trace.KINDS``."""
 
     rank: int
     kind: str
@@ -21,14 +21,14 @@ class SimulatedSpan(NamedTuple):
 
 @dataclass
 class Timeline:
-    """What happens in a simulated run.
+    """The events of a simulated run.
 
     Attributes:
         ends: When each step ends, ascending.
         staleness: Of each gradient: the number of steps since the parameters that it was computed from.
         dropped: Number of gradients that were computed and not used.
         sent: Bytes that each node has sent to others.
-        spans: What ranks do, if they are recorded.
+        spans: The activities of ranks, if they are recorded.
     """
 
     records: bool = False

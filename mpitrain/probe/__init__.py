@@ -1,1 +1,1 @@
-"""Measure on a job's ranks what predictions need."""
+"""Measurements on a job's ranks, for predictions."""

@@ -36,7 +36,7 @@ _NOISE_BATCHES = 8
 
 @dataclass(frozen=True)
 class BatchTimes:
-    """Medians for one batch size, in seconds; ``ready`` is that of each layer's gradient within ``backward``."""
+    """Medians for one batch size, in seconds; ``ready`` is the time until each layer's gradient is final."""
 
     load_s: float
     forward_s: float
@@ -49,7 +49,7 @@ class RankModel:
 
     Args:
         plan: The plan of one worker.
-        position: Of the first batch in the data.
+        position: Position of the first batch in the data.
     """
 
     def __init__(self, job: Job, plan: Plan, devices: list[Device], position: int) -> None:
@@ -134,7 +134,7 @@ class RankModel:
         return median_s(lambda: np.copyto(copy, self.params), seconds)
 
     def handover_s(self, seconds: float) -> float:
-        """Return by how much copying one vector takes longer if another core has written it. Local.
+        """Return the additional time to copy one vector if another core has written it. Local.
 
         0 if this rank may use one core only.
         """
@@ -195,7 +195,7 @@ class RankModel:
             middle = time.perf_counter()
             codec.decode(encoded, out)
             times.append((middle - began, time.perf_counter() - middle))
-        encode_s, decode_s = np.median(times[1:], axis=0).tolist()  # the first one may have compiled kernels
+        encode_s, decode_s = np.median(times[1:], axis=0).tolist()  # the first repetition may have compiled kernels
         return CodecTimes(len(encoded) / self.grads.nbytes, encode_s, decode_s)
 
     def train(self, seconds: float) -> None:
@@ -208,8 +208,8 @@ class RankModel:
     def noise(self, count: int) -> Noise:
         """Return the gradient noise scale of this rank's parameters, from several batches of ``count`` examples. Local.
 
-        The squared norm of a mean of B gradients is, in expectation, that of the gradient plus the trace of their
-        covariance over B (McCandlish et al. 2018, appendix A.1); two values of B give both.
+        The expected squared norm of a mean of B gradients is the squared norm of the gradient plus the trace of the
+        gradients' covariance over B (McCandlish et al. 2018, appendix A.1); two values of B give both.
         """
         total, of_batches = np.zeros(self.plan.layout.size), list[float]()
         for _ in range(_NOISE_BATCHES):
@@ -225,7 +225,7 @@ class RankModel:
 
 @contextmanager
 def _two_cores() -> Iterator[Callable[[Callable[[], object]], object] | None]:
-    """Keep this thread on one core; yield what calls a function on another one, or None if there is none. Local."""
+    """Keep this thread on one core; yield a function that calls its argument on another core, if any. Local."""
     cores = os.sched_getaffinity(0)
     if len(cores) == 1:
         yield None

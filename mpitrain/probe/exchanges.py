@@ -1,7 +1,7 @@
 """Exchanges between nodes as the strategies make them: sums of gradients, and requests to a server.
 
-Sums begin while the gradient is computed, as in training: what they cost is by how much this takes longer. It is more
-than a sum alone takes, because processors do other work between its parts.
+Sums begin while the gradient is computed, as in training: their cost is the additional time of the gradient. It is more
+than the time of a sum alone, because processors do other work between its parts.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from ..plan.plan import Plan
 from ..predict.measurements import ExchangeTimes
 from .turns import await_all
 
-LOW_RANK = 4  # of the measured ``powersgd``
-_SECONDS = 2.0  # for each measurement
+LOW_RANK = 4  # rank of the ``powersgd`` compression that is measured
+_SECONDS = 2.0  # duration of each measurement
 _FEWEST, _MOST = 3, 60
 _PING, _PUSH, _PULL, _END = range(4)
 
@@ -92,7 +92,7 @@ def _repeat(comm: MPI.Intracomm, *actions: Callable[[], object]) -> list[float]:
     count = _FEWEST
     while len(times) < count + 1:
         times.append([_slowest(comm, action) for action in actions])
-        if len(times) == 2:  # the first one may have compiled kernels
+        if len(times) == 2:  # the first repetition may have compiled kernels
             count = int(np.clip(_SECONDS / sum(times[1]), _FEWEST, _MOST))
     return np.median(times[1:], axis=0).tolist()  # type: ignore[no-any-return]
 
@@ -106,7 +106,7 @@ def _slowest(comm: MPI.Intracomm, action: Callable[[], object]) -> float:
 
 
 def _measure_requests(cluster: Cluster, plan: Plan) -> tuple[float, float, float]:
-    """Return the seconds of an empty request, and those that a pushed and a pulled byte add. Collective over all ranks.
+    """Return the seconds of an empty request, and per pushed and per pulled byte. Collective over all ranks.
 
     The first rank serves, and the first rank of the next node sends requests.
     """

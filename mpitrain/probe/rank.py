@@ -29,16 +29,16 @@ from .steps import StepTimes, step_times
 from .transfers import measure_links
 from .turns import all_at_once, median_of_ranks, median_over_ranks, one_at_a_time
 
-_COMPUTING_S = 12.0  # for all batch sizes and ranks
+_COMPUTING_S = 12.0  # total time for all batch sizes and ranks
 _STEPS_S = 4.0
-_TRAINING_S = 1.0  # before the noise scale is measured
+_TRAINING_S = 1.0  # duration of training before the noise scale is measured
 _SHORT_S, _CODEC_S = 0.1, 0.3
 _KEPT_FACTORS = 500
 
 
 @dataclass(frozen=True)
 class ProbeRequest:
-    """What a rank is to measure, and the file for the result."""
+    """The measurements that a rank makes, and the file for the result."""
 
     train: TrainRequest
     output: Path
@@ -75,7 +75,7 @@ def _measure(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFil
         job = request.make()
         with errors_located(request.job_file, job):
             plan = make_plan(job, config.merged({"batch_size": job.batch_size, "train_steps": job.train_steps}), 1)
-        # Other examples on each rank, for independent estimates of the noise scale.
+        # Each rank uses other examples, for independent estimates of the noise scale.
         position = cluster.rank * len(job.train_split) // cluster.size
         model = RankModel(job, plan, list(devices), position)
     limit_threads_of_torch(threads)
@@ -113,7 +113,7 @@ def _batches(batch: int) -> list[int]:
 
 
 def _compute_times(cluster: Cluster, model: RankModel) -> tuple[ComputeTimes, BatchTimes]:
-    """Return the times of one rank at a time, and this rank's of the job's batch. Collective over all ranks."""
+    """Return the times of one rank at a time, and this rank's times for the job's batch. Collective over all ranks."""
     batches = _batches(model.plan.batch)
     seconds = _COMPUTING_S / ((cluster.size + 2) * len(batches))
     alone = [one_at_a_time(cluster, lambda n=n: model.measure_batch(n, seconds)) for n in batches]  # type: ignore[misc]
@@ -144,7 +144,7 @@ def _at(compute: ComputeTimes, batch: int) -> tuple[float, float, float]:
 
 
 def _as_in_steps(cluster: Cluster, compute: ComputeTimes, batch: int, steps: StepTimes, stretch: float) -> ComputeTimes:
-    """Return the compute times with those that only steps of all ranks at once show. Collective over all ranks."""
+    """Return the compute times, with the times that only steps of all ranks at once show. Collective over all ranks."""
     _, forward_s, backward_s = _at(compute, batch)
     together, update_s, loop_s = median_over_ranks(
         cluster.comm, [float(np.median(steps.compute_s)) / (forward_s + backward_s), steps.update_s, steps.loop_s]
@@ -187,7 +187,7 @@ def _job_facts(name: str, job: Job, plan: Plan, model: RankModel, times: BatchTi
 
 
 def _low_rank_share(plan: Plan) -> float:
-    """Return the elements that PowerSGD sends over those of the vector."""
+    """Return the ratio of the elements that PowerSGD sends to the elements of the vector."""
     sent = plan.layout.size
     for matrix in matrices(plan.layout, LOW_RANK):
         sent += LOW_RANK * (matrix.n + matrix.m) - matrix.n * matrix.m

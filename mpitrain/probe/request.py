@@ -1,4 +1,4 @@
-"""What the launcher starts for ``mpitrain probe``."""
+"""The work that the launcher starts for ``mpitrain probe``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OF_MODES = {field.name for group in (ParallelConfig, ServerConfig) for field in
 
 
 def options_of_modes(names: Iterable[str]) -> list[str]:
-    """Return the names that are options of how workers agree."""
+    """Return the names of the options for the agreement of workers."""
     return [name for name in names if name in _OF_MODES]
 
 
@@ -30,7 +30,7 @@ class ProbeWorkload:
         output: The file for the result.
 
     Raises:
-        ConfigError: It is a script, or an option has no effect on what is measured.
+        ConfigError: It is a script, or an option has no effect on the measurements.
     """
 
     job: JobRequest
@@ -46,8 +46,8 @@ class ProbeWorkload:
             raise ConfigError(f"{self.job.path} is a script: mpitrain probe needs a job file")
         for name in options_of_modes(self.job.options):
             raise ConfigError(
-                f"{flag(name)} has no effect: mpitrain probe measures what all modes need; remove it, and give it "
-                "to mpitrain simulate"
+                f"{flag(name)} has no effect, because mpitrain probe measures for all modes; "
+                f"remove it, and pass it to mpitrain simulate"
             )
 
     @property

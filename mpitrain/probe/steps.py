@@ -1,6 +1,6 @@
 """Times of training steps that all ranks take at once without communication, and the spread of these times.
 
-They differ from those of repeated calls of one function: an update finds less of its vectors in the caches.
+They differ from the times of repeated calls of one function: in a step, less of an update's vectors is in the caches.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class StepTimes:
     Attributes:
         compute_s: Seconds of forward and backward pass of each step, shape (steps,).
         update_s: Median seconds of an update of the whole vector by this rank's gradient.
-        loop_s: Median seconds of what is neither this nor loading.
+        loop_s: Median seconds of the rest of the step, without loading.
     """
 
     compute_s: Array
@@ -53,7 +53,7 @@ class _RecordSteps(Hook):
     def steps(self, *kinds: str) -> Array:
         """Return the seconds of each step in spans of these kinds, without the first tenth of the steps."""
         totals = np.array([sum(seconds.get(kind, 0.0) for kind in kinds) for seconds in self.seconds])
-        return np.diff(totals)[len(totals) // 10 : -1]  # the last one averages
+        return np.diff(totals)[len(totals) // 10 : -1]  # the last step averages
 
 
 def step_times(
@@ -62,7 +62,7 @@ def step_times(
     """Train each worker alone for about this number of seconds. Collective over all.
 
     Args:
-        step_s: About how long a step takes.
+        step_s: Approximate duration of a step.
     """
     steps = int(min(_MOST, max(_FEWEST, seconds / step_s)))
     record = _RecordSteps()

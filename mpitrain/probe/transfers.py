@@ -17,9 +17,9 @@ from .turns import await_all
 
 _TAG = 77
 _PINGS, _POSTED = 200, 50
-_PART, _PIECES = 1 << 20, 4  # bytes that are sent at once, and in how many messages
-_SHORT, _LONG = 4, 256  # such parts in a transfer
-_PAUSE_S = 0.3  # after which a shaped link has a burst again
+_PART, _PIECES = 1 << 20, 4  # number of bytes that are sent at once, and the number of messages
+_SHORT, _LONG = 4, 256  # number of such parts in a transfer
+_PAUSE_S = 0.3  # pause after which a shaped link allows a burst again
 _LONGEST_S = 2.0
 _SHAPED = 2.0  # a link is shaped if its first messages take less than 1 / _SHAPED of the time of later ones
 _LOCAL = 64 << 20  # bytes
@@ -52,7 +52,7 @@ def _measure(cluster: Cluster, pairs: list[tuple[int, int]], cpu_s_per_byte: flo
 
 
 def _on_pairs(cluster: Cluster, pairs: list[tuple[int, int]], measure: Callable[[MPI.Intracomm, int], float]) -> float:
-    """Return the mean over pairs of what ``measure(comm, other)`` returns on their ranks. Collective over all ranks."""
+    """Return the mean of ``measure(comm, other)`` over the ranks of all pairs. Collective over all ranks."""
     other = {a: b for pair in pairs for a, b in (pair, pair[::-1])}.get(cluster.rank)
     value = None if other is None else measure(cluster.comm, other)
     await_all(cluster.comm)
@@ -88,7 +88,7 @@ def _message_s(comm: MPI.Intracomm, other: int) -> float:
 
 
 def _rate(cluster: Cluster, pairs: list[tuple[int, int]]) -> tuple[float, float]:
-    """Return bytes/s of all pairs together in each direction, and how many bytes go faster at first. Collective."""
+    """Return bytes/s of all pairs together in each direction, and the bytes sent faster at first. Collective."""
     _exchange_on(cluster, pairs, _SHORT)
     slowest = max(float(times.sum()) for times in _exchange_on(cluster, pairs, _SHORT))
     count = int(np.clip(_LONGEST_S / (slowest / _SHORT), 2 * _SHORT, _LONG))

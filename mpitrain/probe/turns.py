@@ -17,7 +17,7 @@ _Result = TypeVar("_Result")
 
 
 def await_all(comm: MPI.Intracomm) -> None:
-    """Wait until all ranks of ``comm`` are here, without using a core. Collective over ``comm``."""
+    """Wait until all ranks of ``comm`` have called this, without using a core. Collective over ``comm``."""
     barrier = comm.Ibarrier()
     with activity.waiting():
         while not barrier.Test():

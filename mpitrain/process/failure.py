@@ -27,7 +27,7 @@ class Failure:
 
 
 def record_failure(run_dir: Path, failure: Failure | None) -> None:
-    """Record how a run failed; None: it did not. A directory that cannot be written is left as it is."""
+    """Record how a run failed; None: it did not. A directory that cannot be written is not changed."""
     with contextlib.suppress(OSError):
         if failure is None:
             (run_dir / FAILURE).unlink(missing_ok=True)

@@ -1,10 +1,10 @@
 """Ranks that start quickly after a failure: a process on each host, with all modules imported, forks them.
 
 The first rank of a host forks the server before it becomes a reaper, when its modules are imported and MPI has not
-started. The server is in a session of its own, so that it survives the launcher. After a failure the launcher starts
-this file as a script, the *client*, in place of Python with all modules: it sends its arguments, environment, working
-directory, file descriptors and processors to the server, which forks a process that continues as if the launcher had
-started it. The client passes signals on to that process, and ends as it ends.
+started. The server has its own session, so that it survives the launcher. After a failure the launcher starts this file
+as a script, the *client*, in place of Python with all modules: it sends its arguments, environment, working directory,
+file descriptors and processors to the server, which forks a process that continues as if the launcher had started it.
+The client passes signals on to that process, and ends as it ends.
 
     launcher ── client ─ ─ socket ─ ─ server
                   │ signals             │ forks
@@ -14,8 +14,8 @@ If the client ends, the kernel sends the reaper a signal that ends it, because t
 with its reaper. If there is no server, the client becomes a rank in the ordinary way.
 
 The socket is in Linux's abstract namespace: it is not a file, and vanishes with the server. Both sides check the user.
-The server ends when it is asked to, or when there has been no rank for longer than a restart can be delayed. As a
-script this file needs Python's standard library only.
+The server ends on request, or when there has been no rank for longer than a restart can be delayed. As a script this
+file needs Python's standard library only.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
-NAME = b"mpitrain-forks"  # of the process
+NAME = b"mpitrain-forks"  # name of the server's process
 _IDLE_S = 90.0
 _POLL_S = 1.0
 _ANSWER_S = 5.0
@@ -56,7 +56,8 @@ def start_server(run_dir: str, is_restart: bool, run: Callable[[list[str]], obje
 
     Args:
         run_dir: The absolute path of the run directory.
-        is_restart: Whether the server may be there already; otherwise one that is there is of an earlier run, and ends.
+        is_restart: Whether the server may be there already; otherwise an existing server belongs to an earlier run, and
+            ends.
         run: Runs the ``mpitrain`` command with these arguments, and raises SystemExit at its end.
     """
     listening = _bind(run_dir)
@@ -93,7 +94,7 @@ def stop_server(run_dir: str, wait: bool = True) -> None:
         with connection, contextlib.suppress(OSError):
             connection.sendall(_NUMBER.pack(0))
             if wait:
-                connection.recv(1)  # empty when it has ended
+                connection.recv(1)  # returns no byte when the server has ended
 
 
 def import_in_server(run_dir: str, module: str) -> None:
@@ -105,12 +106,12 @@ def import_in_server(run_dir: str, module: str) -> None:
 
 
 class _Request(NamedTuple):
-    """What a client asks for: a process with these properties.
+    """The request of a client: a process with these properties.
 
     Attributes:
-        descriptors: By the number that they have in the client, the numbers here.
+        descriptors: The descriptor numbers in this process, by their numbers in the client.
         alive: The number of a pipe that is closed when the client ends.
-        processors: Those that it may use.
+        processors: The cores that the rank may use.
     """
 
     arguments: list[str]
@@ -144,7 +145,7 @@ def _serve(listening: socket.socket, parent: int) -> _Request:
             os._exit(0)
         if listening.fileno() not in ready:
             continue
-        with contextlib.suppress(OSError, ValueError):  # of a client that has ended
+        with contextlib.suppress(OSError, ValueError):  # errors of a client that has ended
             connection, _ = listening.accept()
             connection.settimeout(_ANSWER_S)
             request = _receive(connection)
@@ -180,7 +181,7 @@ def _import(module: str) -> None:
 
 
 def _answer_ended(clients: dict[int, socket.socket]) -> None:
-    """Tell the clients of processes that have ended how they ended."""
+    """Send the exit statuses of processes that have ended to their clients."""
     while clients:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if not pid:
@@ -190,10 +191,10 @@ def _answer_ended(clients: dict[int, socket.socket]) -> None:
 
 
 def _become(request: _Request) -> None:
-    """Continue as if the launcher had started this process with what the client asks for."""
+    """Continue as if the launcher had started this process with the properties that the client requests."""
     for ignored in (*_PASSED_ON, signal.SIGCHLD):
         signal.signal(ignored, signal.SIG_DFL)
-    # What modules have set in the environment, such as the components of MPI to use.
+    # Variables that modules have set in the environment, such as the MPI components to use.
     started_with = {entry.partition(b"=")[0] for entry in _read("/proc/self/environ").split(b"\0")}
     added = {name: value for name, value in os.environ.items() if os.fsencode(name) not in started_with}
     os.environ.clear()
@@ -212,7 +213,7 @@ def _become(request: _Request) -> None:
     # The kernel ends this process (SIGIO) when the client ends, which alone can write to the pipe.
     fcntl.fcntl(alive, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(alive, fcntl.F_SETFL, fcntl.fcntl(alive, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([alive], [], [], 0)[0]:  # it had ended before
+    if select.select([alive], [], [], 0)[0]:  # the client had already ended
         os._exit(1)
 
 
@@ -220,7 +221,7 @@ def _receive(connection: socket.socket) -> _Request | str | None:
     """Return the request of a client; the name of a module to import; None if it asks the server to end.
 
     Raises:
-        OSError, ValueError: The request is not complete, or of another user.
+        OSError, ValueError: The request is not complete, or comes from another user.
     """
     if not _is_own(connection):
         raise ValueError("of another user")
@@ -332,7 +333,7 @@ def _descriptors() -> list[int]:
 def _is_open(number: int) -> bool:
     try:
         os.fstat(number)
-    except OSError:  # that of the directory
+    except OSError:  # the descriptor of ``listdir`` is closed by now
         return False
     return True
 

@@ -4,7 +4,8 @@ The supervisor starts it with the remote agent, as a script: it needs Python's s
 port at which it answers. With the arguments ``end RUN_DIR SECONDS`` the script only ends the ranks of a run, and
 removes what MPI libraries have left in the shared memory and the temporary files of the host within SECONDS.
 
-Heartbeats are datagrams: a connection retries ever more rarely, and would notice late that the link has returned.
+Heartbeats are datagrams: a TCP connection retries less and less often, and would notice late that the link has
+returned.
 """
 
 from __future__ import annotations
@@ -29,13 +30,14 @@ _SHM = "/dev/shm"
 _SEGMENT = re.compile(r"(sm_segment|vader_segment|osc_sm|osc_rdma|osc_ucx|mpich_shm|Intel_MPI|ucx_shm)[\w.:-]*")
 _SESSION = re.compile(r"(?:ompi|prted)\.(\d+)")
 _FORK_SERVER = b"mpitrain-forks\n"  # the process name of a server that starts ranks after a failure
-_DAEMONS = (b"prted", b"orted", b"hydra_pmi_proxy", b"hydra_bstrap_pr")  # process names of Open MPI's and Hydra's
+# Process names of the daemons of Open MPI and Hydra.
+_DAEMONS = (b"prted", b"orted", b"hydra_pmi_proxy", b"hydra_bstrap_pr")
 
 
 def watch(address: str, token: bytes, run_dir: str, timeout_s: float) -> None:
     """Answer heartbeats until standard input ends; end the run's ranks if no heartbeat arrives for ``timeout_s``.
 
-    Then remove what the ranks have left.
+    Then remove the ranks' leftover files.
 
     Args:
         address: This host's IP address, at which it answers.
@@ -66,7 +68,7 @@ def watch(address: str, token: bytes, run_dir: str, timeout_s: float) -> None:
 
 
 def end_ranks(run_dir: str) -> None:
-    """Kill this host's ranks of a run, what they have started, and the daemons that started them."""
+    """Kill this host's ranks of a run, the processes that they have started, and the daemons that started them."""
     processes = _processes_of(run_dir)
     # Under ssh a daemon does not have the mark.
     daemons = {daemon for pid in processes for daemon in _daemons_above(pid)}
@@ -85,13 +87,13 @@ def signal_ranks(run_dir: str, number: signal.Signals) -> None:
     starts = ([b"-m", b"mpitrain", b"train"], [b"-m", b"mpitrain", b"exec"])
     reapers = {pid for pid in processes if _words(pid)[1:4] in starts}
     ranks = [pid for pid in processes if pid in reapers or not reapers.isdisjoint(_parents(pid))]
-    for pid in sorted(ranks):  # a reaper first, which could otherwise report the death of its rank
+    for pid in sorted(ranks):  # end the reaper before its rank, because it could otherwise report the death of the rank
         with contextlib.suppress(OSError):
             os.kill(pid, number)
 
 
 def remove_leftovers(run_dir: str, within_s: float) -> None:
-    """Remove what MPI libraries of killed ranks have left on this host: shared memory, and Open MPI's sessions.
+    """Remove leftover files of the MPI libraries of killed ranks on this host: shared memory, and Open MPI's sessions.
 
     A file is removed if it belongs to this user, is named like such a file, and is not used: no process has mapped the
     memory, and the process of the session has ended.
@@ -118,7 +120,7 @@ def remove_ended_sessions(run_dir: str, within_s: float) -> set[str]:
 def remove_unused(files: set[str]) -> None:
     """Remove files in shared memory that no process has mapped; takes 0.2 s if there are any."""
     unused = set(files)
-    for _ in range(2):  # twice: another process may be about to map one that it has just created
+    for _ in range(2):  # checked twice: another process may be about to map a file that it has just created
         if unused:
             unused -= _mapped_files()
             time.sleep(0.1)
@@ -156,7 +158,7 @@ def _is_own(entry: os.DirEntry[str], since: float) -> bool:
 
 def _has_ended(pid: int | str) -> bool:
     state = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[:1]
-    return state in ([], [b"Z"], [b"X"])  # also if its parent has not noticed yet
+    return state in ([], [b"Z"], [b"X"])  # also true if the parent has not noticed it yet
 
 
 def _mapped_files() -> set[str]:

@@ -1,4 +1,4 @@
-"""What launchers set in the environment of their ranks; does not use MPI."""
+"""The variables that launchers set in the environment of their ranks; does not use MPI."""
 
 from __future__ import annotations
 

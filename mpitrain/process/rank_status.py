@@ -1,7 +1,7 @@
 """Status files: each rank registers in a directory that ``mpitrain run`` watches, and keeps its current step there.
 
-The launcher can only report that its processes have ended. When a rank dies, the user needs to know which rank it was,
-what it did and where. This must be on disk before, because a killed process writes nothing more. A file is one line:
+The launcher can only report that its processes have ended. When a rank dies, the user needs to know its number, its
+activity and its host. These must be on disk before, because a killed process cannot write any more. A file is one line:
 the step, which is written through a memory map and costs less than a microsecond, and the other values as JSON.
 """
 
@@ -42,10 +42,10 @@ class RankStatus:
         task: Its index among the ranks of that role.
         reaper: Process id of the reaper: the launcher's child and the rank's parent.
         ready: Whether a signal makes it save and exit, instead of killing it.
-        is_training: Whether it has begun to train or to serve; a program has from its start.
+        is_training: Whether it has begun to train or to serve; true for a program from its start.
         error: The unexpected exception that it ended with.
         is_user_error: Whether it ended with a user's error, which has been printed.
-        hang: What it did when its reaper ended it because it made no progress.
+        hang: The activity in which the rank made no progress, so that its reaper ended it.
         done: Whether it has finished training and written everything.
         stopped: Whether it finished before the last step.
         ended_at: When the process ended, in seconds since the epoch on its host; 0 if the end was not observed.
@@ -79,7 +79,7 @@ class RankStatus:
 
 @dataclass(frozen=True)
 class LongActivity:
-    """What a rank has been doing for a while.
+    """A long activity of a rank.
 
     Attributes:
         doing: A description.
@@ -94,7 +94,7 @@ class RankStatusFile:
     """A rank's status file. Every method is local, and a failing disk does not fail the run.
 
     Args:
-        run_dir: The run directory; None if nothing watches it, and then nothing is written.
+        run_dir: The run directory; None if the rank is not watched; then nothing is written.
     """
 
     def __init__(self, run_dir: Path | None, rank: int) -> None:
@@ -201,17 +201,17 @@ def record_traceback(run_dir: Path, rank: int, traceback: str) -> None:
 
 
 def record_activity(run_dir: Path, rank: int, doing: LongActivity | None) -> None:
-    """Record what a rank has been doing for a while, None if it makes progress; called by its reaper."""
+    """Record a long activity of a rank, None if it makes progress; called by its reaper."""
     text = "" if doing is None else json.dumps(asdict(doing))
     with contextlib.suppress(OSError):
         (folder_of(run_dir) / f"{_ACTIVITY}{rank}").write_text(text, encoding="utf-8")
 
 
 def read_activities(run_dir: Path) -> dict[int, LongActivity]:
-    """Return what ranks are doing that have been doing it for a while; the others make progress."""
+    """Return the long activities of ranks; the others make progress."""
     activities = {}
     for path in folder_of(run_dir).glob(f"{_ACTIVITY}*"):
-        with contextlib.suppress(OSError, ValueError, TypeError):  # such as an empty file
+        with contextlib.suppress(OSError, ValueError, TypeError):  # for example an empty file
             activities[int(path.name.removeprefix(_ACTIVITY))] = LongActivity(
                 **json.loads(path.read_text(encoding="utf-8"))
             )

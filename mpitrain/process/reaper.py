@@ -32,8 +32,8 @@ PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, sign
 STACKS_SIGNAL = signal.SIGRTMIN + 7  # makes a rank write its Python stacks
 _POLL_S = 0.5
 _WHILE_S = 1.0  # an activity that lasts longer is recorded for ``mpitrain run``
-_WRITING_S = 1.0  # at most, for a rank to write its stacks
-_ENDING_S = 5.0  # at most, for the report and for the end of a killed rank
+_WRITING_S = 1.0  # maximum time for a rank to write its stacks
+_ENDING_S = 5.0  # maximum time for the report, and for a killed rank to end
 _STATES = {"T": "stopped by a signal", "D": "in an uninterruptible system call"}
 
 
@@ -59,12 +59,12 @@ def become_reaper(run_dir: Path | None, rank: int) -> None:
 def fork_rank() -> int:
     """Fork; return 0 in the child, which the kernel kills if this process, its reaper, ends."""
     reaper = os.getpid()
-    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD, *PASSED_ON))  # none may be lost
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD, *PASSED_ON))  # no signal may be lost
     child = os.fork()
     if child:
         return child
     end_with_parent(signal.SIGKILL)
-    if os.getppid() != reaper:  # it died before prctl took effect
+    if os.getppid() != reaper:  # the reaper died before prctl took effect
         os._exit(1)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGCHLD, *PASSED_ON))
     return 0
@@ -146,7 +146,7 @@ class Reaper:
                 signal.signal(killed_by, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
             os.kill(os.getpid(), killed_by)
-            os._exit(128 + killed_by)  # if the signal is ignored here
+            os._exit(128 + killed_by)  # reached if the signal is ignored here
         os._exit(status)
 
     def _watch(self, elapsed_s: float) -> None:

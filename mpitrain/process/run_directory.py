@@ -1,4 +1,4 @@
-"""The run directory: create a new one, and remove what stayed empty."""
+"""The run directory: create a new one, and remove folders that stayed empty."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ..errors import LaunchError
 from .pid import is_alive, pid_start
 
-# What a run writes, except for checkpoints.
+# The files and folders that a run writes, except for checkpoints.
 _FILES = """
     config.toml metrics.jsonl status.json .status.json.partial ranks.txt trace.json failure.json .failure.json.partial
     .launcher.json .scale.json .scale_answer.json output.log
@@ -39,10 +39,10 @@ class LauncherProcess(NamedTuple):
 
 
 def make_run_dir(name: str, requested: Path | None) -> tuple[Path, list[Path]]:
-    """Return the run directory, and the folders created for it, innermost first; by default it is a new one.
+    """Return the run directory, and the folders created for it, innermost first; by default a new run directory.
 
     Raises:
-        LaunchError: It cannot be written, or has links or other files in place of those that a run writes.
+        LaunchError: It cannot be written, or has links or other files in place of files that a run writes.
     """
     try:
         folder = requested or new_run_dir(name)
@@ -103,7 +103,7 @@ def missing_folders(folder: Path) -> list[Path]:
 
 
 def remove_empty(folders: Iterable[Path]) -> None:
-    """Remove those of the folders that are empty; give the innermost first."""
+    """Remove the folders that are empty; give the innermost first."""
     for folder in folders:
         with contextlib.suppress(OSError):
             folder.rmdir()
@@ -115,7 +115,7 @@ def check_files(folder: Path) -> None:
     ``checkpoints`` may be a link, such as to another file system.
 
     Raises:
-        LaunchError: A file or folder that a run writes is a link, or a file is no regular file.
+        LaunchError: A file or folder that a run writes is a link, or a file is not a regular file.
     """
     for name in (*_FILES, *_FOLDERS):
         path = folder / name

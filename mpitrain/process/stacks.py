@@ -1,4 +1,4 @@
-"""Answers to ``mpitrain stacks``: what each rank of a live run is doing, through files in the run directory.
+"""Answers to ``mpitrain stacks``: activity and stacks of each rank of a live run, in files in the run directory.
 
 The command creates a folder in the run's ``logs``; every rank's reaper looks for it, and writes one file into it.
 """
@@ -20,13 +20,13 @@ _ABANDONED_S = 60.0
 
 @dataclass(frozen=True)
 class RankStacks:
-    """What a rank is doing.
+    """The activity of a rank.
 
     Attributes:
         role: Such as ``worker 0``; empty while it starts.
         state: The letter of its process's state in /proc.
         doing: A description.
-        idle_s: Seconds since the rank began to do this.
+        idle_s: Seconds since the rank began this activity.
         waits_for: The rank that it waits for, if it waits for a single known one.
         stacks: The Python stacks of its threads; empty if its process is stopped.
     """
@@ -44,12 +44,12 @@ class RankStacks:
 
 
 def is_asked(run_dir: Path, rank: int) -> bool:
-    """Return whether the stacks of a rank are asked for; called by its reaper."""
+    """Return whether the stacks of a rank are requested; called by its reaper."""
     folder = _folder(run_dir)
     # On a network file system, opening the directory makes the client look for new entries in it.
     with contextlib.suppress(OSError):
         os.close(os.open(folder.parent, os.O_RDONLY))
-    return os.path.isdir(folder) and not os.path.exists(_path(folder, rank))  # no error counts, such as ESTALE
+    return os.path.isdir(folder) and not os.path.exists(_path(folder, rank))  # errors such as ESTALE are ignored
 
 
 def answer(run_dir: Path, stacks: RankStacks) -> None:
@@ -72,7 +72,7 @@ def ask(run_dir: Path, ranks: int, timeout_s: float) -> list[RankStacks]:
     """
     folder = _folder(run_dir)
     with contextlib.suppress(OSError):
-        if time.time() - folder.stat().st_mtime > _ABANDONED_S:  # its process was killed
+        if time.time() - folder.stat().st_mtime > _ABANDONED_S:  # the process that took the lock was killed
             shutil.rmtree(folder)
     folder.mkdir()
     try:

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _SHM = Path("/dev/shm")
-_OWNER = "run_dir"  # a file with the run directory
+_OWNER = "run_dir"  # name of the file that contains the path of the run directory
 
 
 def folders(run_dir: str) -> list[Path]:
@@ -43,7 +43,7 @@ def make(folder: Path, run_dir: str) -> None:
 
 
 def existing(run_dir: str) -> list[Path]:
-    """Return those of ``folders`` that exist and that no other user can have made."""
+    """Return the ``folders`` that exist and that no other user can have made."""
     return [folder for folder in folders(run_dir) if folder.is_dir() and _is_private(folder.parent)]
 
 
@@ -79,7 +79,7 @@ def _is_private(folder: Path) -> bool:
 def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):
-        folder.parent.rmdir()  # if it is empty
+        folder.parent.rmdir()  # removes the folder if it is empty
 
 
 if __name__ == "__main__":

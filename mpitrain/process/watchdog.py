@@ -1,4 +1,4 @@
-"""Decide whether a rank hangs: it makes no progress, and it is not the rank that others make it wait for."""
+"""Decide whether a rank hangs: it makes no progress, and does not merely wait for another rank."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import math
 
 from ..core.activity import Activity
 
-SHORTEST_LIMIT_S = 60.0  # of the default limit
-PATIENT_LIMIT_S = 600.0  # the same in hooks, which may do anything, and for file systems, which may fail over
+SHORTEST_LIMIT_S = 60.0  # lower bound of the default limit
+PATIENT_LIMIT_S = 600.0  # lower bound for hooks, which may do anything, and for file systems, which may fail over
 _TIMES_LONGEST = 10  # the default limit, in multiples of the longest activity so far
 _USUAL_S, _TIMES_USUAL = 5.0, 3  # an activity is unusual if it takes more than both: seconds, multiples of the longest
-_MEASURED_STEPS = 2  # after which the longest activity is known
+_MEASURED_STEPS = 2  # steps after which the longest activity is known
 _PATIENT = {"hooks", "load", "program"}
 _LONG = {"start", "end", "done", "compile", "save", "validate"}
 _WAITING = {"average", "push", "pull", "wait", "step"}
@@ -40,12 +40,13 @@ class Watchdog:
     """Measures how long one process has made no progress.
 
     Any change of its activity is progress. A process that waits for others gets twice the limit of long operations,
-    because another rank may validate and then save. A stopped process has the ordinary limit, whatever it was doing.
+    because another rank may validate and then save. A stopped process has the ordinary limit, whatever its activity
+    was.
     """
 
     def __init__(self) -> None:
         self._seen: Activity | None = None
-        self._longest_s = 0.0  # the longest activity that was neither waiting nor expected to be long
+        self._longest_s = 0.0  # duration of the longest activity that was neither waiting nor expected to be long
         self.idle_s = 0.0
 
     def hangs(self, seen: Activity, stopped: bool, elapsed_s: float) -> bool:
@@ -66,7 +67,7 @@ class Watchdog:
         return self.idle_s > self.limit_s(seen, stopped)
 
     def is_informed(self, seen: Activity) -> bool:
-        """Return whether the activity says anything: that of a program does after its first report of progress."""
+        """Return whether the activity can show a hang: a program's activity can, after its first report of progress."""
         return seen.kinds[:1] != ("program",) or seen.count > 0
 
     def is_busy(self, seen: Activity, stopped: bool) -> bool:
@@ -105,7 +106,7 @@ def _is_long(seen: Activity) -> bool:
 
 
 def describe(seen: Activity) -> str:
-    """Return what a process is doing, such as ``in a hook``."""
+    """Return the activity of a process as text, such as ``in a hook``."""
     if seen.waits_for is not None:
         return f"waiting for rank {seen.waits_for}"
     doing = _DOING[seen.kinds[-1]]

@@ -14,14 +14,14 @@ from ..errors import LaunchError
 from ..process.launcher_env import NETWORK
 from ..process.network import address_in
 
-_PORTS = range(20_000, 32_768)  # below the ports that Linux gives to outgoing connections
+_PORTS = range(20_000, 32_768)  # below the ports that Linux assigns to outgoing connections
 
 
 def choose_address(environ: Mapping[str, str], on_one_host: bool) -> str:
     """Return an address of this host that all ranks can reach, or the user's ``MASTER_ADDR``.
 
     Raises:
-        LaunchError: The user's address is not one of this host.
+        LaunchError: The user's address is not an address of this host.
     """
     if address := environ.get("MASTER_ADDR"):
         return _checked(address)
@@ -32,15 +32,15 @@ def _checked(address: str) -> str:
     """Return the address that the user has set.
 
     Raises:
-        LaunchError: It is not one of this host, so that no rank could connect.
+        LaunchError: It is not an address of this host, so that no rank could connect.
     """
     for family, kind, *_, socket_address in _addresses_of(address):
         with suppress(OSError), socket.socket(family, kind) as probe:
             probe.bind(socket_address)
             return address
     raise LaunchError(
-        f"MASTER_ADDR={address}: not an address of {socket.gethostname()}, the host of rank 0; unset it, and the right "
-        "one is used"
+        f"MASTER_ADDR={address}: not an address of {socket.gethostname()}, the host "
+        f"of rank 0; unset it to use the right address"
     )
 
 
@@ -58,7 +58,8 @@ def _own_address(network: str | None) -> str:
     if outside := [address for address in addresses if not ipaddress.ip_address(address).is_loopback]:
         return outside[0]
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # sends nothing; finds the address of the default route
+        # Connecting a UDP socket sends nothing; it selects the address of the default route.
+        probe.connect(("192.0.2.1", 9))
         return str(probe.getsockname()[0])
     return socket.gethostname()
 
@@ -73,10 +74,10 @@ def choose_port(environ: Mapping[str, str]) -> int:
     if port is None:
         return next(port for port in _candidates() if _is_free(port))
     if not port.isdigit() or not 0 < int(port) < 65_536:
-        raise LaunchError(f"MASTER_PORT={port}: must be a number from 1 to 65535, or not set")
+        raise LaunchError(f"MASTER_PORT={port}: must be a number from 1 to 65535; unset it to use a free port")
     if not _is_free(int(port)):
         raise LaunchError(
-            f"MASTER_PORT={port}: the port is in use on {socket.gethostname()}; unset it, and a free one is chosen"
+            f"MASTER_PORT={port}: the port is in use on {socket.gethostname()}; unset it to use a free port"
         )
     return int(port)
 
@@ -95,5 +96,5 @@ def _is_free(port: int) -> bool:
                 probe.bind((address, port))
         except OSError as error:
             if error.errno in (errno.EADDRINUSE, errno.EACCES):
-                return False  # else this host does not have the protocol
+                return False  # otherwise this host does not support the protocol
     return True

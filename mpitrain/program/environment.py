@@ -9,14 +9,14 @@ from ..process import launcher_env
 from ..process.network import interface_of
 from .world import World
 
-_ROLE = "default"  # torchrun's name for the role of all ranks
+_ROLE = "default"  # torchrun's default name of the ranks' role
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 def environment_of(world: World, rank: int, run_dir: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a rank's program, to set in addition to those of the rank.
+    """Return the variables of a rank's program, to set in addition to the variables of the rank.
 
-    Those that a user may choose are left as they are: threads, network interfaces, buffering of output.
+    Variables that a user may set are not changed: threads, network interfaces, buffering of output.
 
     Args:
         environ: The environment of the rank.

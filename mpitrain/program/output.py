@@ -8,24 +8,25 @@ import select
 import threading
 from pathlib import Path
 
-_KEPT_BYTES = 65_536  # of the latest standard error
-_LONGEST_LINE = 200  # characters of a line that is quoted
-_LONGEST_PART = 1 << 20  # bytes of a line that are held back; a longer line is broken
-_PART_S = 0.05  # before the beginning of a line is printed without the rest
-_JOIN_S = 2.0  # for the output of a process that has ended to arrive
+_KEPT_BYTES = 65_536  # size of the kept end of the standard error
+_LONGEST_LINE = 200  # maximum number of characters of a quoted line
+_LONGEST_PART = 1 << 20  # maximum number of bytes of a line that are held back; a longer line is split
+_PART_S = 0.05  # time after which the beginning of a line is printed without the rest
+_JOIN_S = 2.0  # time for the output of a process that has ended to arrive
 _TRACEBACK = re.compile(r"^Traceback \(most recent call last\):$", re.MULTILINE)
-_TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)  # before each line of a traceback in a process group
+# The prefix of each line of a traceback in a process group.
+_TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 _ERROR = re.compile(r"^[A-Za-z_][\w.]*(?::.*)?$")
 
 
 class RankOutput:
-    """Copies the standard output and standard error of a program to those of this process, and to a log file.
+    """Copies a program's standard output and standard error to the streams of this process, and to a log file.
 
     Call ``start`` after the fork, in the parent, and ``redirect`` in the child.
 
     Args:
-        prefix: Begins every printed line. Without one, lines are printed as they are, and the beginning of a line, such
-            as a progress bar, after a moment.
+        prefix: Begins every printed line. Without a prefix, lines are printed unchanged, and the beginning of a line,
+            such as a progress bar, after a moment.
         log: The log file, to which the output is appended; a file that cannot be written is left out.
     """
 
@@ -46,7 +47,7 @@ class RankOutput:
         try:
             self._log.parent.mkdir(parents=True, exist_ok=True)
             self._log_file = os.open(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-        except OSError:  # such as a full disk; the output is printed all the same
+        except OSError:  # for example a full disk; the output is still printed
             self._log_file = -1
         if self._log_file >= 0:
             _write(self._log_file, f"{heading}\n".encode())
@@ -57,7 +58,7 @@ class RankOutput:
             self._threads.append(thread)
 
     def close(self) -> None:
-        """Copy what is left; processes that have kept the pipes open are not waited for."""
+        """Copy what is left; do not wait for processes that have kept the pipes open."""
         for thread in self._threads:
             thread.join(_JOIN_S)
 
@@ -75,7 +76,7 @@ class RankOutput:
         return next((line[:_LONGEST_LINE] for line in reversed(lines) if line), "")
 
     def _copy(self, source: int, descriptor: int) -> None:
-        """Copy whole lines, so that those of streams and ranks do not mix: Python may write the end of a line alone."""
+        """Copy whole lines, so that lines do not mix: Python may write the end of a line alone."""
         line = b""  # its beginning
         while True:
             if line and not self._prefix and not select.select([source], [], [], _PART_S)[0]:
@@ -99,7 +100,7 @@ class RankOutput:
         _write(descriptor, printed)
 
     def _prefixed(self, line: bytes) -> bytes:
-        """Return a line with the prefix; of a progress bar, which rewrites its line, only the last state."""
+        """Return a line with the prefix; if it is a progress bar, which rewrites its line, only the last state."""
         if not self._prefix:
             return line + b"\n"
         shown = line.rstrip(b"\r").rpartition(b"\r")[2]
@@ -114,7 +115,7 @@ def error_in(traceback: str) -> str:
 
 
 def _write(descriptor: int, data: bytes) -> None:
-    """Write all data; what cannot be written is lost, because the program must not wait forever."""
+    """Write all data; output that cannot be written is lost, because the program must not wait forever."""
     view = memoryview(data)
     while view:
         try:

@@ -35,7 +35,7 @@ from .reaper import ProgramRank, ProgramReaper, adopt_orphans, describe_ranks
 from .world import World, meet, own_entry
 
 _STARTUP = Path(__file__).with_name("startup")
-_STOP_S = 60.0  # at most, before the time limit
+_STOP_S = 60.0  # maximum time before the time limit at which the program is asked to stop
 _COLUMNS = ("rank", "host", "cores")
 
 
@@ -55,7 +55,7 @@ def run_program(request: ProgramRequest) -> NoReturn:
     attempt = attempt_id(environ)
     if size > 1 and not attempt:
         raise LaunchError(
-            "this launcher does not tell its ranks which launch they belong to; start them with mpitrain run"
+            "this launcher does not pass an identifier of the launch to its ranks; start them with mpitrain run"
         )
     folder = folder_of(run_dir) / f"{MEETING}{attempt.replace('/', '-')}"
     entry = own_entry(environ, _error(request))
@@ -117,7 +117,7 @@ def _prepare(run_dir: Path, request: ProgramRequest, world: World) -> float | No
 
 
 def _notes(world: World) -> list[str]:
-    """Return what the user should know about the ranks."""
+    """Return notes to the user about the ranks."""
     for host in world.hosts:
         ranks = world.ranks_on(host)
         devices = {world.entries[rank].devices for rank in ranks}
@@ -150,7 +150,8 @@ def _start(own: ProgramRank, variables: Mapping[str, str]) -> NoReturn:
     if not child:
         os.setpgid(0, 0)  # some launchers signal the process group; only the reaper signals the program
         if options.signal != "USR1":
-            signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # from srun it is for the reaper, which stops this one
+            # A signal from srun is for the reaper, which stops this process.
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         output.redirect()
         _execute(argv, environment)
     output.start(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')}: {shlex.join(argv)}")

@@ -1,4 +1,4 @@
-"""The reaper of a program: it copies the output, passes on the request to stop, and ends what the program leaves."""
+"""The reaper of a program: it copies the output, passes on requests to stop, and ends leftover processes."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from ..process.signals import STOPPED_EARLY
 from .output import RankOutput, error_in
 from .world import World, any_failed, leave
 
-_SAVING_S = 600.0  # at most, for the other ranks to save when this one has
-_ENDING_S = 0.5  # between SIGTERM and SIGKILL to processes that a program leaves
-_WITHOUT_PROGRESS_S = 60.0  # after which a program is said not to be watched
+_SAVING_S = 600.0  # maximum time for the other ranks to save after this one has saved
+_ENDING_S = 0.5  # time between SIGTERM and SIGKILL to processes that a program leaves behind
+_WITHOUT_PROGRESS_S = 60.0  # time after which a notice reports that the program is not watched
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class ProgramReaper(Reaper):
     Args:
         own: The rank.
         child: The process of the program.
-        page: Where the program reports progress.
+        page: The page on which the program reports progress.
         stacks: A file to which a Python program writes its stacks.
         output: The output of the program.
     """
@@ -103,7 +103,7 @@ class ProgramReaper(Reaper):
             os.kill(self.child, number)
 
     def end(self, killed_by: int, status: int) -> NoReturn:
-        """Record how the program ended, and end in the same way; one that has stopped on request ends with 75."""
+        """Record how the program ended, and end in the same way; a program that has stopped on request ends with 75."""
         end_orphans()
         self._output.close()
         # A launcher sends SIGTERM to the other ranks when one has failed.
@@ -137,7 +137,7 @@ class ProgramReaper(Reaper):
         self.exit_like(killed_by, status)
 
     def _end_without_launcher(self) -> NoReturn:
-        """End the program and what it has started; whoever has killed the launcher knows why."""
+        """End the program and the processes that it has started; the user knows why the launcher was killed."""
         os.kill(self.child, signal.SIGKILL)
         end_orphans()
         self._output.close()
@@ -151,7 +151,7 @@ class ProgramReaper(Reaper):
         if recorded is not None and recorded.state != "failed":
             with contextlib.suppress(OSError):
                 heartbeat.write(self._own.run_dir, replace(recorded, state="failed"))
-        if not self._is_stopping:  # else the other ranks may still save
+        if not self._is_stopping:  # otherwise the other ranks may still be saving
             rank_status.record_failed(self._own.run_dir)
 
     def _ask_to_stop(self) -> None:
@@ -162,7 +162,7 @@ class ProgramReaper(Reaper):
             os.kill(self.child, self._stop_signal)
 
     def _report_without_progress(self) -> None:
-        """Say once that a program that reports no progress is not watched."""
+        """Print once that a program that reports no progress is not watched."""
         limit_s = self._options.hang_timeout
         if self.rank or self._has_said or limit_s == 0 or self.page.read().count:
             return
@@ -204,14 +204,14 @@ def children() -> list[int]:
 
 
 def end_orphans() -> None:
-    """End the processes that the program has left, such as those of a data loader."""
+    """End the processes that the program has left behind, such as processes of a data loader."""
     number, deadline = signal.SIGTERM, time.monotonic() + _ENDING_S
     signaled: set[int] = set()
     while pids := children():
         if time.monotonic() > deadline:
             number, deadline = signal.SIGKILL, time.monotonic() + _ENDING_S
             if signaled == {0}:
-                return  # in an uninterruptible system call
+                return  # the process is in an uninterruptible system call
             signaled = {0}
         for pid in pids:
             if pid not in signaled:

@@ -20,14 +20,14 @@ from typing import Any
 from ..errors import LaunchError
 from .address import choose_address, choose_port
 
-_WORLD, _ENDED, _FAILED = "world", "ended-", "failed"  # names of files; the second ends with a rank
+_WORLD, _ENDED, _FAILED = "world", "ended-", "failed"  # names of files; the second name ends with a rank
 _MEETING_S = 300.0
 _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.002, 0.2
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What one rank knows about itself.
+    """The entry of one rank.
 
     Attributes:
         host: Its host's name.
@@ -48,7 +48,7 @@ class World:
 
     Attributes:
         entries: By rank.
-        address, port: Where rank 0 accepts connections of the others; a number and a free port of its host.
+        address, port: The address and port at which rank 0 accepts connections of the others.
         stop_at: When the program is asked to stop, in seconds since the epoch; None for never.
     """
 
@@ -160,7 +160,7 @@ def _read_all(folder: Path, names: Sequence[str]) -> list[dict[str, Any]]:
     """Return the content of files that other ranks write; waits for them.
 
     Raises:
-        LaunchError: One has not been written in time.
+        LaunchError: A file has not been written in time.
     """
     contents: dict[str, dict[str, Any]] = {}
     deadline = time.monotonic() + _MEETING_S

@@ -19,7 +19,8 @@ from ..data.streams import StreamSplit
 from ..data.trees import Columns, describe, map_children, stack
 from ..errors import JobError
 
-LABEL_KEYS = ("labels", "label", "targets", "target")  # of examples that are dicts, the first one that exists
+# Names of the label in examples that are dicts; the first that exists is used.
+LABEL_KEYS = ("labels", "label", "targets", "target")
 _SHARED = (torch.float32, torch.float64, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 TORCH_DTYPES = {"f": torch.float32, "d": torch.float64}
 
@@ -159,7 +160,7 @@ def as_split(dataset: Any, collate_fn: Callable[[list[Any]], Any] | None = None)
     A ``TensorDataset`` of two tensors, inputs and labels, is shared by the ranks of a node, as arrays are.
 
     Args:
-        collate_fn: Makes a batch of a list of examples of a dataset; None for torch's ``default_collate``.
+        collate_fn: Makes a batch from a list of examples of a dataset; None for torch's ``default_collate``.
 
     Raises:
         JobError: It is a ``DataLoader`` or an ``IterableDataset``, or a ``Split`` that has no examples to collate.
@@ -168,13 +169,15 @@ def as_split(dataset: Any, collate_fn: Callable[[list[Any]], Any] | None = None)
         raise JobError("collate_fn is for datasets: the batches of a split of mpitrain.data are arrays")
     if isinstance(dataset, DataLoader):
         raise JobError(
-            "the data is a DataLoader: pass its dataset; Job and trainer.loader have the size of the batches as an "
-            "argument"
+            "the data is a DataLoader: pass its dataset, and the batch size as an argument of Job or trainer.loader"
         )
     if isinstance(dataset, IterableDataset):
         name = type(dataset).__name__
         if not hasattr(dataset, "__len__"):
-            raise JobError(f"{name} is a stream without a length: pass data.stream(dataset, length=...), per epoch")
+            raise JobError(
+                f"{name} is a stream without a length: pass data.stream(dataset, length=...), "
+                f"where length is the number of examples per epoch"
+            )
         dataset = StreamSplit(dataset, len(dataset))
     if isinstance(dataset, DatasetSplit):
         own = None if dataset.collate is stack else dataset.collate

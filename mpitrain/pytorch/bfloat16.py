@@ -30,7 +30,7 @@ class Bfloat16Copies:
     """The parameters in bfloat16 of a module, rounded from their values in the flat vector.
 
     Args:
-        names, params: Of the module; those of other types are left out.
+        names, params: Of the module; parameters of other types are left out.
     """
 
     def __init__(self, names: Sequence[str], params: Sequence[nn.Parameter]) -> None:

@@ -26,12 +26,12 @@ class Gradients:
     when its bucket is complete. ``param.grad`` is then the view of the flat gradient. Parameters without a gradient in
     this step get zeros.
 
-    The gradient of a parameter in bfloat16 is added to the flat gradient after the backward pass, in the type of that.
-    What scripts see is a copy of it.
+    The gradient of a parameter in bfloat16 is added to the flat gradient after the backward pass, in the flat
+    gradient's type. Scripts see a copy of it.
 
     A parameter's gradient may be computed in several parts: one for each use by a large linear layer, one by autograd,
-    more with reentrant checkpointing. It counts as complete when it has one for each use, and as many others as in
-    earlier steps. The first step announces nothing before its end.
+    more with reentrant checkpointing. It counts as complete when it has a part for each use, and as many other parts as
+    in earlier steps. The first step announces nothing before its end.
 
     Args:
         names, params: The parameters.
@@ -48,13 +48,15 @@ class Gradients:
         self._members = [[i for i, own in enumerate(self._bucket_of) if own == b] for b in range(len(buckets))]
         self._starts = [bucket.lo for bucket in buckets]
         self._hooked: list[Any] = [None] * len(params)
-        self._uses = [0] * len(params)  # in this step, by layers that call ``add_product``
-        self._others: list[int] | None = None  # parts of gradients in earlier steps, without those
+        self._uses = [0] * len(params)  # uses of each parameter in this step, by layers that call ``add_product``
+        # Number of parts of each gradient in earlier steps, without calls of ``add_product``.
+        self._others: list[int] | None = None
         self._views: list[Tensor] = []
-        self._shown: list[Tensor] = []  # what scripts see: the views, or tensors that share their memory, or copies
+        # The tensors that scripts see: the views, tensors that share their memory, or copies.
+        self._shown: list[Tensor] = []
         self._copied = [index for index, param in enumerate(params) if is_copied(param)]
-        self._versions: dict[int, int] = {}  # of their copies when these were last equal to the views
-        self._is_shown = [False] * len(params)  # whether ``param.grad`` was set to it
+        self._versions: dict[int, int] = {}  # versions of the copies when they were last equal to the views
+        self._is_shown = [False] * len(params)  # whether ``param.grad`` was set to the shown tensor
         self._next = 0  # the first bucket that is not complete
         self._written: set[int] = set()  # parameters whose views have (a part of) the gradient of this step
         self._is_zero = [False] * len(params)  # whether the view of a parameter that is frozen is zero
@@ -71,12 +73,12 @@ class Gradients:
         self._shown = [watched(shown, on_use) for shown in self._shown]
 
     def show(self) -> None:
-        """Let scripts see the flat gradient, where they see copies of it."""
+        """Update the copies of the flat gradient that scripts see."""
         if self._copied:
             self._set_copies(self._copied)
 
     def _set_copies(self, indices: Sequence[int]) -> None:
-        """Set the copies of these gradients, all of parameters in bfloat16, to the flat gradient."""
+        """Set the copies of these gradients, which belong to parameters in bfloat16, to the flat gradient."""
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
             torch._foreach_copy_([self._shown[i] for i in indices], [self._views[i] for i in indices])
             self._versions |= {i: self._shown[i]._version for i in indices}
@@ -127,11 +129,11 @@ class Gradients:
 
     @property
     def is_collecting(self) -> bool:
-        """Whether the backward pass of the training step runs, and no other one inside it."""
+        """Whether the backward pass of the training step runs, and no other backward pass inside it."""
         return self._task is not None and torch._C._current_graph_task_id() == self._task
 
     def set_task(self, _: Tensor) -> None:
-        """Set the current backward pass as that of the training step: a hook of the loss."""
+        """Set the current backward pass as the backward pass of the training step: a hook of the loss."""
         self._task = torch._C._current_graph_task_id()
 
     def count_use(self, index: int) -> None:
@@ -207,7 +209,7 @@ class Gradients:
         while self._next < len(self._members) and not self._missing[self._next]:
             self._collect(self._members[self._next])
             self._next += 1
-        if before < self._next < len(self._members):  # the end is announced by the caller
+        if before < self._next < len(self._members):  # the caller announces the end
             self._on_ready(self._starts[self._next - 1])
             # The strategy may have changed these parameters: autograd then refuses to read them in this backward pass.
             increment_version([self._params[i] for members in self._members[before : self._next] for i in members])

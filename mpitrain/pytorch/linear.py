@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from .bfloat16 import is_copied
 
-LEAST_ELEMENTS = 1 << 18  # of a weight; for smaller ones, calling Python takes longer than the copy
+LEAST_ELEMENTS = 1 << 18  # minimum size of a weight; for smaller ones, calling Python takes longer than the copy
 
 
 class Sink(Protocol):
@@ -25,7 +25,7 @@ class Sink(Protocol):
 
     @property
     def is_collecting(self) -> bool:
-        """Whether the backward pass of the training step runs, and no other one inside it."""
+        """Whether the backward pass of the training step runs, and no other backward pass inside it."""
 
     def count_use(self, index: int) -> None:
         """Expect a call of ``add_product``."""
@@ -44,14 +44,15 @@ def write_gradients(model: nn.Module, params: Sequence[nn.Parameter], sink: Sink
     copyreg.pickle(nn.Linear, _reduced)  # type: ignore[arg-type]
     for module in model.modules():
         if type(module) is nn.Linear and "forward" not in vars(module):
-            weight = module._parameters.get("weight")  # None if it is computed, as by ``torch.nn.utils.weight_norm``
+            # None if the weight is computed, as by ``torch.nn.utils.weight_norm``.
+            weight = module._parameters.get("weight")
             if weight is not None and weight.numel() >= LEAST_ELEMENTS and not weight._post_accumulate_grad_hooks:
                 forward = partial(_forward, module, weight, sink, index_of[id(weight)])
                 module.forward = forward  # type: ignore[method-assign]
 
 
 def _reduced(layer: nn.Linear) -> tuple[Any, ...]:
-    """Return what copies and pickles of a layer consist of: these do not write to a sink."""
+    """Return the state for copies and pickles of a layer, which do not write to a sink."""
     state, forward = vars(layer), vars(layer).get("forward")
     if isinstance(forward, partial) and forward.func is _forward:
         state = {name: value for name, value in state.items() if name != "forward"}
@@ -59,10 +60,10 @@ def _reduced(layer: nn.Linear) -> tuple[Any, ...]:
 
 
 def _forward(layer: nn.Linear, param: nn.Parameter, sink: Sink, index: int, x: Tensor) -> Tensor:
-    weight = layer.weight  # another tensor inside ``functional_call``
+    weight = layer.weight  # inside ``functional_call``, the weight is another tensor
     is_transformed = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
     is_plain = not (is_transformed or torch.is_autocast_enabled(x.device.type) or weight._backward_hooks)
-    is_plain = is_plain and not is_copied(weight)  # whose gradient has another type than the flat one
+    is_plain = is_plain and not is_copied(weight)  # the gradient of a copy has another type than the flat one
     if is_plain and weight is param and weight.requires_grad and torch.is_grad_enabled() and x.dtype == weight.dtype:
         sink.count_use(index)
         return _Linear.apply(x, weight, layer.bias, sink, index)  # type: ignore[no-any-return]
@@ -89,6 +90,6 @@ class _Linear(torch.autograd.Function):
             # Return a tensor for double backward, and for gradients that other code computes.
             if torch.is_grad_enabled() or not ctx.sink.is_collecting:
                 dweight = rows_dy.t() @ rows_x
-            else:  # last: other ranks may update the weight from now on
+            else:  # must come last: other ranks may update the weight from now on
                 ctx.sink.add_product(ctx.index, rows_dy.t(), rows_x)
         return dx, dweight, dbias, None, None

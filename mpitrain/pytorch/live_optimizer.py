@@ -22,7 +22,7 @@ from .whole_tensors import TorchTensors, plain_options
 
 _log = logging.getLogger(__name__)
 
-Options = list[dict[str, Any]]  # of each parameter group, with its learning rate
+Options = list[dict[str, Any]]  # options of each parameter group, with its learning rate
 
 
 class HasSlots(Protocol):
@@ -52,10 +52,11 @@ class Owner(Protocol):
 
 
 class LiveOptimizer:
-    """Follows the options of an optimizer of torch, and calls or finds its schedulers. Local.
+    """Tracks the options of an optimizer of torch, and calls or finds its schedulers. Local.
 
     Args:
-        optimizer: Its methods call those of ``owner`` from now on: ``step``, ``state_dict`` and ``load_state_dict``.
+        optimizer: Its methods call the methods of ``owner`` from now on: ``step``, ``state_dict`` and
+            ``load_state_dict``.
         model: Whose parameters it has.
         clip_norm: Maximum Euclidean norm of the whole gradient, or None.
         scheduler: The scheduler that ``advance_scheduler`` calls, or None.
@@ -63,7 +64,7 @@ class LiveOptimizer:
 
     Attributes:
         rule: The optimizer of this package that computes the same updates, with the options of the last call of
-            ``changes``. Its learning rates are those that the groups have at each update.
+            ``changes``. Its learning rates are the groups' learning rates at each update.
 
     Raises:
         JobError: The optimizer or the scheduler is not supported.
@@ -87,8 +88,8 @@ class LiveOptimizer:
             raise JobError(f"Trainer(scheduler=...) got {type(scheduler).__name__}: must be an LRScheduler of torch")
         if isinstance(scheduler, ReduceLROnPlateau):
             raise JobError(
-                "Trainer(scheduler=...) got ReduceLROnPlateau, which needs a metric: call its step in the loop, with "
-                "the same value on all ranks, such as trainer.mean(loss)"
+                "Trainer(scheduler=...) got ReduceLROnPlateau, which needs a metric: call scheduler.step(value) "
+                "in the loop instead, with the same value on all ranks, such as trainer.mean(loss)"
             )
         self._optimizer, self._model, self._clip_norm = optimizer, model, clip_norm
         self._scheduler, self._scheduler_steps = scheduler, 0
@@ -113,7 +114,7 @@ class LiveOptimizer:
 
     @property
     def options(self) -> Options:
-        """The options that the groups have now."""
+        """The present options of the groups."""
         groups = self._optimizer.param_groups
         if isinstance(self.rule, TorchTensors):
             return [plain_options(group) for group in groups]
@@ -121,7 +122,7 @@ class LiveOptimizer:
 
     @property
     def options_of_script(self) -> Options:
-        """The same, without those that the optimizer itself has changed, perhaps on some ranks alone."""
+        """The present options, without those that the optimizer itself has changed, perhaps on some ranks only."""
         changed = self.rule.changed if isinstance(self.rule, TorchTensors) else set()
         return [{name: value for name, value in group.items() if name not in changed} for group in self.options]
 
@@ -130,7 +131,7 @@ class LiveOptimizer:
         return [options_of(self._optimizer, group) for group in self._optimizer.param_groups]
 
     def begin_backward(self) -> None:
-        """Note the learning rates of this backward pass, during which an update may begin."""
+        """Record the learning rates of this backward pass, during which an update may begin."""
         self._rates_in_backward = [rate.as_set() for rate in self._rates]
 
     def changes(self, may_change: bool) -> tuple[bool, bool]:
@@ -140,32 +141,35 @@ class LiveOptimizer:
             may_change: Whether no update can have used them.
 
         Raises:
-            JobError: They must not change now, or not in this way.
+            JobError: The options must not change now, or not in this way.
         """
         if len(self._optimizer.param_groups) != len(self._followed):
-            raise JobError("a parameter group was added to the optimizer: add it before making the Trainer")
-        if isinstance(self.rule, TorchTensors):  # it has the options that its groups have at each update
+            raise JobError(
+                "a parameter group was added to the optimizer during training: add it before making the Trainer"
+            )
+        # Torch's optimizer uses the options that its groups have at each update.
+        if isinstance(self.rule, TorchTensors):
             return False, False
         options, rates = self._without_rates, [rate.as_set() for rate in self._rates]
         is_other_rule = options != self._followed
         have_changed = is_other_rule or (bool(self._rates_in_backward) and rates != self._rates_in_backward)
         if have_changed and not may_change:
             raise JobError(
-                "an option of the optimizer was changed between backward and step, when it may have been used already: "
-                "change it before trainer.backward, or pass overlap=False to the Trainer"
+                "an option of the optimizer was changed between backward and step, after the update may "
+                "have begun: change it before trainer.backward, or pass overlap=False to the Trainer"
             )
         if is_other_rule:
             rule = translated(self._optimizer, self._model, self._rates, self._clip_norm)
             if rule.slots != self.rule.slots:
                 raise JobError(
-                    f"the options of {type(self._optimizer).__name__} were changed so that it needs other state: set "
-                    "momentum or amsgrad before making the Trainer"
+                    f"the options of {type(self._optimizer).__name__} were changed so that it needs different "
+                    f"state: set momentum or amsgrad before making the Trainer"
                 )
             self.rule, self._followed = rule, options
         return have_changed, is_other_rule
 
     def check_state(self, gather: Callable[[Any], list[Any]]) -> bool:
-        """Return whether the optimizer itself has state, such as that of ``load_state_dict``. Collective.
+        """Return whether the optimizer itself has state, for example from ``load_state_dict``. Collective.
 
         Args:
             gather: Returns the values of all workers.
@@ -177,7 +181,8 @@ class LiveOptimizer:
         for worker, digest in enumerate(digests):
             if digest != digests[0]:
                 raise JobError(
-                    f"the optimizer has another state on worker {worker} than on worker 0: load the same state on all "
+                    f"the state of the optimizer differs between worker {worker} and "
+                    f"worker 0: load the same state on all "
                     "ranks",
                     on_all_ranks=True,
                 )
@@ -187,7 +192,7 @@ class LiveOptimizer:
         """Give the optimizer its state. Collective over the workers.
 
         Args:
-            gather: Returns the values of all workers; None if each has all tensors.
+            gather: Returns the values of all workers; None if each worker has all tensors.
         """
         if not isinstance(self.rule, TorchTensors):
             slots, updates = loop.slots()
@@ -198,7 +203,7 @@ class LiveOptimizer:
                     self._optimizer.state[self.rule.parameters[name]] = state
 
     def drop_state(self) -> None:
-        """Remove state from the optimizer that is in slots, or on other ranks. Local."""
+        """Remove the state that is in slots, or on other ranks, from the optimizer. Local."""
         if isinstance(self.rule, TorchTensors):
             self.rule.keep_own_state()
         else:
@@ -208,7 +213,7 @@ class LiveOptimizer:
         """Train with the state that the optimizer has. Collective over the workers.
 
         Raises:
-            JobError: It is that of another optimizer.
+            JobError: The state is from another optimizer.
         """
         if not isinstance(self.rule, TorchTensors):
             plan = loop.plan
@@ -216,7 +221,7 @@ class LiveOptimizer:
         self.drop_state()
 
     def note_step(self) -> None:
-        """Tell schedulers, which warn otherwise, that the optimizer takes a step."""
+        """Let schedulers know that the optimizer takes a step, because they would warn otherwise."""
         self._optimizer._opt_called = True  # type: ignore[attr-defined]
 
     def advance_scheduler(self, steps: int) -> None:
@@ -234,7 +239,7 @@ class LiveOptimizer:
                 raise JobError(f"{name} has no rate after {self._scheduler_steps - 1} steps: {error}") from error
 
     def state(self) -> dict[str, Any]:
-        """Return what checkpoints contain besides the slots: the options, and the state of all schedulers."""
+        """Return the state for checkpoints besides the slots: the options, and the state of all schedulers."""
         return {
             "given": self._given,
             "groups": self.options,
@@ -243,10 +248,10 @@ class LiveOptimizer:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore what ``state`` has returned; without schedulers, options that the script has changed are kept.
+        """Restore the result of ``state``; without schedulers, options that the script has changed are kept.
 
         Raises:
-            CheckpointError: The script has other schedulers now.
+            CheckpointError: The schedulers of the script have changed.
         """
         schedulers, groups = self._schedulers(), self._optimizer.param_groups
         self._scheduler_steps = state["scheduler_steps"]
@@ -259,7 +264,7 @@ class LiveOptimizer:
                 group.update(saved)
         if [type(schedule).__name__ for schedule in schedulers] != [name for name, _ in state["schedulers"]]:
             raise CheckpointError(
-                "the checkpoint has the state of other schedulers of the optimizer than the script; pass --resume "
+                "the checkpoint and the script have different schedulers of the optimizer; pass --resume "
                 "never to start a new run"
             )
         for scheduler, (_, saved) in zip(schedulers, state["schedulers"], strict=True):
@@ -281,7 +286,7 @@ def check_same_options(of_workers: Sequence[Options]) -> None:
     """Check that all workers have the same options.
 
     Raises:
-        JobError: One has others than the first; on all workers.
+        JobError: The options of a worker differ from the first worker's; on all workers.
     """
     for worker, options in enumerate(of_workers):
         for index, (first, own) in enumerate(zip(of_workers[0], options, strict=True)):

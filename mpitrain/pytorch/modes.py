@@ -11,7 +11,7 @@ from torch import nn
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a module in evaluation mode; afterwards, each part is in the mode in which it was."""
+    """Put a module in evaluation mode; afterwards, restore the mode of each part."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -23,6 +23,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def inference(model: nn.Module) -> Iterator[None]:
-    """Put a module in evaluation mode, without gradients; afterwards, everything is as it was."""
+    """Put a module in evaluation mode, without gradients; afterwards, restore the modes."""
     with evaluating(model), torch.no_grad():
         yield

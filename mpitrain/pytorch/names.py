@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-_COMPILED = "_orig_mod."  # torch.compile adds it to the names of the module that it wraps
+_COMPILED = "_orig_mod."  # torch.compile adds this prefix to the names of the module that it wraps
 
 
 def parameters_of(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -28,5 +28,5 @@ def aliases_of(model: nn.Module) -> dict[str, str]:
 
 
 def plain_name(name: str) -> str:
-    """Return the name of a parameter, buffer or module without what ``torch.compile`` adds."""
+    """Return the name of a parameter, buffer or module without the prefix that ``torch.compile`` adds."""
     return f"{name}.".replace(_COMPILED, "").rstrip(".")

@@ -28,8 +28,8 @@ from .translation import translated
 _DTYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule", "ScriptModule")
 _KEPT, _TRANSIENT = ARRAY_GROUPS
-_VERSION = 1  # of these groups in checkpoints
-_SAMPLE = 16  # values of each parameter in a digest
+_VERSION = 1  # version of these groups in checkpoints
+_SAMPLE = 16  # number of values of each parameter in a digest
 
 
 class Buffers(NamedTuple):
@@ -39,7 +39,7 @@ class Buffers(NamedTuple):
         averaged: Buffers of finite floating-point numbers that ``state_dict`` contains, such as running statistics.
             They are part of the flat vectors; each worker's changes are averaged.
         kept: All others. Each worker has its own; checkpoints contain the chief's.
-        transient: The names of those in ``kept`` that ``state_dict`` does not contain.
+        transient: The names of buffers in ``kept`` that ``state_dict`` does not contain.
     """
 
     averaged: dict[str, Tensor]
@@ -47,7 +47,7 @@ class Buffers(NamedTuple):
     transient: frozenset[str]
 
     def namespace(self, name: str) -> str:
-        """Return the group of ``ExtraState`` that stores one of ``kept``."""
+        """Return the group of ``ExtraState`` that stores a buffer of ``kept``."""
         return _TRANSIENT if name in self.transient else _KEPT
 
     def state(self, values: Mapping[str, Array]) -> ExtraState:
@@ -94,7 +94,7 @@ class TorchNetwork:
         JobError: The module cannot be trained by this package; the message names the part and the reason.
     """
 
-    classes: int | None = None  # of the labels; torch's losses check them
+    classes: int | None = None  # number of classes of the labels; torch's losses check the labels
     writes_grads_once = False  # autograd may deliver the gradient of a parameter in parts
 
     def __init__(self, model: nn.Module, loss: Any) -> None:
@@ -238,7 +238,7 @@ def layout_of(model: nn.Module) -> Layout:
 
 
 def buffers_of(model: nn.Module) -> Buffers:
-    """Return the module's buffers, each once. Call it before training: their values decide how they are treated."""
+    """Return the module's buffers, each once. Call it before training: the values determine their treatment."""
     averaged, kept, transient = {}, {}, set()
     persistent = model.state_dict(keep_vars=True)
     for name, tensor in model.named_buffers():
@@ -253,7 +253,7 @@ def buffers_of(model: nn.Module) -> Buffers:
 
 
 def load_values(model: nn.Module, layout: Layout, params: Array, extra_state: ExtraState) -> None:
-    """Set a module's parameters and buffers to those of a checkpoint: ``params`` has shape (layout.size,)."""
+    """Set a module's parameters and buffers to the values in a checkpoint: ``params`` has shape (layout.size,)."""
     values, buffers = layout.views(params), buffers_of(model)
     with torch.no_grad():
         for name, tensor in [*parameters_of(model), *buffers.averaged.items()]:
@@ -271,12 +271,12 @@ def load_buffers(model: nn.Module, buffers: Buffers, extra_state: ExtraState) ->
         value, buffer = torch.from_numpy(np.array(stored)), owner[key]
         if value.numel() == buffer.numel():
             buffer.copy_(value.reshape(buffer.shape))
-        else:  # the forward pass has put a larger one there
+        else:  # the forward pass has replaced the tensor by a larger one
             owner[key] = value.to(buffer.device, buffer.dtype)
 
 
 def owners_of(model: nn.Module, names: Iterable[str]) -> list[tuple[dict[str, Any], str]]:
-    """Return for each buffer the dict that holds it, and its key: a forward pass may put another tensor there."""
+    """Return for each buffer the dict that holds it, and its key: a forward pass may replace the tensor."""
     # A compiled module is followed by the one that it wraps, which has the same name and owns the buffers.
     modules = {plain_name(path): module for path, module in model.named_modules()}
     buffers = []
@@ -320,7 +320,7 @@ def _check_parameters(model: nn.Module, dtype: np.dtype[Any]) -> None:
             raise JobError(f"the tensor {name} is on {tensor.device}: leave the model on the CPU; ranks move it")
         if tensor.layout != torch.strided:
             raise JobError(f"the tensor {name} is sparse: must be dense")
-        if tensor.dtype != torch.bfloat16 or dtype != np.float32:  # else it is a copy of float32 values
+        if tensor.dtype != torch.bfloat16 or dtype != np.float32:  # otherwise the parameter is a copy of float32 values
             by_dtype.setdefault(tensor.dtype, name)
     if len(by_dtype) > 1:
         dtypes = ", ".join(f"{name} is {dtype}" for dtype, name in by_dtype.items())

@@ -17,7 +17,8 @@ from .bfloat16 import to_array
 from .names import parameters_of
 from .torch_rule import TorchRule
 
-_NAMES = {"mean": "exp_avg", "square": "exp_avg_sq", "velocity": "momentum_buffer"}  # of slots of compiled rules
+# Names of the slots of compiled rules.
+_NAMES = {"mean": "exp_avg", "square": "exp_avg_sq", "velocity": "momentum_buffer"}
 
 
 def has_taken_steps(optimizer: torch.optim.Optimizer) -> bool:
@@ -51,7 +52,7 @@ def set_state(
     """Set the optimizer's state to copies of the slots.
 
     Args:
-        rule: What ``translated`` has returned for the optimizer.
+        rule: The result of ``translated`` for the optimizer.
         vectors: The slots by name, shape (layout.size,) each.
         updates: The number of updates since training began.
     """

@@ -30,7 +30,8 @@ def on_host(tree: Any) -> Any:
 def joined(parts: Sequence[Any]) -> Any:
     """Return trees of tensors of several batches as one, joined along the first dimension.
 
-    Numbers, such as a loss that a model returns, become a tensor with one for each batch; other values the first one.
+    Numbers, such as a loss that a model returns, become a tensor with one element per batch; of other values, the first
+    is returned.
     """
     first = parts[0]
     if isinstance(first, Tensor):
@@ -60,7 +61,7 @@ def share_of(loader: Any, rank: int, size: int) -> Iterable[tuple[int, Any]]:
     """Return every ``size``-th batch of a loader from the batch ``rank`` on, with their numbers. Local.
 
     Raises:
-        JobError: It is not a ``DataLoader`` whose batches are the same on all ranks.
+        JobError: The loader is not a ``DataLoader`` whose batches are the same on all ranks.
     """
     if not isinstance(loader, DataLoader):
         raise JobError(f"trainer.evaluate got {type(loader).__name__}: must be a torch DataLoader")
@@ -68,7 +69,7 @@ def share_of(loader: Any, rank: int, size: int) -> Iterable[tuple[int, Any]]:
         raise JobError("trainer.evaluate got a DataLoader of an IterableDataset: must be of a map-style dataset")
     if not loader.batch_sampler:
         raise JobError("trainer.evaluate got a DataLoader with batch_size=None: set batch_size")
-    batches: Any = loader.batch_sampler  # of another sampler than ``loader.sampler``, if the user has made it
+    batches: Any = loader.batch_sampler  # if the user has made it, its sampler may differ from ``loader.sampler``
     sampler = batches.sampler if type(batches) is BatchSampler else batches
     if not isinstance(sampler, SequentialSampler):
         raise JobError(
@@ -88,7 +89,7 @@ def share_of(loader: Any, rank: int, size: int) -> Iterable[tuple[int, Any]]:
 
 
 def facts_of(loader: DataLoader[Any]) -> tuple[object, ...]:
-    """Return what must be the same of a loader on all ranks: its examples and batches, as far as it is known."""
+    """Return a loader's properties that must be equal on all ranks: examples and batches, as far as known."""
     dataset: Any = loader.dataset
     indices = hash(tuple(map(int, dataset.indices))) if isinstance(dataset, Subset) else None
     return len(dataset), len(loader), indices

@@ -60,5 +60,7 @@ def as_one(optimizers: Sequence[LiveOptimizer], model: nn.Module) -> SeveralOpti
     for name, _ in parameters_of(model):
         owners = [member.name for member in members if name in member.parameters]
         if len(owners) > 1:
-            raise JobError(f"the parameter {name} is in the optimizers {owners[0]} and {owners[1]}: must be in one")
+            raise JobError(
+                f"the parameter {name} is in the optimizers {owners[0]} and {owners[1]}: must be in only one"
+            )
     return SeveralOptimizers(members[0].learning_rate, members=members)

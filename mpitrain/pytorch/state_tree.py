@@ -22,7 +22,7 @@ def flatten(name: str, tree: Any) -> dict[str, Value]:
     """Return a tree as named values.
 
     Args:
-        name: What it is the state of, for errors.
+        name: The owner of the state, for errors.
 
     Raises:
         JobError: It has a value that cannot be stored.
@@ -66,7 +66,7 @@ def unflatten(values: Mapping[str, Value]) -> Any:
     """Return the tree of ``flatten``.
 
     Raises:
-        CheckpointError: The values are not those of a tree.
+        CheckpointError: The values are not a tree.
     """
 
     def decoded(item: Any) -> Any:
@@ -88,5 +88,6 @@ def unflatten(values: Mapping[str, Value]) -> Any:
         return decoded(json.loads(bytes(np.asarray(values[_TREE], np.uint8)).decode()))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CheckpointError(
-            "the checkpoint's state of the script is malformed; use another one, or --init-from", on_all_ranks=True
+            "the checkpoint's state of the script is malformed; use another checkpoint, or --init-from",
+            on_all_ranks=True,
         ) from error

@@ -24,13 +24,14 @@ _IMPLEMENTATION = {"foreach": False, "fused": None, "capturable": False, "differ
 class TorchRule(Optimizer):
     """Updates with an optimizer of torch, which has one flat parameter.
 
-    Its state of the same shape as the parameter is in slots of the same names. So is each of its numbers, such as
-    ``mu_product`` of NAdam, in every element of a slot; but not ``step``, which is the step of the run.
+    Its state of the same shape as the parameter is in slots of the same names. Each number in the state, such as
+    ``mu_product`` of NAdam, is stored in every element of a slot, except ``step``, which is the step of the run.
 
     Attributes:
         kind: One of ``ELEMENTWISE``.
-        options: Those of a parameter group, without its parameters and its learning rate.
-        vectors, numbers: Names of the state, from ``state_of``; those of a group may differ from the others'.
+        options: The options of a parameter group, without its parameters and its learning rate.
+        vectors, numbers: Names of the state, from ``state_of``; the names of a group may differ from those of other
+            groups.
         slots: All names of all groups.
     """
 
@@ -48,7 +49,7 @@ class TorchRule(Optimizer):
         return self.kind.__name__
 
     def check(self) -> None:
-        """Do nothing: the rules of torch are known, and the slot of a number depends on all its elements."""
+        """Do nothing: torch's rules need no check, and the slot of a number depends on all its elements."""
 
     def update(self, params: Array, grads: Array, slots: Slots, rate: float, step: int) -> None:
         parameter, optimizer = _tensor(params), self._optimizer
@@ -56,10 +57,10 @@ class TorchRule(Optimizer):
         (group,) = optimizer.param_groups
         group["params"], group["lr"] = [parameter], rate
         optimizer.state.clear()
-        if step > 0 or self.kind is Adagrad:  # else step() makes the state
+        if step > 0 or self.kind is Adagrad:  # otherwise step() makes the state
             state = {"step": torch.tensor(float(step))}
             state |= {name: _tensor(slots[name]) for name in self.vectors}
-            # Not of the first element: the gaps between parameters are zero after a resume.
+            # The maximum, not the first element, because the gaps between parameters are zero after a resume.
             state |= {name: torch.tensor(float(slots[name].max())) for name in self.numbers}
             self._set_initial(state, rate)
             optimizer.state[parameter] = state
@@ -100,7 +101,7 @@ def state_of(kind: type[torch.optim.Optimizer], options: Mapping[str, Any]) -> t
 
 
 def options_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what determines the update of a parameter group, without its learning rate and keys of schedulers."""
+    """Return a parameter group's options that determine updates, without learning rate and keys of schedulers."""
     return {
         name: group[name]
         for name in optimizer.defaults

@@ -1,4 +1,4 @@
-"""PyTorch's optimizers as those of ``mpitrain.optim``.
+"""PyTorch's optimizers as optimizers of ``mpitrain.optim``.
 
 SGD, Adam and AdamW are translated, because compiled rules compute the same faster. The other optimizers run themselves:
 elementwise ones on parts of the vectors (``torch_rule``), others on whole tensors (``whole_tensors``).
@@ -24,7 +24,7 @@ from .torch_rule import ELEMENTWISE, TorchRule, options_of, state_of
 from .whole_tensors import TorchTensors
 
 _COMPILED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
-_NOT_COMPILED = {"amsgrad": False, "maximize": False, "dampening": 0}  # with the only value that compiled rules have
+_NOT_COMPILED = {"amsgrad": False, "maximize": False, "dampening": 0}  # the only values that compiled rules support
 
 
 class GroupRate:
@@ -38,7 +38,8 @@ class GroupRate:
         self._bound: tuple[Array, int] | None = None
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}()"  # without its value: schedulers may have set it on the workers alone
+        # The value is left out, because schedulers may have set it on the workers only.
+        return f"{type(self).__name__}()"
 
     def __call__(self, step: int) -> float:
         if self._bound is None:
@@ -65,7 +66,7 @@ def translated(
     Parameters of the model that the optimizer does not have keep their values.
 
     Args:
-        rates: The learning rate of each parameter group; None for those that the groups have now.
+        rates: The learning rate of each parameter group; None for the groups' present rates.
         clip_norm: Maximum Euclidean norm of the whole gradient.
         index: Its position if it is one of several optimizers, which update whole tensors; else None.
 
@@ -86,8 +87,8 @@ def translated(
     wrapped = next((value for value in vars(optimizer).values() if isinstance(value, torch.optim.Optimizer)), None)
     if wrapped is not None:
         raise JobError(
-            f"{kind} wraps another optimizer, {type(wrapped).__name__}, whose state would be lost: pass one that has "
-            "its own state, or run the script over the MPI backend of torch.distributed"
+            f"{kind} wraps another optimizer, {type(wrapped).__name__}, whose state would be lost: "
+            f"pass an optimizer that has its own state, or run the script over the MPI backend of torch.distributed"
         )
     if index is not None or type(optimizer) not in ELEMENTWISE:
         rate = as_schedule(float(groups[0]["lr"])) if rates is None else rates[0]
@@ -113,7 +114,7 @@ def translated(
 
 
 def _rule_of(optimizer: torch.optim.Optimizer) -> tuple[Callable[..., optim.Optimizer], list[dict[str, Any]]]:
-    """Return what makes the optimizer of this package, and its options for each group."""
+    """Return the function that makes the optimizer of this package, and its options for each group."""
     groups = optimizer.param_groups
     is_compiled = type(optimizer) in _COMPILED and all(
         group.get(name, value) == value for group in groups for name, value in _NOT_COMPILED.items()
@@ -168,7 +169,8 @@ def _patterns(kind: str, groups: Sequence[Mapping[str, Any]], model: nn.Module) 
 def _by_name(options: list[dict[str, Any]], patterns: Sequence[list[str]]) -> dict[str, Any]:
     """Return the first group's options, and as ``groups`` the options in which other groups differ from it.
 
-    Groups that differ only in whether they decay become one group, in which ``decay_names`` selects what decays.
+    Groups that differ only in whether they decay become one group, in which ``decay_names`` selects the decayed
+    parameters.
     """
     decay_names: str | list[str] = "*"
     decays = [{name: group[name] for name in ("l2", "weight_decay") if group.get(name)} for group in options]

@@ -1,4 +1,4 @@
-"""Gradients that tell when a script uses them: it then needs those of all workers."""
+"""Gradients that detect when a script uses them: it then needs the gradients of all workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PROPERTIES = (
     "requires_grad",
     "shape",
 )
-# What does not depend on the values.
+# Operations and attributes that do not depend on the values.
 _NOT_A_USE = {
     *(getattr(Tensor, name).__get__ for name in _PROPERTIES),
     *(Tensor.size, Tensor.numel, Tensor.dim, Tensor.stride, Tensor.requires_grad_, Tensor.detach_, Tensor.__len__),
@@ -35,7 +35,7 @@ OnUse = Callable[[bool], None]
 class WatchedGradient(Tensor):
     """A view of the flat gradient that calls ``on_use`` before an operation of torch reads or changes it.
 
-    The argument tells whether the operation sets it to zero. Autograd adds to it without a call. The results of
+    The argument is whether the operation sets the gradient to zero. Autograd adds to it without a call. The results of
     operations are ordinary tensors.
     """
 

@@ -30,14 +30,14 @@ class TorchTensors(WholeTensorOptimizer):
     """Updates with any optimizer of torch: calls its ``step`` with only this rank's parameters.
 
     Checkpoints contain the optimizer's ``state`` and groups; state in its other attributes is not saved. One rank
-    updates all tensors, unless they are known to be updated separately: a class declares it by the attribute
-    ``updates_tensors_separately = True``.
+    updates all tensors, unless they are known to be updated separately: a class declares this by the attribute
+        ``updates_tensors_separately = True``.
 
     Attributes:
         optimizer: The optimizer, with the options that its groups have at each update.
         parameters: The parameters of the model that the optimizer has, by name.
         index: Its position among the optimizers of a script; None if there is one.
-        own: The names of those that this rank updates, of which alone it keeps state.
+        own: The names of the parameters that this rank updates; it keeps state only for these.
         changed: The options of groups that the optimizer itself has changed; other ranks may have other values.
     """
 
@@ -64,12 +64,13 @@ class TorchTensors(WholeTensorOptimizer):
             if not has_parameters:
                 return
             before = _options(self.optimizer)
-            type(self.optimizer).step(self.optimizer)  # its own method ``step`` may be that of the Trainer
+            type(self.optimizer).step(self.optimizer)  # the instance's attribute ``step`` may be that of the Trainer
             for old, new in zip(before, _options(self.optimizer), strict=True):
                 self.changed.update(name for name, value in new.items() if old.get(name) != value)
         for name, view in views.items():
             parameter = self.parameters[name]
-            if parameter.data_ptr() != view.data_ptr():  # the optimizer has replaced it, as in ``p.data = p.data - d``
+            # The optimizer has replaced the data, as in ``p.data = p.data - d``.
+            if parameter.data_ptr() != view.data_ptr():
                 view.copy_(parameter.data)
                 parameter.data = view
 
@@ -97,10 +98,12 @@ class TorchTensors(WholeTensorOptimizer):
             self.optimizer.state.clear()
         for stored_name in stored_names:
             kind, _, name = stored_name.removeprefix(_NAMESPACE).partition(": ")
-            values = values_of(state, stored_name, _VERSION)  # counts as used, although it may be another rank's
+            # Marks the value as used, although it may belong to another rank.
+            values = values_of(state, stored_name, _VERSION)
             if kind != self.name:
                 raise CheckpointError(
-                    f"the checkpoint has the state of the optimizer {kind}, the script has {self.name}; pass --resume "
+                    f"the checkpoint has the state of the optimizer {kind}, but the "
+                    f"script uses {self.name}; pass --resume "
                     "never to start a new run",
                     on_all_ranks=True,
                 )
@@ -158,7 +161,7 @@ def _is_plain(value: Any) -> bool:
 
 @contextmanager
 def _restricted(optimizer: torch.optim.Optimizer, gradients: Mapping[int, Tensor]) -> Iterator[bool]:
-    """Let an optimizer have only the parameters with these ids, and those gradients; yield whether it has any."""
+    """Restrict an optimizer to the parameters with these ids, and to these gradients; yield whether it has any."""
     groups = optimizer.param_groups
     all_params = [group["params"] for group in groups]
     own = [param for params in all_params for param in params if id(param) in gradients and param.requires_grad]

@@ -1,4 +1,4 @@
-"""What the plots of one or more runs show, as values that no plotting library is needed for."""
+"""The data of the plots of one or more runs, independent of plotting libraries."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 _GROUP_COLORS = dict(
     zip(GROUPS, ("#009E73", "#D55E00", "#E69F00", "#56B4E9", "#8C564B", "#CC79A7", "#0072B2", "#9A9A9A"), strict=True)
 )
-_MAX_POINTS = 800  # per curve: more than a plot has pixels
-_MAX_POINTS_OF_MANY = 300  # if there are many curves, so that the page stays small
-_FEW = 3  # runs whose curves have a range, and a name in the legend that may be long
-_MAX_BARS = 24  # above this number of ranks, only their mean is shown
-_DECADES = 30  # ratio of values from which a scale is logarithmic
+_MAX_POINTS = 800  # maximum number of points per curve: more than a plot has pixels
+_MAX_POINTS_OF_MANY = 300  # maximum number of points if there are many curves, so that the page stays small
+_FEW = 3  # maximum number of runs whose curves show a range, and whose names in the legend may be long
+_MAX_BARS = 24  # above this number of ranks, only the mean of all ranks is shown
+_DECADES = 30  # ratio of the largest to the smallest value from which a scale is logarithmic
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ _OF_WORKERS = {
 
 
 def _further(name: str) -> Chart:
-    """Return the chart of a metric of the job, or of another number of its own."""
+    """Return the chart of a metric of the job, or of another number that it records."""
     kind = "on the validation examples" if name.startswith(PREFIX) else "as the job or script records it"
     title = shown_name(name)
     return Chart(re.sub(r"\W", "-", name), title, f"{title}, {kind}, by step.", "step", title)
@@ -237,7 +237,7 @@ def _by_step(shown: Sequence[PlottedRun], name: str, chart: Chart) -> Chart:
 
 
 def _dropped(shown: Sequence[PlottedRun]) -> Chart:
-    """Nothing is drawn where nothing was dropped."""
+    """Return the chart of dropped gradients, without curves if no run has dropped any."""
     about = "Gradients that came too late to be used, by step."
     chart = Chart("dropped", "Dropped gradients", about, "step", "gradients", y_range=_FROM_ZERO)
     any_dropped = any(np.nansum(run.run.series("dropped").values) > 0 for run in shown)
@@ -332,7 +332,7 @@ def _curve(
     """Return one curve, if there are values. Long curves are reduced to means, with a range if there are few runs.
 
     Args:
-        label: Of what the curve shows, if it is not obvious.
+        label: The name of the measured value, if it is not obvious.
         several: Whether the run's label is shown in place of it.
     """
     if not len(series):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _INK, _GRID = "#2b2f36", "#b9bec7"
 _SIZE = (5.0, 3.4)  # inches
-_MAX_NAMED = 8  # curves; a longer legend would be larger than the plot
+_MAX_NAMED = 8  # maximum number of curves in a legend; a longer legend would be larger than the plot
 _STYLES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
 SETTINGS: Any = {
     "font.family": "sans-serif",
@@ -61,7 +61,7 @@ def as_png(chart: Chart) -> bytes:
         axes.set_ylabel(chart.y)
         handles, labels = axes.get_legend_handles_labels()
         if 1 < len(labels) <= _MAX_NAMED:
-            figure.legend(handles, labels, loc="outside lower center", ncols=3)  # does not cover curves
+            figure.legend(handles, labels, loc="outside lower center", ncols=3)  # a position that does not cover curves
         figure.savefig(data, format="png", dpi=200, facecolor="white")
     return data.getvalue()
 

@@ -41,7 +41,7 @@ _COLUMNS = ("run", "job", "mode", "state", "steps", "time", *_VALUES, "mean exam
 _WORDS = ("run", "job", "mode", "state")  # columns without numbers
 # Options that say where a run is stored, not how it trains.
 _NOT_COMPARED = {"run_dir", "resume"}
-_VERSIONS = "versions"  # the table of config.toml with the versions of packages
+_VERSIONS = "versions"  # name of the table in config.toml that has the versions of packages
 
 
 _OUTPUT_HELP = "Output page, or folder with --png.  [default: report.html or plots, inside RUN if only one]"
@@ -73,7 +73,7 @@ def report_command(runs: tuple[Path, ...], output: Path | None, png: bool) -> No
 
 
 def collect(folders: Sequence[Path]) -> list[PlottedRun]:
-    """Read runs, and give each a unique label, and a color and dash of its own.
+    """Read runs, and give each a unique label, color and dash.
 
     Raises:
         RecordError: A folder is not a run directory, is given twice, or cannot be read.
@@ -140,7 +140,7 @@ def page(shown: Sequence[PlottedRun]) -> str:
 
 
 def _as_script(value: Any) -> str:
-    """Return JSON that can stand in an element ``script``, whatever text it contains."""
+    """Return JSON that is safe inside an element ``script``, whatever text it contains."""
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 
 
@@ -224,7 +224,7 @@ def _cells(run: Run, label: str, state: State) -> dict[str, str]:
 
 
 def _steps(run: Run) -> str:
-    """Return the number of steps, and of how many if the run has not completed all."""
+    """Return the number of completed steps and, if the run has not completed all, the total."""
     goal = run.option("train_steps")
     return f"{run.step:,} of {goal:,}" if isinstance(goal, int) and run.step < goal else f"{run.step:,}"
 

@@ -20,7 +20,7 @@ from ..plan.options import examples
 from .history import Run, is_run, read_run
 
 _HEAD = ("run", "job", "mode", "ranks", "step", "best validation", "state", "age")
-# Columns that a narrow terminal does not show, those that are left out first first.
+# Columns that a narrow terminal does not show, in the order in which they are left out.
 _LEAST_IMPORTANT = ("job", "ranks", "mode", "age")
 
 
@@ -50,7 +50,7 @@ def runs_command(folder: Path, sort: str | None) -> None:
 
 
 def _print_table(titles: Sequence[str], rows: Sequence[tuple[str, ...]]) -> None:
-    """Print a table; on a terminal that is too narrow, without some columns, which are named."""
+    """Print a table; on a narrow terminal, some columns are left out, and named."""
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     hidden: list[str] = []
     while True:
@@ -68,7 +68,7 @@ def _print_table(titles: Sequence[str], rows: Sequence[tuple[str, ...]]) -> None
 
 
 def _sorted(goal: Goal, runs: Mapping[Path, Run | None], rows: Mapping[Path, tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Return the rows with the best value of a metric, sorted by it; those without one are last.
+    """Return the rows with the best value of a metric, sorted by it; runs without the metric are last.
 
     Raises:
         ConfigError: No run has it.
@@ -128,7 +128,7 @@ def latest_run(folder: Path = Path("runs")) -> Path:
 def described_states(folders: Sequence[Path]) -> dict[Path, tuple[State, str]]:
     """Return the state of each run, and a description that includes the batch job of a run without a step.
 
-    Such a run could not record how it ended. Each batch system is asked once for the jobs of all of them.
+    Such a run could not record its end. Each batch system is asked once for the jobs of all of them.
     """
     state_of = states(folders)
     jobs = {folder: job for folder, state in state_of.items() if (job := _job_without_step(folder, state)) is not None}
@@ -137,7 +137,7 @@ def described_states(folders: Sequence[Path]) -> dict[Path, tuple[State, str]]:
 
 
 def _ends(jobs: Collection[BatchJob]) -> dict[tuple[str, str], JobState]:
-    """Return how the jobs that have ended did so, by the scheduler and the job id."""
+    """Return the final states of the jobs that have ended, by the scheduler and the job id."""
     job_states = {
         (name, job_id): state
         for name, system in SYSTEMS.items()
@@ -175,7 +175,7 @@ def _row(path: Path, run: Run | None, folder: Path, state: State, description: s
         return (name, "?", "?", "?", "?", "cannot be read", description, duration(age))
     step = max(run.step, status.step if status is not None else 0)
     if state == "died":
-        step = max(step, _saved_step(path))  # it may have died before its first metrics line and second heartbeat
+        step = max(step, _saved_step(path))  # the run may have died before its first metrics line and second heartbeat
     mode = str(run.option("mode") or "?")
     if run.restarts:
         description += f", {run.n_restarts} restart{'s' * (run.n_restarts != 1)}"
@@ -186,7 +186,7 @@ def _row(path: Path, run: Run | None, folder: Path, state: State, description: s
 def _saved_step(folder: Path) -> int:
     """Return the step of the newest checkpoint; 0 if there is none."""
     steps = (path.stem.removeprefix("step-") for path in (folder / "checkpoints").glob("step-*.h5"))
-    return max((int(step) for step in steps if step.isdecimal()), default=0)  # other files are shards
+    return max((int(step) for step in steps if step.isdecimal()), default=0)  # the other files are shards
 
 
 def _ranks(status: Status | None) -> str:

@@ -26,7 +26,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class RankShares:
-    """How one rank spent its time.
+    """The time of one rank by activity.
 
     Attributes:
         rank, role, host: Identify the rank.
@@ -52,7 +52,7 @@ class RankShares:
 
 @dataclass(frozen=True)
 class Shares:
-    """How the ranks of a run spent their time.
+    """The time of a run's ranks by activity.
 
     Attributes:
         ranks: In rank order.

@@ -34,7 +34,7 @@ _PLOTS = (
     ("staleness_mean", "staleness"),
     ("learning_rate", "learning rate"),
 )
-_LOG_BYTES = 16_384  # read of the end of a log
+_LOG_BYTES = 16_384  # number of bytes that are read at the end of a log
 _LABEL = 9  # width of the labels left of a curve, in columns
 
 
@@ -93,7 +93,7 @@ class View:
         return self.state in status.ENDED
 
     def look(self) -> None:
-        """Read what was added since the last call."""
+        """Read the lines that were added since the last call."""
         lines = self._tail.read()
         if lines:
             self.run.add(lines)
@@ -109,7 +109,7 @@ class View:
         state = status.classify(self._status, own_host, age, is_alive)
         self.state = "died" if state is None else state
         if not self.run.config and self.state != "submitted":
-            self.run.config = open_run(self.folder).config  # it is complete before the run's first heartbeat
+            self.run.config = open_run(self.folder).config  # the file is complete before the run's first heartbeat
 
     @property
     def step(self) -> int:
@@ -157,7 +157,7 @@ class View:
         return f", {duration((goal - self.step) * speed)} left"
 
     def _numbers(self) -> list[tuple[str, str]]:
-        """Return names and titles of what is shown: the numbers of every run, and those of this one."""
+        """Return names and titles of the values to show: the numbers of every run, and others of this run."""
         return [*_PLOTS, *((name, shown_name(name)) for name in self.run.further_names())]
 
     def _newest(self) -> str:
@@ -186,7 +186,7 @@ class View:
 
 
 def _last_lines(path: Path, number: int) -> list[RenderableType]:
-    """Return the last lines of a log file; of a progress bar, which rewrites its line, only the last state."""
+    """Return the last lines of a log file; for a progress bar, which rewrites its line, only the last state."""
     from rich.text import Text
 
     try:

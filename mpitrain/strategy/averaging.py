@@ -4,7 +4,7 @@ After ``local_steps`` steps, ``MeanOfWorkers`` replaces parameters, optimizer sl
 over the workers (Stich, Local SGD converges fast and communicates little, 2019; with momentum averaged too, Yu, Jin and
 Yang, 2019). ``ElasticAveraging`` moves workers and a center towards each other, and the center is the trained model
 (Zhang, Choromanska and LeCun, Deep learning with elastic averaging SGD, 2015, equations 2 and 3, synchronous).
-``outer_optimizer`` has a third one.
+``outer_optimizer`` has a third way.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Averaging:
         self.own = own
 
     def is_point(self, step: int) -> bool:
-        """Return whether all workers agree after ``step`` steps, which is a consistent point. Local."""
+        """Return whether all workers agree after ``step`` steps, so that this is a consistent point. Local."""
         return True
 
     def start(self, extra_state: ExtraState) -> None:
@@ -57,7 +57,7 @@ class Averaging:
         """Let exchanges proceed that run behind the steps. Local."""
 
     def after_step(self, step: int) -> None:
-        """Average what is due after ``step`` steps; local if nothing is due."""
+        """Average the vectors that are due after ``step`` steps; local if nothing is due."""
 
     def vector(self, name: str) -> Array:
         """Return a vector of the trained model; valid until the next call or step. At a consistent point."""
@@ -72,7 +72,7 @@ class Averaging:
         return {}
 
     def end(self) -> None:
-        """Set this worker's parameters to those of the trained model, at the last consistent point. Local."""
+        """Set this worker's parameters to the parameters of the trained model, at the last consistent point. Local."""
 
     def free(self) -> None:
         """Free communicators."""

@@ -64,9 +64,9 @@ class Stats(NamedTuple):
         skipped: Number of steps skipped because their loss was not finite.
         workers: Statistics of each worker; empty if all workers take the same steps.
         internode_bytes: Bytes that all workers have sent to other nodes, if the mode counts them.
-        saved_bytes: Bytes that they would have sent in addition without compression.
-        gradient_nbytes: In how many bytes a gradient is submitted, by worker and server; empty: in those of all
-            parameters.
+        saved_bytes: Additional bytes that they would have sent without compression.
+        gradient_nbytes: The number of bytes in which a gradient is submitted, by worker and server; empty: in those of
+            all parameters.
         grad_norm: The norm of the averaged gradient, before clipping, in the last step that measured it; None if none
             did, or if it made no update.
     """
@@ -152,7 +152,7 @@ class UpdatesOnRequest(ABC):
             updates: The number of updates that they come from.
 
         Raises:
-            JobError: This strategy cannot do it.
+            JobError: This strategy does not support it.
         """
         raise JobError(f"optimizer.load_state_dict does not work with {type(self).__name__}")
 
@@ -218,12 +218,13 @@ class Strategy(Protocol):
 
         Args:
             progress: The progress that they belong to.
-            extra_state: Of the resumed run, whose precision or mode may differ; empty if none is resumed.
+            extra_state: The extra state of the resumed run, whose precision or mode may differ; empty if none is
+                resumed.
         """
 
     @property
     def progress(self) -> Progress:
-        """How far training has come. Local."""
+        """The progress of training. Local."""
 
     @property
     def result(self) -> StepResult:

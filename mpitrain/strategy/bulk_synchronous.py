@@ -21,7 +21,7 @@ _WAIT = span("wait")
 
 STOP = 1  # flag: a worker was asked to stop
 PAUSE = 2  # flag: the chief has requested a consistent point
-_NAMESPACE = "updates"  # of the extra state
+_NAMESPACE = "updates"  # namespace of the extra state
 _NO_REASONS: frozenset[str] = frozenset()
 
 
@@ -36,7 +36,7 @@ class BulkSynchronous:
     Attributes:
         loss: This worker's share of the step's mean loss: the sum of all workers' shares is the mean, and the sum of
             their gradients is its gradient.
-        flags: What this worker requests, as bits; to be combined with those of the others.
+        flags: The requests of this worker, as bits, to be combined with the other workers' bits.
         non_finite: The policy for losses that are not finite.
         plan: The plan of the run.
         has_ended: Whether the consistent point that was entered last is the last one of the run.
@@ -65,9 +65,11 @@ class BulkSynchronous:
         self.progress = Progress(0, 0)
         self.flags = 0
         self.loss: Any = math.nan
-        self._point: ConsistentPoint | None = None  # reached, and not yet returned by ``next``
-        self._is_requested = self.has_ended = False  # of that point: requested by the chief, the last one
-        self._snapshot: Snapshot | None = None  # whose vectors must not change
+        # The consistent point that was reached but not yet returned by ``next``.
+        self._point: ConsistentPoint | None = None
+        # Whether the chief requested this point; whether it is the last one.
+        self._is_requested = self.has_ended = False
+        self._snapshot: Snapshot | None = None  # the snapshot whose vectors must not change
         self._counted_to, self._loss_sum, self._updated, self._skipped = 0, 0.0, 0, 0
         output = plan.config.output
         self.grad_norm: float | None = None
@@ -206,7 +208,7 @@ class BulkSynchronous:
     def _reasons(self) -> frozenset[str]:
         """Return the reasons for the point that is reached. Collective over the workers.
 
-        Those of the last point include what was requested after the last step, which no worker has announced.
+        The reasons of the last point include requests after the last step, which no worker has announced.
         """
         self.flags &= ~PAUSE
         with _WAIT:

@@ -58,7 +58,7 @@ class DividedSync(BulkSynchronous, UpdatesOnRequest):
         self._updater = plan.updater(self._vectors, state.frozen)
         self._buckets = plan.buckets
         self._sums: NodeSums | None = None
-        self._step_bytes = 0  # sent by all workers in a step
+        self._step_bytes = 0  # number of bytes that all workers send in a step
         self._owned_ranges: Sequence[Sequence[Range]] = [[hierarchy.owned_range(*bucket)] for bucket in self._buckets]
         self._codec = make_node_codec(plan, hierarchy, self._buckets)
         if hierarchy.n_nodes > 1:
@@ -72,7 +72,7 @@ class DividedSync(BulkSynchronous, UpdatesOnRequest):
         self._statuses = WorkerStatuses(hierarchy)  # the share of the loss, and flags
         self._mean: Array | None = None  # the gradient of a divided step, shared by the node
         self._accepts = True  # whether all losses since the last update were finite, in divided steps
-        self._kind = 0  # of the exchange of statuses in a divided step
+        self._kind = 0  # kind of a status exchange in a divided step
 
     def _allocate(self, plan: Plan) -> None:
         node, shared, size = self._hierarchy.node, self._hierarchy.shared, plan.layout.size
@@ -133,7 +133,7 @@ class DividedSync(BulkSynchronous, UpdatesOnRequest):
             return None
         is_replicated = self._sums is not None and self._sums.is_replicated
         n_owners = hierarchy.n_chunks if is_replicated else hierarchy.n_owners
-        n_parts = n_owners if optimizer.can_divide() else 1  # else the first owner updates all
+        n_parts = n_owners if optimizer.can_divide() else 1  # otherwise the first owner updates all
         empty = layout.n_trained, layout.n_trained
         self._tensor_ranges = [*tensor_ranges(layout, n_parts), *[empty] * (n_owners - n_parts)]
         owner = hierarchy.node.rank if is_replicated else hierarchy.owner()
@@ -190,7 +190,7 @@ class DividedSync(BulkSynchronous, UpdatesOnRequest):
             self.grad_norm = float(np.linalg.norm(trained)) if self._accepts else None
 
     def update(self, part: Part | None = None) -> None:
-        # Until all are here, scripts may read the parameters.
+        # Until all workers are here, scripts may read the parameters.
         numbers, _ = self._exchange_statuses(_CHANGES, 0 if part is None else part.number)
         _check_same(numbers.tolist())
         if self._accepts:
@@ -222,7 +222,7 @@ class DividedSync(BulkSynchronous, UpdatesOnRequest):
         accepted, self._begun = self._accepts, False
         self._accepts |= complete
         self.step_offset -= not updated
-        self._node_barrier()  # all have read the statuses
+        self._node_barrier()  # all workers have read the statuses
         self.count(loss, accepted)
         self._compress_if_due()
         if complete or self.progress.step >= self.plan.train_steps:
@@ -244,8 +244,8 @@ class DividedSync(BulkSynchronous, UpdatesOnRequest):
         kinds = flags & _KINDS
         if kinds & (kinds - 1):
             raise JobError(
-                "the workers do different things in a step: all must call step, or leave it out, and use gradients or "
-                "change parameters, in the same steps",
+                "the workers do different things in a step: all workers must call step, use "
+                "gradients and change parameters in the same steps",
                 on_all_ranks=True,
             )
         return losses, flags & ~_KINDS
@@ -361,7 +361,7 @@ def _check_same(parts: Sequence[float]) -> None:
     """
     if any(part != parts[0] for part in parts):
         raise JobError(
-            "the workers change the parameters in different ways in a step: all must call step, for the same "
-            "optimizers in the same order, or change_parameters",
+            "the workers change the parameters in different ways in a step: all workers must call step "
+            "(for the same optimizers in the same order) or change_parameters",
             on_all_ranks=True,
         )

@@ -18,7 +18,7 @@ class LateParams:
     ranks call them in any number, because each rank receives its part of every bucket.
 
     Args:
-        buckets: Those of the vector, last first.
+        buckets: The buckets of the vector, last first.
         progress: Called while this rank waits for others.
     """
 

@@ -1,4 +1,4 @@
-"""``--mode local``: every worker trains alone for some steps, then all workers agree, as ``averaging`` says.
+"""``--mode local``: every worker trains alone for some steps, then all agree as in ``averaging``.
 
 With ``local_after``, the workers average their gradients before that step, as in ``sync``, and train alone afterwards
 (post-local SGD: Lin, Stich, Patel and Jaggi, Don't use large mini-batches, use local SGD, 2018).
@@ -34,7 +34,7 @@ from .tensor_updates import TensorUpdates
 _log = logging.getLogger(__name__)
 
 _LOSS, _COUNTED, _SKIPPED, _FLAGS, _KIND = range(5)
-_AVERAGES, _AGREES = range(2)  # what a worker does when it sends its status
+_AVERAGES, _AGREES = range(2)  # the next action of a worker that sends its status
 
 
 class Local(BulkSynchronous, UpdatesOnRequest):
@@ -70,7 +70,7 @@ class Local(BulkSynchronous, UpdatesOnRequest):
         self._since = np.zeros(3)  # this worker's totals since the last average, exchanged at the next
 
     def _make_averaging(self, state: TrainingState) -> Averaging:
-        """Return how workers agree that train alone."""
+        """Return the way in which workers that train alone agree."""
         parallel, common = self.plan.config.parallel, (self.plan, self._own, self._mean, self._hierarchy)
         if parallel.outer_optimizer is not None:
             return OuterOptimization(*common, state.frozen)
@@ -154,7 +154,7 @@ class Local(BulkSynchronous, UpdatesOnRequest):
         self._updater.update_all(self.grads, self.rule_step)
 
     def _agree(self, step: int) -> None:
-        """Do what is due after ``step`` steps."""
+        """Perform the exchanges that are due after ``step`` steps."""
         self._averaging.after_step(step)
         if not self._averaging.is_point(step):
             return
@@ -192,8 +192,8 @@ class Local(BulkSynchronous, UpdatesOnRequest):
         comm.Allgather(np.array([loss, counted, skipped, self.flags, kind]), all_workers)
         if (all_workers[:, _KIND] != kind).any():
             raise JobError(
-                "the workers do different things in a step before --local-after: all must call step, or leave it out, "
-                "and use gradients, in the same steps",
+                "the workers do different things in a step before --local-after: all workers "
+                "must call step and use gradients in the same steps",
                 on_all_ranks=True,
             )
         return all_workers

@@ -1,4 +1,4 @@
-"""What ``--compress`` does between nodes, in the modes without servers."""
+"""The effect of ``--compress`` between nodes, in the modes without servers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 def make_node_codec(plan: Plan, hierarchy: Hierarchy, buckets: Iterable[Range]) -> VectorCodec | None:
-    """Return what encodes vectors between nodes; None if there is one node, no compression, or PowerSGD.
+    """Return the codec for vectors between nodes; None if there is one node, no compression, or PowerSGD.
 
     Prints a notice if ``--compress`` has no effect. Collective over the workers. A run that begins to compress later
     calls it at its start, too, so that errors of a codec are found there.

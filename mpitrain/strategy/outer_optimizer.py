@@ -5,11 +5,11 @@ global parameters minus the worker's. The outer optimizer updates the global par
 continue from there, each with its own slots (Douillard et al., DiLoCo: distributed low-communication training of
 language models, 2023). The global parameters are the trained model.
 
-``fragments`` says which part of the parameters is exchanged when. A worker that trains on during the exchange adds what
-it has changed meanwhile to the new global parameters. (Streaming DiLoCo, Douillard et al. 2025, takes a weighted mean
-of the worker's and the global parameters; with 2 workers and 64 local steps on Fashion-MNIST, the sum was more accurate
-by 0.2 to 0.6 points than the mean.) After the last step of the run, fragments that are not due are averaged without the
-outer optimizer: its momentum would make a step of full size of a part of a cycle.
+``fragments`` says which part of the parameters is exchanged when. A worker that continues to train during the exchange
+adds the changes that it has made meanwhile to the new global parameters. (Streaming DiLoCo, Douillard et al. 2025,
+takes a weighted mean of the worker's and the global parameters; with 2 workers and 64 local steps on Fashion-MNIST, the
+sum was more accurate by 0.2 to 0.6 points than the mean.) After the last step of the run, fragments that are not due
+are averaged without the outer optimizer: its momentum would make a step of full size of a part of a cycle.
 
 The global parameters and the outer optimizer's slots are shared by the ranks of a node. Several nodes divide the update
 as in ``sync``: the owner of a range has its slots. With ``--compress``, the outer gradient is encoded in both
@@ -42,7 +42,7 @@ from .node_codec import make_node_codec
 
 _log = logging.getLogger(__name__)
 
-_NAMESPACE, _VERSION = "outer optimizer", 1  # of the extra state
+_NAMESPACE, _VERSION = "outer optimizer", 1  # namespace and version of this part of the extra state
 
 
 def make_outer_optimizer(parallel: ParallelConfig) -> Optimizer:
@@ -79,7 +79,7 @@ class OuterOptimization(Centered):
             RangeAllreduce(hierarchy, mean.rows, self.center, part.lo, part.hi, scale, self._update, codec)
             for part in self._fragments
         ]
-        self._pending: tuple[Fragment, RangeAllreduce] | None = None  # the exchange that is in progress
+        self._pending: tuple[Fragment, RangeAllreduce] | None = None  # the exchange in progress
         self._updater = self._outer  # of that exchange
         # This worker's parameters when the exchange began, if it trains on during the exchange.
         self._sent = np.empty_like(own["params"]) if parallel.steps_of_overlap else None
@@ -128,7 +128,8 @@ class OuterOptimization(Centered):
 
     def extra_state(self) -> ExtraState:
         hierarchy, slots = self._hierarchy, self._slots
-        for vector in (self.center, *slots.values()):  # also if all nodes update it: their CPUs may round differently
+        # Also if all nodes update the vector: their CPUs may round differently.
+        for vector in (self.center, *slots.values()):
             for fragment in self._fragments:
                 hierarchy.allgather(vector, fragment.lo, fragment.hi)
         hierarchy.node.Barrier()
@@ -157,7 +158,7 @@ class OuterOptimization(Centered):
         """Begin to exchange a fragment's outer gradient, which ``updater`` will be applied to."""
         outer_gradient = fragment.of(self._mean.own)
         np.subtract(fragment.of(self.center), fragment.of(self.own["params"]), out=outer_gradient)
-        state = outer_gradient[max(0, self._n_trained - fragment.lo) :]  # an updater adds it
+        state = outer_gradient[max(0, self._n_trained - fragment.lo) :]  # an updater adds the change
         np.negative(state, out=state)
         if self._sent is not None:
             fragment.of(self._sent)[:] = fragment.of(self.own["params"])

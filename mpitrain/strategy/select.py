@@ -25,7 +25,7 @@ from .sync import Sync
 from .sync_gpu import SyncGpu
 
 _SET_BY_INSTANCES = ("params", "grads", "progress", "initial_vectors")
-_OPTIONAL = ("extra_state", "has_ended")  # only ``snapshot`` uses the former; without the latter it is False
+_OPTIONAL = ("extra_state", "has_ended")  # only ``snapshot`` uses the former; the latter defaults to False
 _MEMBERS = [*Strategy.__annotations__, *(name for name in vars(Strategy) if not name.startswith("_"))]
 MakeStrategy = Callable[[Cluster, Plan, Sequence[Device], TrainingState], Strategy]
 
@@ -82,7 +82,7 @@ def sync_strategy(cluster: Cluster, plan: Plan, devices: Sequence[Device], state
         return Sync(cluster, plan, devices, state)
     if plan.config.compression is not None:
         raise ConfigError(
-            f"--compress {plan.config.compression} needs workers on CPUs; pass --device cpu, or remove it",
+            f"--compress {plan.config.compression} needs workers on CPUs; pass --device cpu, or remove --compress",
             on_all_ranks=True,
         )
     return SyncGpu(cluster, plan, devices, state)

@@ -7,8 +7,8 @@ four phases:
    last layers first) are declared ready.
 2. *reduce-scatter*: once every rank of the node has declared a bucket, each sums its own part of it over the rows.
    With several nodes, the parts are then summed between nodes while earlier layers still compute.
-3. *update*: each rank runs the optimizer on its owned ranges, and alone on its node maintains their slots. On one node,
-   reduction and update are one pass over memory.
+3. *update*: each rank runs the optimizer on its owned ranges; no other rank of its node maintains their slots. On one
+  node, reduction and update take one pass over memory.
 4. *allgather*: updated parameters are sent to the other nodes while other buckets are updated, and the ranks of a node
    wait for each other. If the model can wait for the parameters of each layer (``late_params``), the first layers' are
    sent first, and the others arrive while the next step computes.
@@ -16,22 +16,22 @@ four phases:
 With ``--compress``, the gradient travels in both directions between nodes, and all nodes update all parameters; see
 ``comm.internode``.
 
-Every sum is taken in the order of the ranks within a node, then of the nodes. All ranks therefore have identical bits,
-and two runs on the same ranks give identical bits. The update is partitioned as in ZeRO stage 1 (Rajbhandari et al.
-2020, section 5.1), with shared memory instead of a broadcast within the node.
+Every sum is taken in the order of the ranks within a node, then of the nodes. All ranks therefore have bit-identical
+parameters, and two runs on the same ranks give bit-identical results. The update is partitioned as in ZeRO stage 1
+(Rajbhandari et al. 2020, section 5.1), with shared memory instead of a broadcast within the node.
 
 A worker's loss and flags, its *status*, are words of the barrier that the node's ranks read in place, without a copy.
-No rank overwrites one that another still reads: a barrier lies between the reads of a step and the next writes::
+No rank overwrites a status that another still reads: a barrier lies between the reads of a step and the next writes::
 
     rank a   status, buckets | backward | reads all statuses | update | publish last phase | wait | status of k + 1
     rank b   status, buckets ........ | backward | reads all statuses | update | publish .. | wait | status of k + 1
 
 A rank writes its status once in a step, before it publishes its first bucket. Publishing is a release and waiting an
-acquire, so a rank that has seen a phase of all others sees their statuses. It reads them between the bucket phases and
-the last phase of the step, which it publishes after its last read. It writes the next one only after it has seen the
-last phase of all, that is after the last read of every rank. A divided step has a barrier of its own after each read
-(``DividedSync._exchange_statuses`` and its callers). If a loss is not finite and training stops, all ranks raise the
-error after the same reads and write no more. Statuses of other nodes arrive in a buffer of this rank
+acquire, so a rank that has seen a phase of all others sees their statuses. A rank reads them between the bucket phases
+and the last phase of the step, which it publishes after its last read. It writes its next status only after it has seen
+the last phase of all ranks, that is after the last read of every rank. A divided step has a barrier of its own after
+each read (``DividedSync._exchange_statuses`` and its callers). If a loss is not finite and training stops, all ranks
+raise the error after the same reads and write no more. Statuses of other nodes arrive in a buffer of this rank
 (``comm.worker_statuses``), for which the collective operation waits.
 """
 
@@ -61,7 +61,7 @@ class Sync(DividedSync, DefersParams):
     def __init__(self, cluster: Cluster, plan: Plan, devices: Sequence[Device], state: TrainingState) -> None:
         super().__init__(cluster, plan, devices, state)
         self._declared = self._handled = 0  # number of buckets in this step
-        self._late: LateParams | None = None  # if parameters arrive while the next step computes
+        self._late: LateParams | None = None  # set if parameters arrive while the next step computes
 
     def ready(self, start: int) -> None:
         if self.tensors is not None:

@@ -2,8 +2,8 @@
 
 The host enqueues a step without waiting for it: gradients, their sums over the workers, the decision whether to update,
 and the update follow each other on the device. The loss is an extra last element of the gradient, so that all devices
-sum it and make the same decision. The host reads it some steps later. If a loss is not finite and the run stops, the
-parameters have not changed since.
+sum it and make the same decision. The host reads the loss some steps later. If a loss is not finite and the run stops,
+the parameters have not changed since.
 
 ``gpu.allreduce`` sums the gradients over the workers; a single worker needs no transport.
 """
@@ -44,7 +44,7 @@ class _PendingStep:
 
     Attributes:
         results: Once ``done``: this worker's share of the loss, the total, whether there was an update.
-        squared_norm: Once ``done``: that of the gradient, shape (1,), if ``measured``.
+        squared_norm: Once ``done``: squared norm of the gradient, shape (1,), if ``measured``.
         measured: Whether it was measured.
         done: The event that marks completion.
     """
@@ -87,10 +87,11 @@ class SyncGpu(BulkSynchronous):
         self._buckets = _with_loss(plan.buckets)
         self._transport: GpuTransport | None = None
         self._started = 0  # number of buckets in this step
-        self._squared_norm: Any = None  # that of this step's gradient, on the device, if it was measured
+        self._squared_norm: Any = None  # norm of this step's gradient, on the device, if it was measured
         self._pending: deque[_PendingStep] = deque()
         self._free: list[_PendingStep] = []
-        self._bad: tuple[int, float] | None = None  # the first step whose loss ends the run, and this worker's share
+        # The first step whose loss ends the run, and this worker's share of the loss.
+        self._bad: tuple[int, float] | None = None
         self._own_flags = np.zeros(1, np.int64)
         self._all_flags = np.zeros(hierarchy.comm.size, np.int64)
 

@@ -1,4 +1,4 @@
-"""Updates by optimizers that need whole tensors: which rank updates which of them."""
+"""Updates by optimizers that need whole tensors: the assignment of tensors to ranks."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _PART = 1 << 20  # elements
 
 
 class TensorUpdates:
-    """Updates the tensors of a rank; the others' are updated by their ranks.
+    """Updates the tensors of a rank; the other ranks update their own tensors.
 
     Args:
         optimizer: The optimizer.
         layout: The layout of the vectors.
         frozen: Shape (number of the layout's entries,), uint8: 1 for an entry that does not change for now.
-        part: The range of the vector whose tensors are this rank's, one of ``tensor_ranges``.
-        workers: The workers that share the tensors; None if each has all, in its own copy.
+        part: The range of the vector whose tensors this rank updates, one of ``tensor_ranges``.
+        workers: The workers that share the tensors; None if each worker has all tensors, in its own copy.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class TensorUpdates:
 
         Args:
             grads: Shape (layout.size,): the whole gradient, which may be overwritten.
-            names: Of the only ones to update; None for all.
+            names: Names of the only tensors to update; None for all.
         """
         if self._optimizer.clip_norm is not None:
             all_grads = grads[: self._layout.n_trained]

@@ -1,1 +1,1 @@
-"""Training on one rank, from start to end: the training loop, its hooks, and what they use."""
+"""Training on one rank, from start to end: the training loop, its hooks, and their helpers."""

@@ -71,7 +71,7 @@ class TrackBest(Hook):
         return {_NAMESPACE: Versioned(_VERSION, values)}
 
     def load_extra_state(self, state: ExtraState) -> None:
-        """Restore it, unless it is that of another metric."""
+        """Restore the state, unless it belongs to another metric."""
         if self._goal is None:
             return
         values: Mapping[str, Any] = values_of(state, _NAMESPACE, _VERSION)

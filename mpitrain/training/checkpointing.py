@@ -19,7 +19,7 @@ from ..errors import CheckpointError, ConfigError
 from ..plan.config import RunConfig
 from ..plan.plan import Plan
 
-LARGE_BYTES = 1 << 30  # of state; from this size on, every node writes a shard
+LARGE_BYTES = 1 << 30  # size of the state from which on every node writes a shard
 
 
 class Checkpoints:
@@ -160,7 +160,7 @@ def make_checkpoints(
 
 
 def facts_of_run(plan: Plan, record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is stored with every checkpoint besides the state."""
+    """Return the tables that every checkpoint contains besides the state."""
     config = plan.config
     return {"mode": config.parallel.mode, "workers": plan.workers, "servers": config.servers.ps, **record}
 
@@ -172,7 +172,7 @@ def sharded_checkpoints(group: Group, plan: Plan, folder: Path, facts: Mapping[s
     """
     token = group.comm.bcast(secrets.token_hex(4), root=0)
     leaders = NodeLeaders(group)
-    team = NodeLeaders(group)  # used by the writing thread
+    team = NodeLeaders(group)  # communicator of the writing thread
     in_one_file = _use_shared_file(group, leaders, plan.config)
     if not leaders.member:
         return Checkpoints()

@@ -1,4 +1,4 @@
-"""Survey of a job's data, without MPI: contents, and the speed of loading compared with that of computing."""
+"""Survey of a job's data, without MPI: its contents, and the speeds of loading and computing."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from ..plan.job import Job
 from ..plan.plan import Plan, make_plan
 
 _SHOWN_EXAMPLES = 3
-_LABELS_SECONDS = 2.0  # after which the count of labels stops
+_LABELS_SECONDS = 2.0  # time after which the count of labels stops
 _FEW_LABELS = 20
-_NEGLIGIBLE = 0.05  # of a step's time: loading in the training thread that costs no more is not worth a process
+_NEGLIGIBLE = 0.05  # fraction of a step's time; if loading takes less, a data worker is not worthwhile
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class SplitFacts:
         count: Number of examples.
         order: Order of the training examples.
         bytes: Size of all examples in memory; None if they are loaded one by one.
-        examples: The first ones, of any form.
+        examples: The first examples, of any form.
         labels: How often each label occurs among the first ``labelled`` examples; None if labels are not classes.
         labelled: Number of examples whose labels were counted.
         class_names: The names of the classes by label; empty if they have none.
@@ -72,7 +72,7 @@ class Speed:
         loading: One process that does nothing else than load.
         computing: Forward and backward pass, without loading.
         data_workers: Processes of a rank that load as fast as it computes, or as many as it has cores besides one; 0 if
-            none are worth it.
+            processes would not help.
     """
 
     cores: int
@@ -180,7 +180,7 @@ def _count_labels(split: Split) -> tuple[dict[int, int] | None, int]:
     counts: Counter[int] = Counter()
     end, labelled, part = time.perf_counter() + _LABELS_SECONDS, 0, 256
     if split.block is None and not isinstance(split, DatasetSplit):
-        part = len(split)  # which is read as a whole anyway
+        part = len(split)  # labels are read as a whole anyway
     while labelled < len(split) and time.perf_counter() < end:
         batch = split.read_batch(labelled, min(labelled + part, len(split)))
         labels = _labels_of(batch)

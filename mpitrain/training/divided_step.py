@@ -21,7 +21,7 @@ class _PartGradient:
     Attributes:
         names: Their names; None for all of the model.
         views: Their gradients, in the gradient of the strategy.
-        is_averaged: Whether it is that of all workers.
+        is_averaged: Whether it is averaged over all workers.
         is_applied: Whether an update has applied it, so that the next backward pass sets it to zero.
     """
 
@@ -90,7 +90,8 @@ class DividedStep:
         parts, model = [self._parts[index] for index in optimizers], self._model
         model.collect_replaced_grads()
         again = [part for part in parts if part.is_averaged and not part.is_applied]
-        averages = [[view / self._workers for view in part.views] for part in again]  # will be summed once more
+        # The averages will be summed over the workers once more.
+        averages = [[view / self._workers for view in part.views] for part in again]
         for part in parts:
             if part.is_applied or part in again:
                 model.clear_grads(part.names)
@@ -118,7 +119,7 @@ class DividedStep:
             part.is_averaged = True
 
     def update(self, optimizers: Sequence[int]) -> None:
-        """Update with those of some optimizers that have a gradient. Collective as ``UpdatesOnRequest.update``."""
+        """Update with the optimizers among these that have a gradient. Collective as ``UpdatesOnRequest.update``."""
         if not self.is_averaged:
             self.average()
         indices = [index for index in optimizers if not self._parts[index].is_applied]
@@ -126,10 +127,10 @@ class DividedStep:
         names = _union(parts)
         with np.errstate(all="ignore"):
             self._strategy.update(None if names is None else Part(sum(1 << index for index in indices), names))
-        if names is not None:  # else the step ends
+        if names is not None:  # otherwise the step ends
             self._model.mark_updated(names)
         self._has_updated = True
-        for view in self._state:  # has been applied, too
+        for view in self._state:  # the changes of the state have been applied, too
             view[...] = 0
         for part in parts:
             part.is_applied = True

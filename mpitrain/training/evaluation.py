@@ -19,7 +19,7 @@ from ..strategy.base import Strategy
 
 _WAIT = span("wait")
 
-# Outputs and labels of batches, by numbers that are in the order of the examples.
+# Outputs and labels of batches, by batch numbers in the order of the examples.
 Parts: TypeAlias = dict[int, tuple[Any, Any]]
 
 

@@ -11,7 +11,7 @@ from ..errors import CheckpointError, JobError
 from ..plan.hook import Hook
 
 _NAMESPACE, _VERSION = "hooks", 1
-_LARGEST_BYTES = 32_768  # an HDF5 attribute holds 64 KiB
+_LARGEST_BYTES = 32_768  # an HDF5 attribute holds at most 64 KiB
 
 
 class HookState:
@@ -52,7 +52,7 @@ def _states(text: str) -> list[tuple[str, Any]]:
         return [(name, values) for name, values in json.loads(text)]
     except (ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(
-            "the checkpoint's state of hooks is malformed; use another one, or --init-from", on_all_ranks=True
+            "the checkpoint's state of hooks is malformed; use another checkpoint, or --init-from", on_all_ranks=True
         ) from error
 
 

@@ -25,7 +25,7 @@ from .run_state import RunState
 _log = logging.getLogger(__name__)
 
 _CHECK_STEPS = 100  # steps between two checks of flush-to-zero
-SAVE, VALIDATE = "save", "validate"  # reasons to request a consistent point
+SAVE, VALIDATE = "save", "validate"  # reasons of the hooks' requests for a consistent point
 
 
 class EveryNSteps:

@@ -98,7 +98,8 @@ class Loop:
     def _defer_params(self) -> None:
         """Let parameters arrive from other nodes while the model computes, if model and strategy can do so.
 
-        Not if hooks may read them: to wait is collective over the node, and a hook may read them on one rank only.
+        This is not done if hooks may read them: waiting is collective over the node, and a hook may read them on one
+            rank only.
         """
         strategy, model = self._strategy, self._model
         is_read = self.plan.config.output.histogram_steps or any(map(_is_own, self._hooks))

@@ -30,13 +30,13 @@ from .run_state import RunState
 
 _log = logging.getLogger(__name__)
 
-REASON = "keep in memory"  # of a consistent point
-_SHARE = 0.01  # of the time of training
-_PIECE = 1 << 28  # elements of a message
+REASON = "keep in memory"  # the reason with which a consistent point is requested
+_SHARE = 0.01  # maximum fraction of the training time
+_PIECE = 1 << 28  # maximum number of elements in a message
 
 
 def kept_run_dir(folder: Path) -> str | None:
-    """Return the run directory whose newest state is kept in memory; None if ``mpitrain run`` has not asked for it.
+    """Return the run directory whose newest state is kept in memory; None if ``mpitrain run`` has not requested this.
 
     Args:
         folder: The directory of the training.
@@ -72,7 +72,7 @@ class KeepInMemory(Hook):
         self._state, self._writer = state, writer
         self._is_requested = self._has_failed = False
         self._began = self._due_at = self._stepped_at = 0.0
-        self._seconds: list[float] = []  # that it has taken, the last few times
+        self._seconds: list[float] = []  # durations of the last few saves in memory
 
     def begin(self, loop: TrainingLoop) -> None:
         self._chief = loop.cluster.chief
@@ -104,8 +104,8 @@ class KeepInMemory(Hook):
         self._is_requested = False
         now = time.perf_counter()
         self._seconds = [*self._seconds[-2:], now - self._stepped_at]
-        # The first time also allocates memory and opens connections, and any time other ranks may come late. So at the
-        # beginning the interval is at most the time since then.
+        # The first save in memory also allocates memory and opens connections, and at any save other ranks may come
+        # late. At the beginning, the interval is therefore at most the time since the beginning.
         self._due_at = now + min(min(self._seconds) / _SHARE, now - self._began)
 
     def end(self, loop: TrainingLoop) -> None:
@@ -125,7 +125,7 @@ def resume_from_memory(
     """Fill the vectors with the newest state in memory of any host. Collective over all ranks.
 
     Args:
-        vectors: Those of this rank, by name; None if it has none.
+        vectors: The vectors of this rank, by name; None if it has none.
         shared_vectors: Memory that this rank fills together with others; None if there is none.
         run_dir: See ``kept_run_dir``.
         newer_than: Only a state of a higher step.

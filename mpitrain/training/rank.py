@@ -25,7 +25,7 @@ from .session import training_session
 from .setup import TrainRequest
 
 _WAIT = span("wait")
-_BEFORE_REPORT_S = 0.5  # for each of up to four lower ranks
+_BEFORE_REPORT_S = 0.5  # delay of an error report for each of up to four lower ranks
 
 
 class Rank:
@@ -38,7 +38,7 @@ class Rank:
         forks: Whether this process may become the reaper, and a child of it the rank.
 
     Attributes:
-        status: What ``mpitrain run`` knows about this rank.
+        status: The status of this rank that ``mpitrain run`` reads.
         is_alone: Whether no launcher has started this process.
     """
 

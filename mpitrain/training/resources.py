@@ -38,7 +38,7 @@ def restart_blas_threads() -> None:
     """
     for library in threadpool_info():
         if library["internal_api"] == "openblas":
-            with contextlib.suppress(OSError, AttributeError):  # a build that does not export the function
+            with contextlib.suppress(OSError, AttributeError):  # this build of the library does not export the function
                 ctypes.CDLL(library["filepath"]).blas_thread_shutdown_()
 
 

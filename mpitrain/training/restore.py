@@ -1,4 +1,4 @@
-"""Where training begins: initial values, or those of a checkpoint."""
+"""Where training begins: initial values, or the values of a checkpoint."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Beginning:
     """Where training begins; the same on all ranks.
 
     Attributes:
-        extra_state: That of the resumed run.
+        extra_state: The extra state of the resumed run.
         resumed: The checkpoint that training resumes from, or "memory"; None if it does not resume.
         saved: Whether that checkpoint is the run's own and need not be saved again.
         skipped: One line for each newer checkpoint that was skipped, with the reason.
@@ -52,10 +52,10 @@ def restore(
     shared_vectors: SharedVectors | None = None,
     run_dir: str | None = None,
 ) -> Beginning:
-    """Fill the vectors with initial values, or those of a checkpoint or of memory. Collective over all ranks.
+    """Fill the vectors with initial values, or from a checkpoint or memory. Collective over all ranks.
 
-    A checkpoint is read once, and its digests are verified while reading. If any rank finds a checkpoint damaged, all
-    ranks skip it and try the one before.
+    A checkpoint is read once, and its digests are verified while reading. If a checkpoint is damaged on any rank, all
+    ranks skip it and try the previous one.
 
     Args:
         vectors: ``Strategy.initial_vectors``, of which some rank must have some.
@@ -107,7 +107,7 @@ def _read(cluster: Cluster, plan: Plan, vectors: dict[str, Array] | None, path: 
     restored = Restored(Progress(0, 0), StoredState())
     with cluster.agree("reading a checkpoint"):
         if vectors is not None:
-            _clear(vectors)  # also removes values read from a damaged checkpoint
+            _clear(vectors)  # also overwrites values read from a damaged checkpoint
             restored = checkpoint.read(path, plan.layout, vectors, plan.config.training.seed)
     return restored
 

@@ -16,14 +16,14 @@ class RunState:
     """The state of a run, on one worker.
 
     Args:
-        parts: Those whose state is saved beside that of the strategy.
+        parts: The parts whose state is saved beside the state of the strategy.
     """
 
     def __init__(self, strategy: Strategy, parts: Sequence[HasExtraState]) -> None:
         self._strategy, self._parts = strategy, parts
 
     def load(self, state: StoredState) -> None:
-        """Restore the state of the parts; report what nothing has used. Local."""
+        """Restore the state of the parts; report state that no part has used. Local."""
         for part in self._parts:
             part.load_extra_state(state)
         for namespace in sorted(state.keys() - state.used):

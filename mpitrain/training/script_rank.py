@@ -28,7 +28,7 @@ class ScriptRank(Rank):
     """This process as a rank in which a script runs; see ``Rank``.
 
     Attributes:
-        options: The options on the command line, which replace those of the script.
+        options: The options on the command line, which override the options in the script.
         session: The training session that the script has not closed yet; None if there is none.
         servers_have_ended: Whether the ranks of parameter servers have ended, so that the script cannot train again.
     """
@@ -57,7 +57,7 @@ class ScriptRank(Rank):
         if rank is None:
             if not is_launched(os.environ) and int(os.environ.get("WORLD_SIZE") or 1) > 1:
                 raise LaunchError(
-                    "torchrun has started this script, and its ranks would train on their own: start it with "
+                    "torchrun has started this script, but mpitrain needs MPI ranks: start the script with "
                     "mpitrain run -n N script.py, or with mpirun or srun"
                 )
             rank = cls(forks=not _has_threads())
@@ -69,8 +69,8 @@ class ScriptRank(Rank):
         if rank.servers_have_ended:
             with rank.errors_end_the_run():
                 raise ConfigError(
-                    "the parameter servers have ended with the script's first training: train once with --ps, or "
-                    "start one script for each training"
+                    "the parameter servers ended after the script's first training: train only once "
+                    "with --ps, or start a script for each training"
                 )
         return rank
 
@@ -98,12 +98,12 @@ class ScriptRank(Rank):
         """Record that a training of the script begins.
 
         Raises:
-            ConfigError: It would resume an earlier one of the same script, in the directory of ``mpitrain run``.
+            ConfigError: It would resume an earlier training of the same script, in the directory of ``mpitrain run``.
         """
         if config.run.run_dir is None and RUN_DIR_VARIABLE in os.environ:
             if self._used_run_dir:
                 raise ConfigError(
-                    "a second training in a script needs a directory of its own: pass run_dir=...", on_all_ranks=True
+                    "a second training in a script needs its own run directory: pass run_dir=...", on_all_ranks=True
                 )
             self._used_run_dir = True
 
@@ -127,7 +127,7 @@ class ScriptRank(Rank):
             if not self._has_failed:
                 self.status.set_done(stopped=self._stopped)
             return
-        error = getattr(sys, "last_value", None)  # that Python has printed
+        error = getattr(sys, "last_value", None)  # the exception, which Python has printed
         if error is None:
             error = RuntimeError(_EXITS_EARLY)
             print(f"mpitrain: {self.cluster.rank_description}: {_EXITS_EARLY}", file=sys.__stderr__, flush=True)
@@ -160,6 +160,6 @@ def run_script(parse: Callable[[], ScriptRequest]) -> NoReturn:
         raise
     except BaseException as error:
         rank.fail(error)
-    if rank._cluster is None:  # it has not trained
+    if rank._cluster is None:  # the rank has not trained
         rank.status.set_done(stopped=False)
     sys.exit(0)

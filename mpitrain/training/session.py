@@ -105,7 +105,7 @@ def _train(setup: Setup, session: Session, rank_status: RankStatusFile) -> Itera
 
 
 def _describe(setup: Setup) -> None:
-    """Print what is trained, on the chief. Collective over the workers, or over the servers."""
+    """Print a description of the training, on the chief. Collective over the workers, or over the servers."""
     cluster, config = setup.cluster, setup.plan.config
     resident = trains_on_gpus(cluster, setup.plan, setup.devices)
     if not cluster.chief:

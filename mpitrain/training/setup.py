@@ -1,4 +1,4 @@
-"""What the ranks of a run agree on before they train: the job, its plan, devices, and where the run writes."""
+"""The values that the ranks of a run agree on before training: the job, its plan, devices, and where the run writes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class TrainRequest:
 
 @dataclass(frozen=True)
 class Setup:
-    """What the ranks of a run have agreed on.
+    """The values that the ranks of a run have agreed on.
 
     Attributes:
         devices: Those of this rank.
@@ -120,7 +120,7 @@ def set_up(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile)
 
 
 def _find_run(cluster: Cluster, request: TrainRequest, plan: Plan, ranks: str) -> tuple[RunFiles, ResumePlan]:
-    """Return where the run writes, and what it resumes from. Collective over all ranks."""
+    """Return where the run writes, and the checkpoint that it resumes from. Collective over all ranks."""
     config, files, resume_plan = plan.config, RunFiles(Path()), ResumePlan()
     with cluster.agree("reading the run directory"):
         if cluster.chief:
@@ -148,7 +148,7 @@ def resumes_at(config: RunConfig) -> tuple[int, int]:
     try:
         with checkpoint.Checkpoint(checkpoint.find(path)[0]) as opened:
             return opened.step, int(opened.attributes["/"]["position"])
-    except CheckpointError:  # reported when the run begins, if it matters
+    except CheckpointError:  # reported when the run begins, if it is relevant
         return 0, 0
 
 

@@ -12,8 +12,9 @@ from ..monitor.trace import span
 from ..plan.hook import Hook, TrainingLoop
 from ..plan.progress import ConsistentPoint
 
-PERIOD_S = 10.0  # over which workers are compared
-_FIRST_STEPS = 10  # not compared: kernels are compiled and caches filled; their rate gives the first period in steps
+PERIOD_S = 10.0  # period over which workers are compared
+# These steps are not compared, because kernels are compiled; their rate gives the first period in steps.
+_FIRST_STEPS = 10
 _TIMES_TYPICAL, _SHARE = 2.0, 0.2  # slow: more than twice the others' median, and by more than a fifth of the period
 _WAIT = span("wait")
 

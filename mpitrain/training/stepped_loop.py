@@ -50,14 +50,15 @@ class SteppedLoop(Loop):
     n_updates = 0
 
     _stepped_model: SteppedModel
-    _divided: DividedStep | None = None  # if steps can be divided
+    _divided: DividedStep | None = None  # set if steps can be divided
     _divided_model: DividedModel  # then
     _dividing: UpdatesOnRequest  # the strategy, then
     _n_optimizers = 1
-    _watched: DividedModel | None = None  # if the script must not change parameters: other ranks, or copies, have them
+    # Set if the script must not change parameters, because other ranks or copies use them.
+    _watched: DividedModel | None = None
     _overlaps: bool | None = None  # whether steps are not divided; None until the first one is decided
-    _work: WorkItem | None = None  # until its step is finished
-    _parts: list[Batch]  # the micro-batches of this step that are not finished
+    _work: WorkItem | None = None  # the work item, until its step is finished
+    _parts: list[Batch]  # the unfinished micro-batches of this step
     _in_forward = _computed = False  # whether the first of them was handed out, and whether its gradient is computed
 
     def open(self, overlap: bool | None = None, optimizers: Sequence[Collection[str] | None] = (None,)) -> None:
@@ -81,11 +82,13 @@ class SteppedLoop(Loop):
             model.watch_gradients(self._use_gradients)
         elif len(optimizers) > 1:
             raise JobError(
-                "several optimizers need --mode sync or local on CPUs, without --accumulate-steps: remove one"
+                "several optimizers need --mode sync or local on CPUs, without --accumulate-steps: "
+                "change these flags, or use one optimizer"
             )
         elif overlap is False:
             raise JobError(
-                "Trainer(overlap=False) needs --mode sync or local on CPUs, without --accumulate-steps: remove one"
+                "Trainer(overlap=False) needs --mode sync or local on CPUs, without --accumulate-steps: "
+                "change these flags, or remove overlap=False"
             )
         self._watched = None
         if isinstance(strategy, UpdatesOnRequest) and model is not None:
@@ -122,7 +125,9 @@ class SteppedLoop(Loop):
             self.finish_pending()
         has_gradient = self._divided_step is not None and self._divided_step.n_backward > 0
         if self.is_pending or self._computed or has_gradient:
-            raise JobError("trainer.evaluate was called in the middle of a step: call it after step, or after an epoch")
+            raise JobError(
+                "trainer.evaluate was called between backward and step: call it after step, or after an epoch"
+            )
         averages_params = self.synchronous and not self._averages_gradients
         own = self._strategy.params.copy() if averages_params else None
         if own is not None:
@@ -147,7 +152,7 @@ class SteppedLoop(Loop):
 
     @property
     def overlaps(self) -> bool | None:
-        """Whether steps are not divided; None if that is not decided, or not possible."""
+        """Whether steps are not divided; None if this is not decided, or not possible."""
         return None if self._divided is None else self._overlaps
 
     @property
@@ -157,7 +162,7 @@ class SteppedLoop(Loop):
 
     @property
     def can_change_options(self) -> bool:
-        """Whether options of the optimizer may change now: no update has begun that uses them."""
+        """Whether options of the optimizer may change now, because no update that uses them has begun."""
         return self._divided_step is not None or not self._computed
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
@@ -177,7 +182,7 @@ class SteppedLoop(Loop):
         """Change the parameters by a function; see ``Trainer.change_parameters``.
 
         Args:
-            wait: Waits for the other workers; called if they do not exchange what each of them does in a step.
+            wait: Waits for the other workers; called if the workers do not exchange their actions in a step.
         """
         if self._divided is None:
             raise JobError("trainer.change_parameters needs --mode sync or local on CPUs, without --accumulate-steps")
@@ -214,7 +219,8 @@ class SteppedLoop(Loop):
         """
         if not isinstance(self._strategy, UpdatesOnRequest):
             raise JobError(
-                f"optimizer.{method} needs --mode sync or local on CPUs; the run's checkpoints have the state"
+                f"optimizer.{method} needs --mode sync or local on CPUs; in other runs, "
+                f"only the checkpoints contain the state"
             )
         if self._computed:
             raise JobError(f"optimizer.{method} was called between backward and step: call it after step")
@@ -228,7 +234,7 @@ class SteppedLoop(Loop):
         """Return the examples of the work item, or of its next part, and prepare the model's forward pass."""
         assert self._work is not None
         if self._computed:
-            raise JobError("step was not called after backward: call trainer.step() for every batch")
+            raise JobError("step was not called after backward: call trainer.step() once for every batch")
         if not self._parts:
             self._check_params()  # before copies of the parameters are made again
             STEP.__enter__()
@@ -246,7 +252,7 @@ class SteppedLoop(Loop):
         """Compute the gradient of a loss, the mean over the micro-batch. Ranges of it may be averaged meanwhile.
 
         Args:
-            optimizers: The indices of those whose parameters get it.
+            optimizers: The indices of the optimizers whose parameters get the gradient.
 
         Raises:
             NonFiniteLoss: The loss is not finite and ``nan`` is ``stop``.
@@ -257,9 +263,10 @@ class SteppedLoop(Loop):
             )
         if not self._in_forward and self._divided_step is None:
             raise JobError(
-                "backward was called twice for a batch, but once in the first step: pass overlap=False to the Trainer"
+                "backward was called twice for a batch, but only once in the first "
+                "step: pass overlap=False to the Trainer"
                 if self._divided is not None
-                else "backward was called twice for a batch: call it once for each batch of the loader"
+                else "backward was called twice for a batch: call backward once for each batch of the loader"
             )
         self._check_params()
         if self._in_forward:
@@ -283,10 +290,10 @@ class SteppedLoop(Loop):
             self._version = self._stepped_model.gradient_version
 
     def update(self, optimizers: Sequence[int] = (0,), divide: bool = False) -> None:
-        """Submit the gradient, if it is that of the last micro-batch. Collective as ``Strategy.finish``.
+        """Submit the gradient, if this is the last micro-batch. Collective as ``Strategy.finish``.
 
         Args:
-            optimizers: The indices of those that update, if they have a gradient.
+            optimizers: The indices of the optimizers that update, if they have a gradient.
             divide: Whether steps must be divided, if that is not decided yet.
         """
         if (step := self._divided_step) is not None:
@@ -326,10 +333,10 @@ class SteppedLoop(Loop):
             self._watched.record_params()
 
     def _check_params(self) -> None:
-        """Check that the script has not changed parameters itself since the last update."""
+        """Check that the script has not changed parameters directly since the last update."""
         if self._watched is not None:
             self._watched.check_params()
-        if self._divided is not None and self.step & (self.step + 1) == 0:  # a script that does it does it early
+        if self._divided is not None and self.step & (self.step + 1) == 0:  # scripts that do this do it early
             self._divided_model.check_data_pointers()
 
     # Divided steps.
@@ -347,14 +354,14 @@ class SteppedLoop(Loop):
 
     @property
     def _averages_gradients(self) -> bool:
-        """Whether the gradient of a step is that of all workers."""
+        """Whether the gradient of a step is averaged over all workers."""
         return self.synchronous and not self.plan.config.mode.averages_params
 
     def _use_gradients(self, clears: bool) -> None:
         """Average the gradient before the script uses it.
 
         Args:
-            clears: Whether the script sets it to zero, which may be done at any time.
+            clears: Whether the script sets the gradient to zero, which is allowed at any time.
         """
         assert self._divided is not None
         if self._overlaps and (self._computed or not clears):

@@ -123,7 +123,7 @@ class Telemetry:
         if all_ranks is not None and self._chief is not None:
             try:
                 trace.write(self._folder / trace.TRACE, all_ranks, self._loop is not None and self._loop.synchronous)
-            except OSError as error:  # not fatal: training has finished
+            except OSError as error:  # the error is not fatal, because training has finished
                 _log.warning("%s cannot be written: %s", self._folder / trace.TRACE, error.strerror)
 
     def close(self, end: RunEnd, error: BaseException | None) -> None:
@@ -181,7 +181,7 @@ def _trained(layout: Layout, vector: Array, states: bool) -> dict[str, Array]:
 
 
 def _restart(step: int) -> dict[str, float]:
-    """Return what restarts by ``mpitrain run`` have cost: their number, the steps to repeat, and seconds.
+    """Return the cost of restarts by ``mpitrain run``: their number, the steps to repeat, and seconds.
 
     Empty if this is the first start, or training has continued between the failure and this start.
     """

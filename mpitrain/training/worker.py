@@ -147,7 +147,7 @@ class Worker:
             return make_model(self._setup.job, self._setup.plan, devices, state, _sum_over(cluster.workers), resident)
 
     def _open_files(self, beginning: Beginning) -> None:
-        """Open the files of the run, unless it is only validated, and its records do not change."""
+        """Open the files of the run, unless the run is only validated and its records do not change."""
         files = self._setup.files
         if not beginning.is_complete(self._setup.plan):
             for change in files.record.changes() if files.record is not None else ():
@@ -189,7 +189,7 @@ class Worker:
 
     @contextlib.contextmanager
     def _errors_of_workers(self) -> Iterator[None]:
-        """Declare that errors in the block, which all workers raise, are not those of servers. Local."""
+        """Declare that errors in the block are raised by all workers, but not by servers. Local."""
         try:
             yield
         except UserError as error:
@@ -209,7 +209,7 @@ class Worker:
         return RunEnd("finished early", next((reason for _, reason in all_workers if reason), "no more work"))
 
     def _record_statistics(self, seconds: float) -> None:
-        """Record the use of device memory, and in modes with servers what each worker and server did; chief only."""
+        """Record the use of device memory, and with servers the statistics of workers and servers; chief only."""
         plan, cluster, metrics = self._setup.plan, self._setup.cluster, self._setup.files.metrics
         step, strategy = self.loop.step, self._strategy
         if metrics is None:
@@ -238,7 +238,7 @@ class Worker:
 def _sum_over(workers: MPI.Intracomm) -> Callable[[Array], None] | None:
     """Return a sum over the workers whose order does not depend on the MPI library; None for one worker.
 
-    It has a communicator of its own, because the strategy's operations may be in progress. Collective over the workers.
+    It has a separate communicator, because the strategy's operations may be in progress. Collective over the workers.
     """
     if workers.size == 1:
         return None

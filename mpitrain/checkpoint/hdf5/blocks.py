@@ -1,7 +1,7 @@
 """The blocks of an HDF5 file: object headers, trees and heaps. ``parser`` interprets their content.
 
-Every address, length and count comes from the file, which may be crafted. A budget limits the number of bytes that are
-read and the number of times, and thereby also time and memory.
+Every address, length and count comes from the file, which may be crafted. A budget limits the number of reads and of
+bytes that are read, and thereby also time and memory.
 
 Source: HDF5 File Format Specification Version 3.0, The HDF Group; sections are named in the docstrings.
 """
@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 
 from ..structure import MALFORMED, UnsupportedStructure
 
-Read = Callable[[int, int], bytes]  # offset in the file and number of bytes; fewer are returned at the end
+# Takes an offset in the file and a number of bytes; returns fewer bytes at the end of the file.
+Read = Callable[[int, int], bytes]
 Message = tuple[int, bytes]  # type and content
 
 MAX_NAME_BYTES = 1024
@@ -36,8 +37,9 @@ class Blocks:
 
     def __init__(self, read: Read, base: int, size: int) -> None:
         self._read, self.base = read, base
-        self._left = 6 * size + (1 << 20)  # bytes that may still be used, and 64 for each time
-        self._visited: set[int] = set()  # addresses of objects and of blocks of trees, each of which has one parent
+        self._left = 6 * size + (1 << 20)  # the remaining budget of bytes; each read also costs 64
+        # Addresses of objects and tree blocks that were read; each may have only one parent.
+        self._visited: set[int] = set()
         self._collections: dict[int, dict[int, bytes]] = {}
 
     def at(self, address: int, count: int, signature: bytes = b"") -> bytes:
@@ -55,7 +57,7 @@ class Blocks:
             raise UnsupportedStructure(_REPEATS)
 
     def once(self, address: int) -> int:
-        """Return an address; refuse one that was visited before, which excludes cycles and hard links."""
+        """Return an address; refuse an address that was visited before, which excludes cycles and hard links."""
         if address in self._visited:
             raise UnsupportedStructure(_REPEATS)
         self._visited.add(address)

@@ -1,8 +1,8 @@
 """A parser of the part of HDF5 that checkpoints use.
 
 The HDF5 library trusts the files that it reads: damaged metadata make it crash or loop, and links, external storage and
-virtual datasets make it open other files. Checkpoints may come from strangers, so they are read without it. The parser
-knows only what ``container`` writes, with any version of HDF5, and refuses everything else.
+virtual datasets make it open other files. Checkpoints may come from untrusted sources, so they are read without it. The
+parser supports only the structures that ``container`` writes with any version of HDF5, and refuses everything else.
 
 It reads no values and opens no file. The work is limited by the size of the structure, whatever the structure declares.
 
@@ -26,7 +26,7 @@ from .blocks import CONTINUATION, MAX_NAME_BYTES, NOWHERE, Blocks, Message, Read
 _MAX_DEPTH = 8  # of groups
 _MAX_RANK = 32
 _MAX_CHUNK_BYTES = 1 << 24
-_ITEM_BYTES = 128  # of work for each chunk and shard, because they use more memory than their bytes in the file
+_ITEM_BYTES = 128  # budget used by each chunk and shard, because they need more memory than their bytes in the file
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 # Types of object header messages
@@ -57,7 +57,7 @@ def parse(read: Read, base: int, size: int) -> Structure:
         return _Parser(Blocks(read, base, size)).structure()
     except UnsupportedStructure:
         raise
-    except (struct.error, ValueError, IndexError, OverflowError) as error:  # a number or text that does not fit
+    except (struct.error, ValueError, IndexError, OverflowError) as error:  # the number or text does not fit
         raise UnsupportedStructure(MALFORMED) from error
 
 
@@ -73,7 +73,7 @@ class _Parser:
             "<B4xBB9xQ32xQ", self._blocks.at(0, 96, _SIGNATURE), 8
         )
         if (version, offset_bytes, length_bytes, base) != (0, 8, 8, self._blocks.base):
-            raise UnsupportedStructure("its superblock is malformed or of another version")
+            raise UnsupportedStructure("its superblock is malformed or has another version")
         self._visit("/", root, 0)
         return self._structure
 
@@ -88,7 +88,7 @@ class _Parser:
         unknown = kinds - (_OF_DATASET if _LAYOUT in kinds else _OF_GROUP)
         if unknown:
             raise UnsupportedStructure(
-                f"{path!r} has a part of HDF5 that checkpoints do not use (message {min(unknown)})"
+                f"{path!r} uses a feature of HDF5 that checkpoints do not support (header message {min(unknown)})"
             )
         if _LAYOUT in kinds:
             self._structure.datasets[path] = self._dataset(path, dict(messages))
@@ -207,7 +207,7 @@ class _Parser:
             return self._compressed(path, shape, dtype, layout, messages[_FILTERS])
         if tuple(layout[:2]) == (4, 3):
             return Dataset(shape, dtype, virtual=tuple(self._virtual(path, shape, layout)))
-        raise UnsupportedStructure(f"the storage of {path!r} is not one that checkpoints use")
+        raise UnsupportedStructure(f"checkpoints do not support the storage layout of {path!r}")
 
     def _compressed(self, path: str, shape: Shape, dtype: np.dtype[Any], layout: bytes, filters: bytes) -> Dataset:
         rank = len(shape)
@@ -271,7 +271,7 @@ def _dtype(name: str, data: bytes) -> np.dtype[Any]:
         return np.dtype(f"<f{size}")
     if kind == 8 and size == 1 and bits[0] == 2 and _BOOL in properties:
         return np.dtype(bool)
-    raise UnsupportedStructure(f"{name} has a dtype that checkpoints do not use")
+    raise UnsupportedStructure(f"{name} has a dtype that checkpoints do not support")
 
 
 def _filters(data: bytes) -> Iterator[int]:

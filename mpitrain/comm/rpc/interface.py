@@ -1,4 +1,4 @@
-"""The two roles, and which ranks have them."""
+"""The two roles, and the ranks that have them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EMPTY = np.zeros((), [])  # a message without fields
 
 @dataclass(frozen=True)
 class Routes:
-    """Which ranks communicate with which.
+    """The pairs of ranks that communicate.
 
     Attributes:
         comm: All ranks.
@@ -102,7 +102,7 @@ class RpcServer(Protocol):
     def requests(self) -> Iterator[tuple[int, int, Array]]:
         """Yield the client's rank, kind and message (for ``unpack``) of each request that has arrived.
 
-        Lets MPI progress. By messages, it waits for the vector of a request whose header has arrived.
+        Lets MPI progress. With messages, it waits for the vector of a request whose header has arrived.
         """
 
     def is_receiving(self) -> bool:
@@ -116,7 +116,7 @@ class RpcServer(Protocol):
     ) -> None:
         """Reply to the last request of a client, with this server's ranges of ``vector`` and with ``extra``.
 
-        By windows, it waits until the client has received them; a client that is stopped blocks it.
+        With windows, it waits until the client has received them; a stopped client blocks the server.
         """
 
     def free(self) -> None:

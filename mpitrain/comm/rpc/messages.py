@@ -1,7 +1,7 @@
 """RPC by point-to-point messages, for MPI libraries on which windows do not work.
 
-A header is a message; its first word says what else follows: a vector, extra words. Messages between two ranks with the
-same tag arrive in the order in which they were sent.
+A header is a message; its first word says which further messages follow: a vector, extra words. Messages between two
+ranks with the same tag arrive in the order in which they were sent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .interface import EMPTY, Routes
 from .waiting import ReplyWaiting
 
 _REQUEST, _REPLY, _VECTOR, _EXTRA = 101, 102, 103, 104  # tags
-_HAS_VECTOR, _HAS_EXTRA = 1, 2  # in the first word of a header
+_HAS_VECTOR, _HAS_EXTRA = 1, 2  # flags in the first word of a header
 
 
 class _Outbox:

@@ -27,7 +27,7 @@ def open_rpc(routes: Routes, one_sided: bool) -> tuple[RpcClient, None] | tuple[
 
 
 def _open_windows(routes: Routes) -> WindowClient | WindowServer | None:
-    """Return this rank's end with windows; None on all ranks if these do not work."""
+    """Return this rank's end with windows; None on all ranks if windows do not work."""
     end: WindowClient | WindowServer | None = None
     problem = ""
     try:

@@ -1,7 +1,7 @@
 """RPC by RMA windows, with Put only.
 
-Between nodes Put runs at the speed of the network, while a Get or Accumulate of many bytes reaches half of it or less.
-Each rank has one window:
+Between nodes, Put runs at the speed of the network, while Get or Accumulate of many bytes reaches half of this speed or
+less. Each rank has one window:
 
             headers                   words                        vectors
     client  replies, one per server   extra words of a reply       the vector
@@ -14,15 +14,15 @@ The server puts the reply's vector straight into the client's vector, flushes, a
 Both poll the headers in their own memory with plain loads while another rank writes them with Put. That is correct:
 
 - The window has the unified memory model, which ``is_unified`` checks: a Put becomes visible to loads without a call.
-  So a poll sees a new header eventually, because the waiting rank calls MPI.
+  A poll therefore sees a new header eventually, because the waiting rank calls MPI.
 - A header may be seen when only some of its words have arrived. It counts only if its checksum, which is over all
   other words, is right.
 - A vector is complete when its header is seen: the sender has flushed it before, that is, waited until it is in the
   receiver's memory.
 
-A slot is reused when nothing in it is needed any longer: a client sends a request to a server only after the reply to
-the one before, and a server has read a request when it replies. So each has one slot per peer, and a sequence number
-tells a new header from the one before.
+A slot is reused when its content is no longer needed: a client sends a request to a server only after the reply to the
+previous request, and a server has read a request when it replies. Each rank therefore has one slot per peer, and a
+sequence number distinguishes a new header from the previous one.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class _Offsets(NamedTuple):
     """The byte offsets in a rank's window.
 
     Attributes:
-        words: Of the words after the headers.
-        vectors: Of the vectors, which begin on a cache line.
+        words: Offset of the words after the headers.
+        vectors: Offset of the vectors, which begin on a cache line.
     """
 
     words: int
@@ -66,7 +66,7 @@ def _offsets(routes: Routes, rank: int) -> _Offsets:
 
 
 class Window:
-    """The memory of a rank, and puts into that of others. Construction and ``free`` are collective over the ranks.
+    """The memory of a rank, and puts into other ranks' memory. Construction and ``free`` are collective over the ranks.
 
     Args:
         nbytes: Of the vectors.
@@ -120,7 +120,7 @@ class Window:
         self._win.Flush(rank)
 
     def put_words(self, words: Array, rank: int, index: int = 0) -> None:
-        """Put words into those of a rank, from ``index`` on."""
+        """Put words into the words of another rank, from ``index`` on."""
         self._put(words, rank, self._offsets[rank].words + index * _WORD)
 
     def put_vector(self, values: Array, rank: int, at: int) -> None:
@@ -191,7 +191,7 @@ class WindowServer:
         self._comm, self._clients = routes.comm, routes.clients[rank]
         self._slots = {client: routes.servers(client).index(rank) for client in self._clients}
         self._ranges, self._itemsize = routes.ranges[rank], routes.dtype.itemsize
-        self._numbers = np.zeros(len(self._clients), np.int64)  # of the last requests
+        self._numbers = np.zeros(len(self._clients), np.int64)  # numbers of the last requests
         self._decoder = Decoder(routes)
         self.window = Window(routes, len(self._clients) * routes.request_nbytes(rank))
         self._announced = self.window.words[: len(self._clients)]  # numbers of requests whose vectors are being sent

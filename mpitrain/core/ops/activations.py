@@ -16,7 +16,7 @@ from ..layout import Array
 
 
 def activate(x: Array, kind: str, slope: float, in_place: bool, buffer: Callable[..., Array]) -> tuple[Array, Any]:
-    """Return an activation of ``x``, and what ``activate_backward`` needs.
+    """Return an activation of ``x``, and the array that ``activate_backward`` needs.
 
     Args:
         kind: ``none``, ``relu``, ``leaky_relu``, ``gelu``, ``tanh`` or ``sigmoid``.

@@ -17,7 +17,8 @@ from .. import ops as launch
 from ..device import Gpu
 from .transport import TransportUnavailable, agree
 
-_ENABLED = ("MPICH_GPU_SUPPORT_ENABLED", "MV2_USE_CUDA", "PSM2_CUDA")  # for libraries without a query function
+# Variables that are checked for libraries without a query function.
+_ENABLED = ("MPICH_GPU_SUPPORT_ENABLED", "MV2_USE_CUDA", "PSM2_CUDA")
 
 
 class CudaAwareTransport:

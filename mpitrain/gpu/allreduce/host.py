@@ -128,7 +128,7 @@ class HostTransport:
         lo, hi = self._chunks[chunk]
         if hierarchy.n_nodes == 1:
             lo, hi = aligned_range(lo, hi, hierarchy.node.rank, hierarchy.node.size)
-            # The last step's sums have been copied by all ranks: otherwise not all would have copied this chunk.
+            # All ranks have copied this chunk, and therefore also the last step's sums.
             sum_rows(self._rows, self._in_order, lo, hi, 1.0, self._sums[lo:hi])
             self._summed.publish(self._phase + chunk + 1)
             return

@@ -17,7 +17,7 @@ from ..device import Gpu, identify
 from ..stream import Stream
 from .transport import agree
 
-_LIMIT_S = 120.0  # for workers to connect, which normally takes seconds
+_LIMIT_S = 120.0  # time limit for workers to connect, which normally takes seconds
 
 
 class NcclTransport:

@@ -20,7 +20,7 @@ from .nccl import NcclTransport
 from .transport import GpuTransport, TransportUnavailable
 
 _log = logging.getLogger(__name__)
-_ROUNDS = 5  # the fastest one counts; the first ones compile, connect and allocate memory
+_ROUNDS = 5  # number of runs, of which the fastest counts; the first ones compile, connect and allocate memory
 
 
 TRANSPORTS: dict[str, type[GpuTransport]] = {
@@ -45,7 +45,7 @@ def select_transport(
         try:
             transport = TRANSPORTS[previous](hierarchy, gpu, vector, buckets)
         except TransportUnavailable:
-            pass  # on every worker: the machine has changed, so measure again
+            pass  # the same on every worker: the machine has changed, so measure again
         else:
             _log.info("GPU transport: %s, the same as in the resumed run", previous)
             return transport

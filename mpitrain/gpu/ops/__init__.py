@@ -1,7 +1,8 @@
-"""Operations on the GPU: those of ``core.ops``, with equal signatures. Those of optimizers are in ``updates``.
+"""Operations on the GPU: the operations of ``core.ops``, with equal signatures.
 
-Arrays are C-contiguous device arrays, and no function waits for the device. Results that the CPU's operations return as
-Python numbers are float64 arrays of shape () or (2,), which the caller reads when needed.
+Operations of optimizers are in ``updates``. Arrays are C-contiguous device arrays, and no function waits for the
+device. Results that the CPU's operations return as Python numbers are float64 arrays of shape () or (2,), which the
+caller reads when needed.
 
 Results are bit-identical in every run, and on every GPU for which the compiler generates the same code: the order of
 sums depends only on shapes (see ``grid``).
@@ -46,7 +47,7 @@ from .grid import (
     use as use,
 )
 
-ACTIVATIONS = ("none", "relu", "leaky_relu", "gelu", "tanh", "sigmoid")  # in the order of activation.cu
+ACTIVATIONS = ("none", "relu", "leaky_relu", "gelu", "tanh", "sigmoid")  # in the same order as in activation.cu
 
 
 # Activations.
@@ -55,7 +56,7 @@ ACTIVATIONS = ("none", "relu", "leaky_relu", "gelu", "tanh", "sigmoid")  # in th
 def activate(
     x: Array, kind: str, slope: float, in_place: bool, buffer: Callable[..., Array]
 ) -> tuple[Array, Array | None]:
-    """Return an activation of ``x``, and what ``activate_backward`` needs; see ``core.ops``."""
+    """Return an activation of ``x``, and the array that ``activate_backward`` needs; see ``core.ops``."""
     y = _output(x, kind, in_place, buffer)
     flat("activation", "activate", x, x.size, (x, _number(kind), real(x)(slope), int64(x.size), y))
     return y, _kept(x, kind, y)

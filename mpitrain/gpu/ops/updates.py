@@ -38,7 +38,7 @@ def update_segments(
 ) -> None:
     """Update params, slots and average on every segment in one pass; segments ascend and do not overlap.
 
-    The arguments are those of ``CompiledRule.update_segments``.
+    The arguments are the same as for ``CompiledRule.update_segments``.
 
     Args:
         go: Shape (1,), float64: 0 skips the update.
@@ -79,7 +79,7 @@ def measure_segments(
 ) -> None:
     """Write each segment's gradient, or the direction of ``rule``, to ``out``; sum its squares.
 
-    The arguments are those of ``CompiledRule.measure_segments``, and of ``update_segments``.
+    The arguments are the same as for ``CompiledRule.measure_segments`` and ``update_segments``.
     """
     if not len(segments):
         return

@@ -58,7 +58,7 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Reduce a tensor over all ranks; the input does not change, and may change at once."""
+    """Reduce a tensor over all ranks; the input does not change; the caller may change it immediately."""
     (output,) = detached_copies([tensor], "allreduce")
     return allreduce_async_(output, average, name, op, prescale_factor, postscale_factor, process_set)
 
@@ -153,9 +153,9 @@ def _allreduce(
 
 def _check_adasum(dtype: torch.dtype, process_set: ProcessSet) -> None:
     if process_set is not global_process_set:
-        raise NotImplementedError("Adasum is for all ranks; a process set has Average and Sum")
+        raise NotImplementedError("Adasum works on all ranks only; use Average or Sum with a process set")
     if not dtype.is_floating_point:
-        raise ValueError(f"Adasum is for floating-point tensors, not {dtype}")
+        raise ValueError(f"Adasum needs floating-point tensors, not {dtype}")
 
 
 class _Allreduce(torch.autograd.Function):

@@ -14,17 +14,17 @@ class Compressor:
 
     @staticmethod
     def compress(tensor: Tensor) -> tuple[Tensor, Any]:
-        """Return what is sent, and what ``decompress`` needs."""
+        """Return the compressed tensor, and the context that ``decompress`` needs."""
         raise NotImplementedError
 
     @staticmethod
     def decompress(tensor: Tensor, ctx: Any) -> Tensor:
-        """Return the tensor that was sent as it was before."""
+        """Return the decompressed tensor, in its original type."""
         raise NotImplementedError
 
 
 class NoneCompressor(Compressor):
-    """Sends tensors as they are."""
+    """Sends tensors uncompressed."""
 
     @staticmethod
     def compress(tensor: Tensor) -> tuple[Tensor, Any]:
@@ -58,7 +58,7 @@ def check_compression(compression: type[Compressor]) -> None:
 
 
 def compress(compression: type[Compressor], tensors: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Any]]:
-    """Return what is sent for each tensor, and what ``decompress`` needs for each.
+    """Return for each tensor the compressed tensor, and the context that ``decompress`` needs.
 
     Raises:
         ValueError: ``compression`` is not a compressor.

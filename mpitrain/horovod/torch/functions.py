@@ -44,7 +44,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
         model: Not needed; accepted because Horovod has it.
 
     Raises:
-        ValueError: The optimizer is LBFGS, whose state is not one of parameters.
+        ValueError: The optimizer is LBFGS, whose state does not belong to parameters.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("the state of LBFGS cannot be broadcast; every rank starts with none")
@@ -75,7 +75,7 @@ def _set_missing_gradients(optimizer: torch.optim.Optimizer) -> None:
 
 
 class _Place:
-    """Takes the place of a tensor in what is pickled."""
+    """Takes the place of a tensor in a pickled object."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -122,7 +122,7 @@ def broadcast_object(
 
 
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
-    """Return the objects of all ranks, in their order. They must be such that cloudpickle can copy them.
+    """Return the objects of all ranks, in their order. cloudpickle must be able to copy them.
 
     Args:
         name: Equal on all ranks.

@@ -1,11 +1,11 @@
 """The operations on tensors.
 
-The functions that end in ``async`` or ``async_`` return a handle. The others wait for it, and can be differentiated if
-they do not work in place.
+The functions that end in ``async`` or ``async_`` return a handle. The other functions wait for the result, and can be
+differentiated if they do not work in place.
 
 An operation starts when all ranks of its process set have submitted one with the same name, in any order. Operations
-without a name are numbered, so the ranks must submit them in the same order. What must be equal on all ranks is in
-``Request``. Submitting is local; waiting needs the other ranks.
+without a name are numbered, so the ranks must submit them in the same order. ``Request`` lists the properties that must
+be equal on all ranks. Submitting is local; waiting needs the other ranks.
 
 Raises, all of them:
     ValueError: An argument is not valid, one with the same name is pending, or ``init`` has not been called.

@@ -36,8 +36,8 @@ def DistributedOptimizer(  # noqa: N802
 ) -> Any:
     """Return an optimizer with the class of ``optimizer``, whose state and parameter groups it shares.
 
-    Its gradients are submitted during ``backward``, and reduced when ``step`` or ``synchronize`` waits for them. Those
-    that a rank has not computed count as zeros. Local; ``step`` is collective over the process set.
+    Its gradients are submitted during ``backward``, and reduced when ``step`` or ``synchronize`` waits for them.
+    Gradients that a rank has not computed count as zeros. Local; ``step`` is collective over the process set.
 
     Args:
         named_parameters: Such as ``model.named_parameters()``; None names them by their position.
@@ -66,12 +66,12 @@ def DistributedOptimizer(  # noqa: N802
     if backward_passes_per_step <= 0:
         raise ValueError(f"backward_passes_per_step must be at least 1, not {backward_passes_per_step}")
     if op == Adasum and process_set is not global_process_set:
-        raise NotImplementedError("Adasum is for all ranks; a process set has Average and Sum")
+        raise NotImplementedError("Adasum works on all ranks only; use Average or Sum with a process set")
     named = _named(optimizer, named_parameters)
     kind = type(optimizer)
     made: Any = type(kind.__name__, (_Distributed, kind), {"__module__": __name__})
     wrapped = made.__new__(made)
-    # A schedule that was made before has replaced ``step`` of the optimizer that is wrapped.
+    # A scheduler that was made earlier has replaced ``step`` of the wrapped optimizer.
     wrapped.__dict__.update({key: value for key, value in vars(optimizer).items() if key != "step"})
     wrapped._set_up(named, compression, backward_passes_per_step, op, gradient_predivide_factor, sparse_as_dense)
     wrapped._start(groups, process_set)
@@ -79,7 +79,7 @@ def DistributedOptimizer(  # noqa: N802
 
 
 def is_distributed(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether ``DistributedOptimizer`` has made it. Local."""
+    """Return whether ``DistributedOptimizer`` has made the optimizer. Local."""
     return isinstance(optimizer, _Distributed)
 
 
@@ -104,7 +104,9 @@ def _named(optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, nn.Param
     ids = {id(parameter) for _, parameter in pairs}
     missing = sum(id(parameter) not in ids for group in optimizer.param_groups for parameter in group["params"])
     if missing:
-        raise ValueError(f"named_parameters lacks {missing} of the optimizer's parameters; pass all, or None")
+        raise ValueError(
+            f"named_parameters lacks {missing} of the optimizer's parameters; pass all parameters, or None"
+        )
     return pairs
 
 
@@ -114,7 +116,7 @@ def _call_all(functions: Iterable[Callable[[], None]]) -> None:
 
 
 class _Distributed(torch.optim.Optimizer):
-    """What is added to the class of the optimizer."""
+    """The methods that are added to the class of the optimizer."""
 
     def _set_up(
         self,
@@ -131,7 +133,8 @@ class _Distributed(torch.optim.Optimizer):
         self.backward_passes_per_step = passes
         self._group_of: dict[Tensor, tuple[Tensor, ...]] = {}
         self._passes_left: dict[Tensor, int] = {}
-        self._missing: dict[tuple[Tensor, ...], int] = {}  # the number of gradients of a group that are not complete
+        # For each group, the number of gradients that are not complete.
+        self._missing: dict[tuple[Tensor, ...], int] = {}
         self._submitted: dict[tuple[Tensor, ...], Callable[[], None]] = {}
         self._synchronized, self._should_synchronize = False, True
 
@@ -275,7 +278,7 @@ class _Distributed(torch.optim.Optimizer):
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Let ``step`` use the gradients as they are: after ``synchronize``, such as to clip them."""
+        """Let ``step`` use the present gradients, for example after ``synchronize`` and clipping."""
         if self._op == Adasum and self._group_of:
             raise AssertionError("skip_synchronize is not possible with Adasum, which combines changes of parameters")
         self._should_synchronize = False
@@ -328,8 +331,7 @@ class _Distributed(torch.optim.Optimizer):
         """Reset the gradients. Local."""
         if self._submitted:
             raise AssertionError(
-                "zero_grad() was called after backward(), but before step() or synchronize(): "
-                "the gradients are being reduced"
+                "zero_grad() was called while the gradients are being reduced; call it after step() or synchronize()"
             )
         super().zero_grad(*args, **kwargs)
 

@@ -80,7 +80,7 @@ def _reducescatter(
 ) -> Handle:
     hosts, device = rows_on_host(tensors, "reducescatter"), tensors[0].device
     if op == Adasum:
-        raise NotImplementedError("reducescatter has no Adasum; use Average or Sum")
+        raise NotImplementedError("reducescatter does not support Adasum; use Average or Sum")
     reduction_for(op, hosts[0].dtype)  # raises ValueError
     shapes = tuple(tuple(tensor.shape) for tensor in tensors)
     request = Request("reducescatter", name or "", hosts[0].dtype, shapes, op, None, scales)

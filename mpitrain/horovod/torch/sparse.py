@@ -21,7 +21,7 @@ def sparse_allreduce_async(
     The ranks may have different elements, and different numbers of them.
     """
     if op not in (Average, Sum):
-        raise ValueError(f"a sparse allreduce has Sum and Average only, not {ReduceOp(op).name}")
+        raise ValueError(f"a sparse allreduce supports Sum and Average only, not {ReduceOp(op).name}")
     indices = allgather_async(tensor._indices().t().contiguous(), f"{name}.indices", process_set)
     values = allgather_async(tensor._values(), f"{name}.values", process_set)
 

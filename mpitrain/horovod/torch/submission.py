@@ -62,7 +62,7 @@ def submit(handle: Handle, process_set: ProcessSet) -> Handle:
 
 def _check_handle(handle: Handle) -> None:
     if not isinstance(handle, Handle):
-        raise ValueError(f"this takes the handle of an operation such as allreduce_async, not {handle!r}")
+        raise ValueError(f"a handle returned by an operation such as allreduce_async is needed, not {handle!r}")
 
 
 def check_tensors(tensors: Sequence[Tensor], kind: str) -> None:
@@ -118,5 +118,5 @@ def to_reduce_op(op: ReduceOp | int | None, average: bool | None) -> ReduceOp:
     if average is None:
         return Average if op is None else ReduceOp(op)
     if op is not None:
-        raise ValueError("average and op exclude each other; use op alone")
+        raise ValueError("average and op cannot be combined; use op alone")
     return Average if average else Sum

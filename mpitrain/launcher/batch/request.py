@@ -31,7 +31,8 @@ class SubmitOptions(OptionGroup):
     )
     sweep: tuple[str, ...] = option(
         (),
-        "Train with each of these values, as a job array. Repeat for all combinations of several flags.",
+        "Train with each of these values, as a job array. Repeat the option to train "
+        "with all combinations of several flags' values.",
         "FLAG=V,V,...",
         is_repeated=True,
         is_common=True,
@@ -44,9 +45,9 @@ class SubmitOptions(OptionGroup):
         (), "Extra flag for the scheduler's submit command, such as --nice=10 for sbatch.", "FLAG", is_repeated=True
     )
     setup: tuple[str, ...] = option(
-        (), "Shell line to run first: 'module load x'.", "LINE", is_repeated=True, is_common=True
+        (), "Shell command to run first, such as 'module load x'.", "LINE", is_repeated=True, is_common=True
     )
-    scheduler: str = option(next(iter(SYSTEMS)), "Scheduler to write the script for.", choices=tuple(SYSTEMS))
+    scheduler: str = option(next(iter(SYSTEMS)), "Scheduler for which to write the script.", choices=tuple(SYSTEMS))
     site: Path | None = option(
         None,
         "TOML file with defaults for these flags.",
@@ -83,7 +84,7 @@ class SubmitRequest:
 
 
 def submit_flags() -> list[click.Option]:
-    """Return the flags of ``mpitrain submit``, without those of the run."""
+    """Return the flags of ``mpitrain submit``, without the flags of the run."""
     return [*options_of(Resources), *options_of(SubmitOptions)]
 
 
@@ -91,7 +92,7 @@ def read_submit_options(values: Mapping[str, Any]) -> tuple[Resources, SubmitOpt
     """Return the options of a batch job; those in the site file replace defaults.
 
     Args:
-        values: Those that were given, converted, by name.
+        values: The options that the user has set, converted, by name.
 
     Raises:
         ConfigError: The site file or a value is not valid, or options contradict each other.

@@ -21,7 +21,7 @@ from ...process.run_directory import missing_folders, remove_empty
 from .script import Script
 
 _POLL_S = 1.0
-_ASK_S = 5.0  # between two queries, to limit the load on the controller
+_ASK_S = 5.0  # interval of queries, to limit the load on the controller
 
 
 def submit(system: BatchSystem, batch: Batch, script: Script) -> str:

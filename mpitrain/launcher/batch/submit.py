@@ -60,7 +60,9 @@ def make_batch(request: SubmitRequest, folder: Path, python: str) -> Batch:
     system = SYSTEMS[options.scheduler]
     starter = system.choose_starter(options.launcher, resources)
     if request.points and resources.ps_nodes:
-        raise ConfigError("--sweep makes an array, and a heterogeneous job cannot be an array; remove --ps-nodes")
+        raise ConfigError(
+            "--sweep submits a job array, but --ps-nodes a heterogeneous job, which cannot be an array; remove one"
+        )
     return Batch(
         workload.name if options.job_name is None else options.job_name,
         resources,
@@ -84,7 +86,7 @@ def _check_roles(resources: Resources, workload: Workload) -> None:
         workload.check_ranks(resources.ranks)
         return
     if not isinstance(workload, JobRequest):
-        raise ConfigError("--ps-nodes is for jobs with parameter servers, and a program is submitted; remove it")
+        raise ConfigError("--ps-nodes requires a job with parameter servers, but a program is submitted; remove it")
     config = workload.config
     if not config.uses_servers:
         modes = names_of_modes(lambda mode: mode.uses_servers)

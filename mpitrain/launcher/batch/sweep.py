@@ -15,7 +15,7 @@ from ...plan.option import flag
 from ...plan.options import CommaSeparated, nearest
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=,+-]+")
-_LONGEST = 200  # bytes; leaves room below the limit of 255 for file names on most file systems
+_LONGEST = 200  # maximum length of a name in bytes, well below the limit of 255 of most file systems
 
 
 def combinations(sweeps: Sequence[str], options: Sequence[click.Option]) -> list[Point]:

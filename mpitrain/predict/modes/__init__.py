@@ -1,1 +1,1 @@
-"""Timing models of the consistency modes, one module for each, to be read beside ``strategy``."""
+"""Timing models of the consistency modes, one module for each; they correspond to the modules of ``strategy``."""

@@ -30,7 +30,7 @@ class _Progress:
 
     def __init__(self, servers: ParameterServers, workers: int, bound: int | None) -> None:
         self._env, self.bound = servers.env, bound
-        self.counts, self._behind = [0] * workers, workers  # workers with the lowest number
+        self.counts, self._behind = [0] * workers, workers  # the workers with the lowest number of steps
         self._lowest, self._advanced = 0, servers.env.event()
 
     def lead(self, worker: int) -> int:
@@ -61,7 +61,7 @@ def _work(servers: ParameterServers, worker: int, factors: Array, progress: _Pro
     yield from servers.read(worker)
     began, version = env.now, servers.version
     while True:
-        # These are read while the gradient is computed and sent.
+        # The parameters are read while the gradient is computed and sent.
         prefetched, next_version = env.process(servers.read(worker)) if prefetches else None, servers.version
         factor = factors[progress.counts[worker] % len(factors)]
         yield env.timeout(times.load_s + times.loop_s + (times.forward_s + times.backward_s) * factor)

@@ -29,7 +29,7 @@ def simulate(scenario: Scenario, times: RankTimes, steps: int, random: np.random
                 run.add(rank, "step", before, end)
         run.ends += ends.max(axis=1).tolist()[:-1]
         averaged = _average(scenario, times, senders, ends[-1])
-        hidden = overlap * step_s  # an exchange that began so much earlier
+        hidden = overlap * step_s  # the time that an earlier begin of the exchange hides
         now = np.maximum(ends[-1], averaged - hidden) if overlap else np.full_like(now, averaged)
         for rank in range(len(now) if run.records else 0):
             run.add(rank, "average", ends[-1, rank], now[rank])

@@ -1,6 +1,6 @@
-"""What the modes with parameter servers share: shards, servers, links, and the requests of workers; with simpy.
+"""The common part of the modes with parameter servers: shards, servers, links, and the requests of workers; with simpy.
 
-Workers on a server's node read and update its shard in shared memory, one at a time under its lock. Others send
+Workers on a server's node read and update its shard in shared memory, one at a time under its lock. Other workers send
 requests, which a server answers one after the other. Beside ``strategy.ps.store``, ``server`` and ``comm.rpc``.
 
 Many servers are simulated as a few groups: the servers of a group work at the same time, their links have the sum of
@@ -55,15 +55,15 @@ class ParameterServers:
         self._handovers = [self._handover_share(node) for node in self.holders]
 
     def _handover_share(self, node: int) -> float:
-        """Return the probability that another rank than the one that uses a shard has changed it last."""
+        """Return the probability that the rank that uses a shard is not the one that changed it last."""
         if self.scenario.config.mode.drops_late_gradients:
-            return 1.0  # servers change it, and workers read it
+            return 1.0  # servers write this memory, and workers read it
         users = self.node_of.count(node)
-        users += users < len(self.node_of)  # the server, for workers on other nodes
+        users += users < len(self.node_of)  # the server is a further user if there are workers on other nodes
         return (users - 1) / max(1, users)
 
     def _use_links_of_groups(self) -> None:
-        """Give each group a node of its own, with the links of its servers."""
+        """Give each group its own node, with the links of its servers."""
         scale, n_nodes = self.n_servers / len(self._groups), self.scenario.n_nodes
         self._senders += [Sender(self.scenario.between, scale, self._burst_s_per_byte) for _ in self._groups]
         self._receivers += [Sender(self.scenario.between, scale) for _ in self._groups]
@@ -97,7 +97,7 @@ class ParameterServers:
         """Read the parameters of all shards.
 
         Args:
-            with_reply: Whether those of the first server come with the reply to a request that was made before.
+            with_reply: Whether the first server's parameters come with the reply to an earlier request.
         """
         yield self.env.all_of(
             [self.env.process(self._read_group(worker, group, with_reply and group == 0)) for group in self._groups]

@@ -2,7 +2,7 @@
 
 The gradients of consecutive layers are fused, and each fused buffer is summed by a ring over all ranks: every rank
 sends 2 (P - 1) / P of it, in 2 (P - 1) hops (Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters
-of workstations, 2009). One follows the other, while backward computes earlier layers.
+of workstations, 2009). The buffers follow each other, while the backward pass computes earlier layers.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ class Ring:
     """A ring through all ranks of all nodes.
 
     Attributes:
-        nodes, ranks_per_node: The ranks; those of a node are neighbors.
-        bytes_per_s: Of the link of a node.
+        nodes, ranks_per_node: The ranks; ranks of a node are neighbors.
+        bytes_per_s: Bandwidth of the link of a node.
         hop_s, network_hop_s: Latency of a hop within a node, and between nodes.
     """
 
@@ -65,7 +65,7 @@ def step_s(buffers: Sequence[FusedBuffer], computed_s: float, ring: Ring, factor
     """Return the seconds of a step that computes for ``computed_s``, and sums all buffers.
 
     Args:
-        factor: Of the computing time of the slowest rank, for which all wait.
+        factor: Factor of the computing time of the slowest rank, for which all ranks wait.
     """
     now = 0.0
     for buffer in buffers:

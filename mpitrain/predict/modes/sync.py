@@ -3,11 +3,11 @@
 A step of a node: its ranks compute; each bucket is summed over the ranks of the node when all have it, and goes to the
 nodes that own its ranges (reduce-scatter) while earlier layers still compute; the owners update, and return the
 parameters (allgather), which may arrive while the next step computes. A rank's processor is busy for a part of each
-transfer: the link and the processor work at the same time, but a transfer ends only when both are done.
+transfer: the link and the processor work at the same time, and a transfer ends when both are done.
 
-A transfer needs ``exchange_cpu_s_per_byte`` of a rank's time. For gradients it takes it after its backward pass: total
-work does not depend on when it is done. For parameters it takes it in the forward pass, when it needs them, because MPI
-moves data only inside of calls, unless a thread makes them.
+A transfer needs ``exchange_cpu_s_per_byte`` of a rank's time. For gradients, the rank spends this time after its
+backward pass: the total work does not depend on when it is done. For parameters, it spends the time in the forward
+pass, when it needs them, because MPI moves data only inside of calls, unless a thread makes the calls.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def simulate(scenario: Scenario, times: RankTimes, steps: int, random: np.random
 
 
 def _forward_end(start: Array, forward_s: Array, arrived: Array, exchange: _OneNode) -> Array:
-    """Return when each rank ends its forward pass, which waits for the parameters of each bucket before it uses them.
+    """Return the time at which each rank ends its forward pass, which waits for the parameters of each bucket.
 
     Args:
         start, forward_s: Shape (ranks,).
@@ -118,7 +118,7 @@ class _OneNode:
         Args:
             when: When each node can begin.
             nbytes: Bytes that each node sends.
-            busy: Until when the processors of each node are busy.
+            busy: The times until which the processors of each node are busy.
 
         Returns:
             When every node has received everything, and until when its processors are busy.

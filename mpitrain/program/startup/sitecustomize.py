@@ -1,9 +1,9 @@
 """Python imports this module when a program of ``mpitrain run`` starts: it lets ``mpitrain stacks`` show its stacks.
 
-It also prevents that PyTorch aborts a program that uses gloo while the interpreter shuts down.
+It also prevents PyTorch from aborting a program that uses gloo while the interpreter shuts down.
 
-Uses the standard library only, since the program's interpreter may be another one. Afterwards the import path and
-PYTHONPATH are as the user has set them, and the user's own module of this name is imported, if there is one.
+Uses the standard library only, since the program may use another interpreter. Afterwards the import path and PYTHONPATH
+are as the user has set them, and the user's own module of this name is imported, if there is one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 
 _OTHER_LAUNCHERS = {"torchrun", "torch.distributed.run", "torch.distributed.launch"}
 _GLOO_THREAD = "pt_gloo_runloop"
-_GLOO_S = 1.0  # at most, for gloo's threads to release their tensors
+_GLOO_S = 1.0  # maximum time for gloo's threads to release their tensors
 _STACKS_PID = 6  # index of the word on the activity page, as in core.activity
 
 
@@ -36,7 +36,7 @@ def _register() -> None:
 
 
 def _warn_of_other_launchers() -> None:
-    """Say once that torchrun starts ranks in each of several ranks of a host."""
+    """Print once that torchrun starts ranks in each of several ranks of a host."""
     names = {os.path.basename(word) for word in sys.orig_argv[1:4]}
     several = os.environ.get("LOCAL_WORLD_SIZE", "1") != "1"
     if several and os.environ.get("RANK") == "0" and names & _OTHER_LAUNCHERS:
@@ -56,7 +56,7 @@ def _wait_for_gloo() -> None:
     """
     deadline = time.monotonic() + _GLOO_S
     while _GLOO_THREAD in _thread_states() and time.monotonic() < deadline:
-        time.sleep(0.001)  # releases the interpreter's lock, for which they may wait
+        time.sleep(0.001)  # releases the interpreter lock, for which these threads may wait
         if "R" not in _thread_states().get(_GLOO_THREAD, ""):
             return
 

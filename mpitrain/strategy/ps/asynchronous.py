@@ -64,7 +64,7 @@ class Async(PsStrategy):
         plan = store.plan
         self._measure: Updater | None = None
         if plan.optimizer.clip_norm is not None and not plan.optimizer.layerwise:
-            slots = dict.fromkeys(plan.optimizer.slots, np.empty(0, plan.dtype))  # not needed for norms
+            slots = dict.fromkeys(plan.optimizer.slots, np.empty(0, plan.dtype))  # slots are not needed for norms
             self._measure = Updater(plan.optimizer, plan.layout, self.params, slots)
         self._momentum: WorkerMomentum | None = None
         if plan.worker_momentum is not None:
@@ -72,7 +72,7 @@ class Async(PsStrategy):
             self._momentum = WorkerMomentum(plan.worker_momentum, store.residual, remote, plan.layout, plan.dtype)
         self._early = devices[0].is_gpu and self._measure is None and self._momentum is None
         self._counts_lead = plan.config.mode.bounds_staleness
-        self._posted: set[int] = set()  # shards that this gradient was sent to
+        self._posted: set[int] = set()  # the shards that this gradient was sent to
 
     def unsent(self) -> dict[str, Array]:
         velocity = {} if self._momentum is None else {"velocity": self._momentum.velocity}

@@ -44,7 +44,7 @@ class BackupStore(ParameterStore):
     """See ``ParameterStore``.
 
     Attributes:
-        gradients: Those of this node's ranks, if it holds shards.
+        gradients: The gradients of this node's ranks, if it holds shards.
     """
 
     shares_gradients = True
@@ -82,7 +82,7 @@ class BackupWithServers(PsStrategy):
     coordinator: LocalStepCollector | RemoteStepCollector
 
     def __init__(self, store: BackupStore, state: TrainingState) -> None:
-        self._shared_gradients = store.gradients  # that a server on this node sums in place
+        self._shared_gradients = store.gradients  # gradients that a server on this node sums in place
         super().__init__(store, state)
         self._local_shards = [shard for shard in self.shards if isinstance(shard, LocalShard)]
 

@@ -26,7 +26,7 @@ from .store import ParameterStore
 
 _log = logging.getLogger(__name__)
 
-_NAMESPACE = "unsent gradients"  # of the extra state
+_NAMESPACE = "unsent gradients"  # namespace of the extra state
 
 
 class PsStrategy:
@@ -45,7 +45,7 @@ class PsStrategy:
         store: The parameters.
         plan: The plan of the run.
         worker: The index of this worker.
-        shards: All shards, by number; ``versions`` are those of the parameters that were read last.
+        shards: All shards, by number; ``versions`` are the versions of the parameters that were read last.
         shard_order: The numbers of the shards in the order in which this worker sends requests.
         coordinator: Assigns work items and counts steps.
         non_finite: The policy for losses that are not finite.
@@ -61,9 +61,10 @@ class PsStrategy:
         self.initial_vectors, self.shared_vectors = store.initial_vectors, store.shared_vectors
         self.progress = Progress(0, 0)
         self.non_finite = NonFinitePolicy(plan.config.training.nan, plan.workers)
-        self._training_state, self._frozen = state, state.frozen.tobytes()  # the latter as the shards have them
+        # ``_frozen`` has the values that the shards have.
+        self._training_state, self._frozen = state, state.frozen.tobytes()
         self._live_rates = plan.optimizer.live_rates if self._chief else []
-        self._rates = [math.nan] * len(self._live_rates)  # as the servers have them
+        self._rates = [math.nan] * len(self._live_rates)  # the rates that the servers have
         self.params, self.grads = self.allocate()
         self.shards = store.shard_clients(self.params)
         remote = [s for s, shard in enumerate(self.shards) if isinstance(shard, RemoteShard)]
@@ -80,7 +81,7 @@ class PsStrategy:
         self.versions = [0] * len(self.shards)
         self.item, self.lead, self.work = 0, 0, WorkItem(0, 0)
         self._loss: Any = math.nan
-        self._paused, self.has_ended = True, False  # at the beginning, workers wait for each other as after a pause
+        self._paused, self.has_ended = True, False  # at the start, workers wait for each other, as after a pause
         self.n_reads = 0  # not yet reported
         self.result = StepResult(math.nan, True)
 
@@ -177,7 +178,10 @@ class PsStrategy:
         """Return one of the vectors; ``params`` were read by ``next``."""
         if name == "params":
             return self.params
-        vector, params = np.zeros_like(self.params), self.params.copy()  # replies from other nodes overwrite them
+        vector, params = (
+            np.zeros_like(self.params),
+            self.params.copy(),
+        )  # replies from other nodes overwrite ``self.params``
         for shard in self.shards:
             shard.read_vector(name, vector)
         self.params[:] = params
@@ -193,7 +197,7 @@ class PsStrategy:
     def extra_state(self) -> ExtraState:
         """Return state of the mode that is not in the vectors; ``start`` restores it. Collective over the workers.
 
-        It is what compression has not sent, summed over the workers.
+        This state is the sum over the workers of gradient parts that compression has not sent.
         """
         values: dict[str, Value] = {}
         for name, own in self.unsent().items():
@@ -203,7 +207,8 @@ class PsStrategy:
         return {_NAMESPACE: Versioned(1, values)} if values and self._chief else {}
 
     def unsent(self) -> dict[str, Array]:
-        """Return what compression has not sent of this worker's vectors; the same names on all workers. Local.
+        """Return the parts of this worker's vectors that compression has not sent; the same names on all workers.
+        Local.
 
         An array is empty if this worker sends nothing to other nodes.
         """

@@ -1,9 +1,9 @@
 """The step coordinator of ``backup``, in which a step uses its first gradients, and the gradients that a node collects.
 
-A step has one *place* for each of its gradients. A worker whose gradient is complete asks for a place; one that comes
-when all are taken drops its gradient. If all workers and servers share one node, the workers with a place also update
-the parameters, and the step is done when all of them have updated their ranges. Otherwise a step takes no further
-gradient when it is full, and the servers update.
+A step has one *place* for each of its gradients. A worker whose gradient is complete asks for a place; a worker that
+asks when all places are taken drops its gradient. If all workers and servers share one node, the workers with a place
+also update the parameters, and the step is done when all of them have updated their ranges. Otherwise a step takes no
+further gradient when it is full, and the servers update.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from .coordinator import (
     pause_or_end,
 )
 
-NO_PLACE = -1  # the step already has its gradients
+NO_PLACE = -1  # the step already has all its gradients
 
 # The step that is being collected, the places that are taken, and on one node how many of their workers have added up
 # sums and updated.
 _STEP, _TAKEN, _SUMMED, _UPDATED = range(MODE_WORDS, MODE_WORDS + 4)
-_WORKER, _ITEM, _SHARE = range(3)  # of a place
+_WORKER, _ITEM, _SHARE = range(3)  # columns of a place
 _PLACE = 4  # words
-_MARKED, _MARKED_ITEM, _MARKED_LOSS = range(3)  # of a row of ``StepGradients``
+_MARKED, _MARKED_ITEM, _MARKED_LOSS = range(3)  # columns of a row of ``StepGradients``
 
 
 @kernel
@@ -52,7 +52,7 @@ def _next_item(words: Array, worker: int, places: int, on_one_node: bool) -> tup
     lock(words, LOCK)
     step = words[_STEP]
     item = pause_or_end(words, worker, step)
-    is_full = on_one_node and words[_TAKEN] == places  # it is being applied
+    is_full = on_one_node and words[_TAKEN] == places  # the step is being applied
     if item == WAIT and step < words[PAUSE_STEP] and not is_full:
         item = words[NEXT]
         words[NEXT] += 1
@@ -90,7 +90,7 @@ def _admit(
             words[_TAKEN] = 0
             store(words, _STEP, step + 1)
         else:
-            store(words, _TAKEN, place + 1)  # read without the lock by workers that wait for the others
+            store(words, _TAKEN, place + 1)  # workers that wait for the others read this word without the lock
     release(words, LOCK)
     return place  # type: ignore[no-any-return]
 
@@ -141,7 +141,7 @@ class CollectedSteps(CoordinatorMemory):
         return Assignment(*_next_item(self._words, worker, self._places, self._on_one_node), lead=0)
 
     def admit(self, worker: int, item: int, step: int, loss: float, reads: int) -> int:
-        """Return a gradient's place among those of its step; ``NO_PLACE`` if it comes too late."""
+        """Return a gradient's place in its step; ``NO_PLACE`` if it comes too late."""
         return _admit(self._words, worker, item, step, loss, reads, self._workers, self._places, self._on_one_node)
 
     def step_done(self, loss: float, skipped: bool) -> None:
@@ -162,7 +162,7 @@ class CollectedSteps(CoordinatorMemory):
         return places[order, _WORKER], sum(places[order, _SHARE].view(np.float64).tolist())
 
     def wait_for_sums(self, waiting: Backoff) -> None:
-        """On one node: mark this rank's partial sums as ready, and wait for those of the others."""
+        """On one node: mark this rank's partial sums as ready, and wait for the other ranks' sums."""
         _add_one(self._words, _SUMMED)
         waiting.until(lambda spins: _at_least(self._words, _SUMMED, self._places, spins))
 
@@ -175,7 +175,7 @@ class CollectedSteps(CoordinatorMemory):
         return int(self._words[_STEP])
 
     def _earliest_end(self) -> int:
-        return int(self._words[_STEP]) + 1  # gradients of this step may have been begun
+        return int(self._words[_STEP]) + 1  # workers may have begun gradients of this step
 
 
 class LocalStepCollector(LocalCoordinator[CollectedSteps]):

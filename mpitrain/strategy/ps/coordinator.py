@@ -2,8 +2,8 @@
 
 A *work item* is one batch for one worker; its number determines the examples. One counter assigns the numbers, from the
 step at which the run begins, so an epoch contains each example once, however fast each worker is. No work item is
-assigned at or beyond the *pause step* until that is moved. When all assigned items are finished, the parameters are
-those of exactly that step; then every worker receives ``PAUSE``, once.
+assigned at or beyond the *pause step* until the pause step is moved. When all assigned items are finished, the
+parameters belong to exactly that step; then every worker receives ``PAUSE``, once.
 
 The state is int64 words in shared memory on the node of the first server (``CoordinatorMemory``)::
 
@@ -14,9 +14,9 @@ The state is int64 words in shared memory on the node of the first server (``Coo
     ...
     word  32 + workers ROW  further words of the mode: in backup, the gradients of the step that is being collected
 
-Words are changed under the lock alone, so every operation sees a state between two others. Those that ranks wait for
-are also read without it, and therefore stored last, with release order; a rank that reads them with acquire order sees
-what was written before. Losses are float64 in the same words.
+Words are changed under the lock alone, so every operation sees a state between two others. Words that ranks wait for
+are also read without the lock, and are therefore stored last, with release order; a rank that reads them with acquire
+order sees what was written before. Losses are float64 in the same words.
 
 The operations of every step are compiled, and take a fraction of a microsecond. How items are assigned, and when a step
 is done, depends on the mode: ``counted_steps`` for ``async`` and ``ssp``, ``collected_steps`` for ``backup``. Workers
@@ -44,7 +44,7 @@ END = -1  # no work item: training is over
 WAIT = -2  # no work item yet
 PAUSE = -3  # no work item yet: all assigned ones are finished, and all workers pause
 
-BINS = 32  # of the staleness histogram; the last one also counts all higher values
+BINS = 32  # bins of the staleness histogram; the last one also counts all higher values
 
 LOCK = 0
 NEXT, DONE, PAUSE_STEP, END_STEP, LOSS, SKIPPED = range(WORDS, WORDS + 6)
@@ -129,7 +129,7 @@ def pause_or_end(words: Array, worker: int, step: int) -> int:
     """Return ``PAUSE`` or ``END`` if a worker receives it, else ``WAIT``. The caller holds the lock.
 
     Args:
-        step: That of the next work item.
+        step: The step of the next work item.
     """
     row, pause_step = HEAD + worker * ROW, words[PAUSE_STEP]
     if words[DONE] == pause_step and pause_step < words[END_STEP] and words[POINT] != pause_step:

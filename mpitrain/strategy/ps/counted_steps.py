@@ -24,7 +24,7 @@ from .coordinator import (
     pause_or_end,
 )
 
-_NO_BOUND = 1 << 62  # of a worker's lead
+_NO_BOUND = 1 << 62  # a lead that no worker reaches
 
 
 @kernel

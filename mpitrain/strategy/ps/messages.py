@@ -1,6 +1,7 @@
 """The operations that servers perform for workers on other nodes: NumPy records, some with a vector (see ``comm.rpc``).
 
-``OPERATIONS`` is the only list of them: proxies (``remote``) encode requests by it, the server dispatches by it.
+``OPERATIONS`` is the only list of them: proxies (``remote``) use it to encode requests, and the server to dispatch
+them.
 """
 
 from __future__ import annotations
@@ -18,24 +19,25 @@ from .coordinator import STATE
 class Kind(IntEnum):
     """The kinds of requests."""
 
-    APPLY = 1  # a gradient; replied when it is applied
-    READ = 2  # replied with the parameters, once they have at least a version
-    VECTOR = 3  # replied with another vector
-    NEXT = 4  # replied when there is an assignment
-    # A step has ended. Replied when there is an assignment, on request with parameters unless training pauses.
+    APPLY = 1  # a gradient; the reply comes when it is applied
+    READ = 2  # request for the parameters; the reply comes when they have at least the given version
+    VECTOR = 3  # request for another vector
+    NEXT = 4  # request for a work item; the reply comes when one is assigned
+    # A step has ended. The reply comes when a work item is assigned; on request it contains parameters unless training
+    # pauses.
     FINISH = 5
     ADMIT = 6  # whether a gradient has a place in its step
-    COLLECT = 7  # a gradient of a step; replied when the step is applied
-    STATE = 8  # replied with the statistics of the workers, too
+    COLLECT = 7  # a gradient of a step; the reply comes when the step is applied
+    STATE = 8  # the reply also contains the statistics of the workers
     PAUSE_STEP = 9
     REQUEST_PAUSE = 10
     STOP = 11
-    FREEZE = 12  # whether an entry of the layout changes from now on
-    RATE = 13  # one of the optimizer's ``live_rates`` from now on
+    FREEZE = 12  # whether an entry of the layout is frozen from now on
+    RATE = 13  # new value of one of the optimizer's ``live_rates``
 
 
 class Operation(NamedTuple):
-    """What is sent for a kind of request.
+    """The messages of a kind of request.
 
     Attributes:
         request: The type of its message.

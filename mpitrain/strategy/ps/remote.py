@@ -58,7 +58,7 @@ class RemoteShard:
 
     def __init__(self, server: ServerCalls, ranges: Sequence[Range], names: list[str], frozen: Array) -> None:
         self.server, self.ranges, self._names = server, ranges, names
-        self._frozen = frozen.copy()  # as the server has it
+        self._frozen = frozen.copy()  # the value that the server has
         self.arrived: int | None = None
 
     def post_read(self, least: int) -> None:

@@ -26,7 +26,7 @@ from .messages import OPERATIONS, Kind, decode_request, encode_reply
 from .shard import Push
 from .store import ParameterStore
 
-_LONGEST_WAIT_S = 60.0  # then an idle server marks progress, because it must not seem to hang
+_LONGEST_WAIT_S = 60.0  # interval at which an idle server marks progress, so that it does not count as hanging
 
 
 class Server:
@@ -53,7 +53,7 @@ class Server:
         self._coordinator = store.memory.coordinator if self._number == 0 else None
         self._may_change = self._is_changed_by_workers()
         self._staging = np.zeros(store.plan.layout.size if self._may_change else 0, store.plan.dtype)
-        self._deferred: list[Callable[[], bool]] = []  # replies to send when they are ready
+        self._deferred: list[Callable[[], bool]] = []  # replies that are sent when they are ready
 
     def start(self, progress: Progress) -> None:
         """Begin to serve ``initial_vectors``, which have been filled. Collective over all ranks."""

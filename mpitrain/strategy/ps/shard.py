@@ -63,7 +63,7 @@ class ShardClient(Protocol):
         """Set which entries do not change from now on; see ``TrainingState.frozen``."""
 
     def post_apply(self, grads: Array, push: Push) -> None:
-        """Have a gradient, shape (layout.size,), applied; ``wait_apply`` must follow."""
+        """Request that a gradient, shape (layout.size,), is applied; ``wait_apply`` must follow."""
 
     def wait_apply(self) -> int:
         """Wait until it is applied; return its staleness."""
@@ -126,7 +126,7 @@ class Shard:
         """Update the parameters with one gradient; return its staleness: updates since the version that it is based on.
 
         Args:
-            grads: Shape (layout.size,), or (``size``,): the ranges concatenated. The former is overwritten if the
+            grads: Shape (layout.size,), or (``size``,): the ranges concatenated. ``grads`` is overwritten if the
                 optimizer works by layers.
         """
         with self.locked():

@@ -161,7 +161,7 @@ class ParameterStore(ABC):
     # For workers.
 
     def allocate_params(self) -> Array:
-        """Return memory for this worker's parameters: that of the transport if all parameters arrive there."""
+        """Return memory for this worker's parameters: the memory of the transport if all parameters arrive there."""
         size, client = self.plan.layout.size, self.requests.client
         if client is not None and len(client.vector) == size and self.reads.client is None:
             return client.vector
@@ -187,7 +187,7 @@ class ParameterStore(ABC):
 
     @property
     def residual(self) -> Array:
-        """What compression has not sent of this worker's gradients, shape (size,); shape (0,) without compression."""
+        """The gradient parts that compression has not sent, shape (size,); shape (0,) without compression."""
         return np.zeros(0) if self.requests.client is None else self.requests.client.residual
 
     def senders(self) -> Iterator[tuple[int, int, int]]:

@@ -19,7 +19,7 @@ _FOLDER = "horovod"
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Restarts the function without a return to the committed state.
+    """Restarts the function without restoring the committed state.
 
     Args:
         skip_sync: Do not copy the state of the first rank to the others.
@@ -34,8 +34,8 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a function whose first argument is a ``State``. Calls are collective over all ranks.
 
     The function starts with the state of the first rank. If an operation fails on all ranks, it starts again with the
-    committed state. After a rank has died all ranks must be restarted: with ``mpitrain run --max-restarts``, on as many
-    ranks or another number, the function then starts with what was committed in the run directory.
+    committed state. After a rank has died all ranks must be restarted: with ``mpitrain run --max-restarts``, on any
+    number of ranks, the function then starts with the state that was committed in the run directory.
     """
 
     @functools.wraps(func)
@@ -62,7 +62,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _restore(state: State, name: str) -> None:
-    """Load what an earlier attempt has committed, and adapt to the ranks of this one. Collective over all ranks."""
+    """Load the state that an earlier attempt has committed, and adapt it to these ranks. Collective over all ranks."""
     run_dir = os.environ.get(RUN_DIR_VARIABLE)
     if run_dir is None:
         return

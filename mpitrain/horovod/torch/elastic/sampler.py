@@ -18,7 +18,7 @@ class ElasticSampler(Sampler[int]):
 
     Args:
         dataset: Its length counts.
-        shuffle: Whether each epoch has a random order of its own, the same on all ranks.
+        shuffle: Whether each epoch has a new random order, the same on all ranks.
         seed: Of that order; equal on all ranks.
     """
 

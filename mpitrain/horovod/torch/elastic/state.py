@@ -14,7 +14,7 @@ from .store import CommitFile
 
 
 class State:
-    """What a training function restores. Subclasses define ``save``, ``restore`` and ``sync``.
+    """The state that a training function restores. Subclasses define ``save``, ``restore`` and ``sync``.
 
     Args:
         bcast_object, get_rank: Not needed; accepted because Horovod has them.
@@ -49,7 +49,7 @@ class State:
         """Do nothing: hosts are not added to a run. Local."""
 
     def attach(self, commit_file: CommitFile) -> bool:
-        """Use a file for commits; load what it has, and return whether it exists. Local."""
+        """Use a file for commits; load its contents, and return whether the file exists. Local."""
         self._commit_file = commit_file
         saved = commit_file.read()
         if saved is not None:
@@ -61,7 +61,7 @@ class State:
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Return to what was saved. Local."""
+        """Restore the saved state. Local."""
         raise NotImplementedError
 
     def sync(self) -> None:
@@ -69,11 +69,11 @@ class State:
         raise NotImplementedError
 
     def saved(self) -> Any:
-        """Return what was saved, as an object that can be pickled. Local."""
+        """Return the saved state, as an object that can be pickled. Local."""
         return None
 
     def load(self, saved: Any) -> None:
-        """Return to what ``saved`` has returned, perhaps in another process. Local."""
+        """Restore a state that ``saved`` has returned, perhaps in another process. Local."""
 
     def reset(self) -> None:
         """Adapt objects to a restart; called before the callbacks. Local."""

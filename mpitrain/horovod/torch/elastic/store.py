@@ -1,4 +1,4 @@
-"""The file of committed state in the run directory. It is pickled: whoever may write it can run code."""
+"""The file of committed state in the run directory. It is pickled: anyone who can write it can run code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ....checkpoint.disk import make_folder, replacing
 
 
 class CommitFile:
-    """What the first rank has committed. Every method is local.
+    """The state that the first rank has committed. Every method is local.
 
     Args:
         path: Of the file.
