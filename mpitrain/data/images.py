@@ -8,7 +8,7 @@ import io
 import os
 from importlib import import_module
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -29,8 +29,7 @@ class ImageFolder:
     """
 
     def __init__(self, folder: Path, size: tuple[int, int] | None, channels: int) -> None:
-        self._pil = required("PIL.Image", "image_folder")
-        self._fit = required("PIL.ImageOps", "image_folder").fit
+        required("PIL.Image", "image_folder")
         self._folder, self._size, self._channels = folder, size, channels
         try:
             self.classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
@@ -56,15 +55,8 @@ class ImageFolder:
         path = self._folder / self._names[index]
         with open(path, "rb") as file:
             self._check(index, path, os.fstat(file.fileno()))
-            image = decode_image(file.read(), self._channels) if self._size is None else self._scaled(file, *self._size)
+            image = decode_image(file.read(), self._channels, self._size)
         return image, int(self.labels[index])
-
-    def _scaled(self, file: BinaryIO, height: int, width: int) -> Array:
-        """Return an image that is scaled to cover this size, and cropped at the center."""
-        image = self._pil.open(file)
-        mode = _MODES[self._channels]
-        image.draft(mode, (2 * width, 2 * height))  # JPEG files are decoded at a smaller scale
-        return _pixels(self._fit(image.convert(mode), (width, height)))
 
     def name_of(self, index: int) -> str:
         """Return the path of an image."""
@@ -101,7 +93,7 @@ def image_folder(
     return split
 
 
-def decode_image(content: bytes, channels: int = 3) -> Array:
+def decode_image(content: bytes, channels: int = 3, size: tuple[int, int] | None = None) -> Array:
     """Return the pixels of an image file, shape (height, width, channels), uint8.
 
     simplejpeg decodes JPEG files with colours if it is installed, in less than half of the time and to the same pixels;
@@ -110,12 +102,15 @@ def decode_image(content: bytes, channels: int = 3) -> Array:
     Args:
         content: The bytes of the file.
         channels: 3 for colours, 1 for grey.
+        size: As for ``image_folder``: (height, width), or None for the file's own size.
 
     Raises:
         DataError: ``channels`` is not valid, or Pillow is not installed.
         OSError: The content is not an image, or is damaged.
     """
     _check_channels("decode_image", channels)
+    if size is not None:
+        return _scaled(content, channels, *size)
     if channels == 3 and (decoder := _jpeg_decoder()) is not None and decoder.is_jpeg(content):
         with contextlib.suppress(ValueError):  # Pillow describes the problem, or can decode it
             if decoder.decode_jpeg_header(content)[2] in ("Gray", "YCbCr"):
@@ -132,8 +127,15 @@ def _jpeg_decoder() -> Any:
         return None
 
 
+def _scaled(content: bytes, channels: int, height: int, width: int) -> Array:
+    """Return an image that is scaled to cover this size, and cropped at the center."""
+    image, mode = required("PIL.Image", "decode_image").open(io.BytesIO(content)), _MODES[channels]
+    image.draft(mode, (2 * width, 2 * height))  # JPEG files are decoded at a smaller scale
+    return _pixels(required("PIL.ImageOps", "decode_image").fit(image.convert(mode), (width, height)))
+
+
 def _pixels(image: Any) -> Array:
-    pixels = np.asarray(image)
+    pixels = np.array(image)  # a copy: torch warns of arrays that cannot be written
     return pixels if pixels.ndim == 3 else pixels[..., np.newaxis]
 
 

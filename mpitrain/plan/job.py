@@ -122,8 +122,22 @@ class Job:
 
     @property
     def validation_split(self) -> Split | None:
-        """The examples to measure on, or None."""
-        return self._split("validation")
+        """The examples to measure on, or None.
+
+        Raises:
+            DataError: Its classes have other names than those of the training examples.
+        """
+        split = self._split("validation")
+        names, own = (getattr(one, "class_names", ()) for one in (self.train_split, split))
+        if names and own and list(names) != list(own):
+            assert split is not None
+            lacking = [f"{split.source} lacks {name}" for name in names if name not in own]
+            added = [f"{self.train_split.source} lacks {name}" for name in own if name not in names]
+            raise DataError(
+                f"the classes of {self.train_split.source} and {split.source} differ: "
+                f"{', '.join((lacking + added)[:4]) or 'they have another order'}; both need the same folders"
+            )
+        return split
 
     def _split(self, name: str) -> Split | None:
         value = getattr(self, name)

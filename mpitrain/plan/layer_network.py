@@ -9,6 +9,7 @@ import numpy as np
 
 from ..core.layout import Array, Layout
 from ..data.split import DatasetSplit, Split
+from ..errors import JobError
 from ..nn.layer import Layer, initialize, layout_of, walk
 from ..nn.loss import Loss
 from ..nn.normalize import BatchNorm
@@ -34,9 +35,16 @@ class LayerNetwork:
         return optimizer
 
     def lay_out(self, train: Split, dtype: Any) -> Layout:
-        layout = layout_of(self.model, train.shape, dtype)
+        layout, self._shape = layout_of(self.model, train.shape, dtype), train.shape
         self.loss.check(self.model.output_shape, train.classes)
         return layout
+
+    def check_validation(self, validation: Split, dtype: Any) -> None:
+        if validation.shape != self._shape:
+            raise JobError(
+                f"an example of {validation.source} has the shape {validation.shape}, but a training example "
+                f"{self._shape}: apply the same transforms"
+            )
 
     @property
     def classes(self) -> int | None:

@@ -61,6 +61,13 @@ class Network(Protocol):
             JobError: The model or the loss does not accept the examples.
         """
 
+    def check_validation(self, validation: Split, dtype: Any) -> None:
+        """Check that the model and the loss accept the validation examples. Called after ``lay_out``.
+
+        Raises:
+            JobError: They do not.
+        """
+
     @property
     def classes(self) -> int | None:
         """Number of classes that the loss distinguishes; None if unknown, or if labels are not classes."""

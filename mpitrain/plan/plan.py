@@ -141,6 +141,8 @@ def make_plan(job: Job, config: RunConfig, workers: int) -> Plan:
     _check_validation(job, config)
     _check_goal(job, config)
     layout = job.network.lay_out(job.train_split, dtype)
+    if job.validation_split is not None:
+        job.network.check_validation(job.validation_split, dtype)
     if layout.n_params == 0:
         raise JobError("the model has no parameters; add a layer such as nn.Dense")
     job.rule.check()

@@ -154,6 +154,11 @@ class TorchNetwork:
             self._run(self.inputs_of(batch, dtype))
         return layout_of(self.model)
 
+    def check_validation(self, validation: Split, dtype: Any) -> None:
+        if not self.has_own_loop:
+            with evaluating(self.model):
+                self._run(self.inputs_of(_first(validation, dtype, self), dtype), "of validation")
+
     def starts(self, layout: Layout) -> list[int]:
         return [entry.start for entry in layout.entries if entry.kind == "param"]
 
@@ -201,8 +206,12 @@ class TorchNetwork:
             digest.update(to_array(value.detach().reshape(-1)[:_SAMPLE]).tobytes())
         return digest.hexdigest()[:16]
 
-    def _run(self, inputs: Inputs) -> None:
+    def _run(self, inputs: Inputs, purpose: str = "of training") -> None:
         """Compute the loss of some examples, to find errors before training. The module's buffers do not change.
+
+        Args:
+            inputs: The examples.
+            purpose: What they are used for, for messages.
 
         Raises:
             JobError: The module or the loss fails, or the loss is not one number.
@@ -215,8 +224,8 @@ class TorchNetwork:
             raise
         except Exception as error:
             raise JobError(
-                f"the model or its loss fails on {inputs.describe()}: {type(error).__name__}: "
-                f"{' '.join(str(error).split())}"
+                f"the model or its loss fails on the first examples {purpose}, {inputs.describe()}: "
+                f"{type(error).__name__}: {' '.join(str(error).split())}{_advice(inputs)}"
             ) from error
         for owner, key, buffer, values in before:
             buffer.data.copy_(values)
@@ -292,6 +301,17 @@ def _first(train: Split, dtype: Any, network: TorchNetwork) -> Batch:
     if train.is_array:
         batch.examples = train.scaled(batch.examples, None if network.takes_integers(train) else dtype)
     return batch
+
+
+def _advice(inputs: Inputs) -> str:
+    """Return what to do about images as ``image_folder`` reads them; empty for other inputs."""
+    are_images = any(isinstance(one, Tensor) and one.dim() == 4 and one.shape[-1] in (1, 3) for one in inputs.args)
+    if not are_images:
+        return ""
+    return (
+        "; images are read as bytes, shape (height, width, channels), and convolutions of torch need floating-point "
+        "numbers, shape (channels, height, width): convert them with map or random_map"
+    )
 
 
 def _check_kind(model: nn.Module) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -65,3 +66,24 @@ def test_streams_need_their_number_of_examples() -> None:
     Local(lambda: job, batch_size=6)
     with pytest.raises(DataError, match=r"Streams\(6\).*Streams\(4\)"):
         Local(lambda: job, batch_size=4)
+
+
+def test_validation_examples_that_the_model_does_not_accept() -> None:
+    """They are tried before training, in evaluation mode, which must not change the module's statistics."""
+    job = models.job("cnn")
+    examples, labels = models.arrays("cnn")
+    job.validation = data.from_arrays(examples[:, :-1], labels)
+    statistics = {name: buffer.clone() for name, buffer in job.model.named_buffers()}
+    with pytest.raises(JobError, match="of validation"):
+        Local(lambda: job)
+    assert all(torch.equal(buffer, statistics[name]) for name, buffer in job.model.named_buffers())
+    assert job.model.training
+
+
+def test_images_in_the_order_of_files_get_advice() -> None:
+    images = np.zeros((4, 8, 8, 3), np.uint8)
+    job = models.job()
+    job.model, job.validation = nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(72, 3)), None
+    job.train = [(image, 0) for image in images]
+    with pytest.raises(JobError, match="channels, height, width"):
+        Local(lambda: job)

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mpitrain import data
+from mpitrain import Job, data, nn, optim
+from mpitrain.errors import DataError
 
 from ...support.examples import examples_of, pixels, png, refused
 
@@ -36,6 +37,17 @@ class TestImageFolder:
     def test_size_and_grey(self, folder: Path) -> None:
         ((image, _), *_) = examples_of(data.image_folder(folder, (8, 8), channels=1))
         assert image.shape == (1, 8, 8, 1) and image.dtype == np.uint8
+
+    def test_splits_with_other_classes_are_refused(self, folder: Path, tmp_path: Path) -> None:
+        """A folder that is missing would shift the labels of the others."""
+        for name in ("cats", "dogs", "birds"):
+            (tmp_path / "more" / name).mkdir(parents=True)
+            (tmp_path / "more" / name / "1.png").write_bytes(png(pixels(1)))
+        splits = {"train": data.image_folder(folder), "validation": data.image_folder(tmp_path / "more")}
+        model = nn.Sequential(nn.Flatten(), nn.Dense(8, 2))
+        job = Job(model=model, loss=nn.SoftmaxCrossEntropy(), optimizer=optim.sgd(0.1), **splits)
+        with pytest.raises(DataError, match="lacks birds"):
+            assert job.validation_split is None
 
     def test_a_damaged_image_is_named(self, folder: Path) -> None:
         path = folder / "dogs/3.png"
@@ -63,6 +75,15 @@ class TestImageFolder:
 
 
 class TestDecodeImage:
+    def test_size_is_that_of_a_folder(self, tmp_path: Path) -> None:
+        path = tmp_path / "images" / "one" / "1.png"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(png(pixels(2, 20, 30)))
+        ((image, _),) = examples_of(data.image_folder(tmp_path / "images", (8, 6)))
+        decoded = data.decode_image(path.read_bytes(), size=(8, 6))
+        np.testing.assert_array_equal(decoded, image[0], strict=True)
+        assert decoded.flags.writeable
+
     @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
     @pytest.mark.parametrize("channels", [1, 3])
     @pytest.mark.parametrize("subsampling", [0, 2])
