@@ -102,21 +102,22 @@ def tune(
             name: value for name, value in job.options.items() if name in of_modes or name == "batch_size"
         }
         possible = candidates(probe, options_of_job, changes)
-        chosen = _to_measure(possible)
-        rates: list[float] = [0.0] * len(chosen)
-        for number in range(_ROUNDS * len(chosen)):
-            index = number % len(chosen)
-            failed = number >= len(chosen) and not rates[index]
-            if failed or (number and time.monotonic() - began > _LIMIT_S):
+        chosen, round_began = _to_measure(possible), time.monotonic()
+        rates: dict[int, float] = {}  # of the fastest run, by the index of the candidate
+        for number, (index, candidate) in enumerate(_ROUNDS * [*enumerate(chosen)]):
+            now = time.monotonic()
+            if number == len(chosen) and now - began + (now - round_began) > _LIMIT_S:
+                break  # in all rounds that begin, all configurations are measured
+            if (number and now - began > _LIMIT_S) or rates.get(index) == 0:
                 continue
-            say(f"measuring {' '.join(flags_of(chosen[index])) or 'the given configuration'}")
-            rate = _measured_rate(options, job, chosen[index], seconds, Path(folder, f"run-{number}"))
-            rates[index] = max(rates[index], rate)
+            say(f"measuring {' '.join(flags_of(candidate)) or 'the given configuration'}")
+            rate = _measured_rate(options, job, candidate, seconds, Path(folder, f"run-{number}"))
+            rates[index] = max(rates.get(index, 0.0), rate)
             if not rates[0]:
                 raise LaunchError(
                     "the configuration given by the flags could not be measured; start it with mpitrain run to see why"
                 )
-    measured = [Measured(candidate, rate) for candidate, rate in zip(chosen, rates, strict=True) if rate]
+    measured = [Measured(chosen[index], rate) for index, rate in rates.items() if rate]
     return Tuning(probe, possible, measured)
 
 
@@ -130,19 +131,21 @@ def flags_of(candidate: Candidate) -> list[str]:
 def _to_measure(possible: list[Candidate]) -> list[Candidate]:
     """Return the user's configuration, and the best of those that are predicted to be faster.
 
-    Options without an effect on the prediction, such as the size of buckets within a node, are left out.
+    Of those that differ only in the size of buckets and have the same prediction, only the one with the fewest options.
     """
     own = next(candidate for candidate in possible if not candidate.options)
-    chosen = [own]
-    for candidate in sorted(possible, key=lambda candidate: (-candidate.score, len(candidate.options))):
-        has_no_effect = any(
-            other.options.items() <= candidate.options.items()
-            and abs(candidate.score - other.score) <= _EQUAL * other.score
-            for other in chosen
-        )
-        if len(chosen) < _MOST_MEASURED and candidate.score > own.score and not has_no_effect:
-            chosen.append(candidate)
-    return chosen
+    distinct: list[Candidate] = []
+    for candidate in sorted(possible, key=lambda one: len(one.options)):
+        if not any(_are_equal(candidate, other) for other in distinct):
+            distinct.append(candidate)
+    faster = [candidate for candidate in distinct if candidate.score > own.score]
+    return [own, *sorted(faster, key=lambda one: -one.score)[: _MOST_MEASURED - 1]]
+
+
+def _are_equal(one: Candidate, other: Candidate) -> bool:
+    """Return whether two configurations have the same prediction and differ in nothing but the size of buckets."""
+    first, second = ({**candidate.options, "bucket_bytes": None} for candidate in (one, other))
+    return first == second and abs(one.score - other.score) <= _EQUAL * other.score
 
 
 def _measured_rate(

@@ -20,7 +20,7 @@ from ..predict.candidates import CHANGES, parse_changes
 from .job_command import JobCommand
 from .probe import LAUNCH_OPTIONS
 
-_LEAST_GAIN = 1.05  # minimum ratio to the measured speed for a change to be worthwhile
+_LEAST_GAIN = 1.05  # minimum ratio of the best score to that of the user's configuration for a change
 
 
 def tune_command() -> JobCommand:

@@ -112,7 +112,7 @@ def decode_image(content: bytes, channels: int = 3, size: tuple[int, int] | None
     if size is not None:
         return _scaled(content, channels, *size)
     if channels == 3 and (decoder := _jpeg_decoder()) is not None and decoder.is_jpeg(content):
-        with contextlib.suppress(ValueError):  # Pillow describes the problem, or can decode it
+        with contextlib.suppress(ValueError):  # Pillow decodes the file below, or describes what is wrong with it
             if decoder.decode_jpeg_header(content)[2] in ("Gray", "YCbCr"):
                 return decoder.decode_jpeg(content)  # type: ignore[no-any-return]
     return _pixels(required("PIL.Image", "decode_image").open(io.BytesIO(content)).convert(_MODES[channels]))

@@ -25,7 +25,7 @@ from .exit_report import (
     recorded_exits,
 )
 
-_CLEANUP_S = 10.0  # time within which a launcher ends the other ranks
+_CLEANUP_S = 10.0  # after a rank has exited, a launcher that ends the other ranks does so within this time
 # Open MPI's launcher fails to start if it finds the session directory of a killed launcher with the same process id.
 _TRANSIENT_ERROR = "listener thread failed to start"
 

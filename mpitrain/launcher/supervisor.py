@@ -144,7 +144,7 @@ class _Supervisor:
             signals = len(self._interrupts.received)
             if (signals and outcome.has_failed) or (signals > 1 and outcome.kind is Kind.STOPPED):
                 if signals == 1 and outcome.kind is Kind.FAILED and outcome.step is not None and outcome.reason:
-                    say(outcome.reason)  # the rank failed in a different way while saving
+                    say(outcome.reason)  # after the signal the rank failed for another reason, while it saved
                 return self._interrupted()
             if outcome.reason:
                 say(outcome.reason)

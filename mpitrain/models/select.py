@@ -37,7 +37,7 @@ def make_model(
         sum_over_workers: See ``nn.Context``.
         resident: Whether the vectors that it will be bound to are on the first device, not in host memory.
     """
-    make = _maker(job, plan, on_gpus=devices[0].is_gpu)
+    make = _maker(job, plan, on_gpus=devices[0].is_gpu, resident=resident)
     if devices[0].is_gpu and not resident:
         make = _with_host_copies(make, plan)
     if len(devices) == 1:
@@ -53,7 +53,7 @@ def make_model(
     return Replicas(models, state, exchange, allreduce)
 
 
-def _maker(job: Job, plan: Plan, on_gpus: bool) -> ModelFactory:
+def _maker(job: Job, plan: Plan, on_gpus: bool, resident: bool) -> ModelFactory:
     """Return the function that makes the model for one device."""
     if isinstance(job.network, LayerNetwork):
         return _layers_on_gpus(job, plan) if on_gpus else _layers(plan)
@@ -65,7 +65,9 @@ def _maker(job: Job, plan: Plan, on_gpus: bool) -> ModelFactory:
             return TorchModel(network, plan, TorchCpu(), job.train_split, state, sum_over_workers)
         from .torch_gpu import TorchGpu
 
-        return TorchModel(network, plan, TorchGpu(device), job.train_split, state, sum_over_workers)
+        # A single worker whose vectors are on the GPU needs no gradient before the backward pass has ended.
+        announces = not resident or plan.workers > 1
+        return TorchModel(network, plan, TorchGpu(device), job.train_split, state, sum_over_workers, announces)
 
     return make
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -18,13 +19,17 @@ from ..gpu.device import Gpu
 from ..nn.layer import SumOverWorkers
 
 _BUFFERS = 2  # number of buffers: one is filled while another is copied
-_TAKEN = 0.98  # fraction of the remaining memory: CUDA's libraries need some, too
+_DATA_FRACTION = 0.5  # of the remaining memory, for training data, which could stay on the host
+_log = logging.getLogger(__name__)
 
 
 class _ThreadState(threading.local):
-    """Whether the thread is inside ``TorchGpu.activate``."""
+    """The GPU that the thread has activated."""
 
-    is_active = False
+    active: TorchGpu | None = None
+
+
+_thread = _ThreadState()
 
 
 class TorchGpu:
@@ -35,7 +40,6 @@ class TorchGpu:
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu, self.torch_device = gpu, self.device_of(gpu)
-        self._thread = _ThreadState()
         self._index_buffers: dict[int, list[_IndexBuffer]] = {}
         self._limit_memory()
         with self.activate():
@@ -43,12 +47,11 @@ class TorchGpu:
             self._loss_tensor = from_dlpack(self._loss)
 
     def _limit_memory(self) -> None:
-        """Let torch use the rest of this worker's part of the GPU's memory; take it now unless memory grows."""
-        left, (free, total) = self._gpu.memory_left, torch.cuda.mem_get_info(self.torch_device)
-        torch.cuda.set_per_process_memory_fraction(min(1.0, left / total), self.torch_device)
+        """Let torch use at most the rest of this worker's part of the GPU's memory."""
+        self._limit, (_, total) = self._gpu.memory_left, torch.cuda.mem_get_info(self.torch_device)
+        torch.cuda.set_per_process_memory_fraction(min(1.0, self._limit / total), self.torch_device)
         if not self._gpu.grows:
-            with self.activate():  # torch keeps freed memory in its cache
-                torch.empty(int(_TAKEN * min(left, free)), dtype=torch.uint8, device=self.torch_device)
+            _log.info("--no-gpu-memory-growth has no effect on a PyTorch module: torch allocates memory as needed")
 
     @staticmethod
     def device_of(gpu: Gpu) -> torch.device:
@@ -60,18 +63,19 @@ class TorchGpu:
         torch.cuda.set_stream(self._stream)
 
     def activate(self) -> AbstractContextManager[object]:
-        return nullcontext() if self._thread.is_active else self._activation()
+        return nullcontext() if _thread.active is self else self._activation()
 
     @contextmanager
     def _activation(self) -> Iterator[None]:
+        before = _thread.active
         with self._gpu.activate(), torch.cuda.stream(self._stream):
-            self._thread.is_active = True
+            _thread.active = self
             try:
                 yield
             except torch.OutOfMemoryError as error:
                 raise self._gpu.out_of_memory(error) from error
             finally:
-                self._thread.is_active = False
+                _thread.active = before
 
     def exclusive(self) -> AbstractContextManager[object]:
         return self.activate()  # every GPU has random numbers of its own
@@ -85,7 +89,7 @@ class TorchGpu:
         return buffers[-1].upload(indices)
 
     def loss_of(self, loss: Tensor) -> Any:
-        self._loss_tensor.copy_(loss)
+        self._loss_tensor.copy_(loss if loss.dim() < 2 else loss.reshape(1))
         return self._loss
 
     def add_loss(self, total: Any, loss: Any) -> Any:
@@ -95,7 +99,10 @@ class TorchGpu:
         return self._gpu.to_host(vector)
 
     def has_room(self, *arrays: Array) -> bool:
-        return self._gpu.has_room(*arrays)
+        used, reserved = torch.cuda.memory_allocated(self.torch_device), torch.cuda.memory_reserved(self.torch_device)
+        free, _ = torch.cuda.mem_get_info(self.torch_device)
+        left = min(self._limit - used, free + reserved - used)
+        return bool(sum(array.nbytes for array in arrays) <= _DATA_FRACTION * left)
 
     def memory_use(self) -> dict[str, int]:
         return {"torch": torch.cuda.max_memory_reserved(self.torch_device), "held": self._gpu.held}

@@ -55,6 +55,7 @@ class TorchModel(Model):
         split: The training data.
         state: Its ``frozen`` is set to the parameters that do not require a gradient.
         sum_over_workers: Sums a small array over all workers, in place; None if there is only one worker.
+        announces: Whether buckets are announced during the backward pass; this takes a hook for each parameter.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class TorchModel(Model):
         split: Split,
         state: TrainingState,
         sum_over_workers: SumOverWorkers | None = None,
+        announces: bool = True,
     ) -> None:
         keep_freed_memory()
         self._module, self._criterion, self._plan = network.model, network.criterion, plan
@@ -82,12 +84,9 @@ class TorchModel(Model):
         self._copies = Bfloat16Copies(self._names, self._params)
         self._seed, self._dtype = plan.config.training.seed, plan.dtype
         self._bfloat16 = plan.config.device.precision == "bfloat16"
-        mode, on_cpu = plan.config.mode, device.torch_device.type == "cpu"
-        is_alone = plan.workers == 1 and not (mode.uses_servers or mode.averages_params)
-        # A worker alone on a GPU announces nothing before the end: a hook for each parameter would take time.
-        buckets = [Bucket(0, plan.layout.size)] if is_alone and not on_cpu else plan.buckets
+        buckets = plan.buckets if announces else [Bucket(0, plan.layout.size)]
         self._gradients = Gradients(self._names, self._params, plan.layout, buckets)
-        if on_cpu:  # on a GPU a copy takes less time than a call of Python
+        if device.torch_device.type == "cpu":  # on a GPU a copy takes less time than a call of Python
             write_gradients(network.model, self._params, self._gradients)
         self._takes_bfloat16 = network.is_bfloat16
         self._input_dtype = torch.bfloat16 if network.is_bfloat16 else TORCH_DTYPES[plan.dtype.char]

@@ -83,8 +83,8 @@ class TrainingConfig(OptionGroup):
     nan: Literal["stop", "skip", "ignore"] = option("stop", "Action on a non-finite loss.")
     init_from: Path | None = option(
         None,
-        "Initialize parameters that match by name and shape from a checkpoint or a run "
-        "directory, unless the run resumes from its own checkpoint.",
+        "Initialize parameters from a checkpoint or a run directory, where names and shapes match; no effect if the "
+        "run resumes.",
         "PATH",
     )
     validate_steps: int = option(1000, "Validate every N steps; 0: only at the end.", "N", minimum=0, is_common=True)
@@ -201,7 +201,7 @@ class RunDirConfig(OptionGroup):
     )
     long_timeout: float = option(
         LONG_LIMIT_S,
-        "The limit of --hang-timeout while starting, compiling, validating, saving and ending.",
+        "Used in place of --hang-timeout while a rank starts, compiles, validates, saves or ends.",
         "S",
         minimum=1,
     )

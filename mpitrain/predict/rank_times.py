@@ -210,4 +210,4 @@ def _codec(probe: Probe, scenario: Scenario) -> CodecTimes | None:
             return CodecTimes(times.share * scale, times.encode_s, times.decode_s)
     if name == "float16" and "bfloat16" in probe.codecs:
         return probe.codecs["bfloat16"]
-    raise ConfigError(f"--compress {name} is not in the probe: must be {', '.join(probe.codecs)}")
+    raise ConfigError(f"the probe has no times for --compress {name}: must be one of {', '.join(probe.codecs)}")

@@ -166,7 +166,10 @@ def as_split(dataset: Any, collate_fn: Callable[[list[Any]], Any] | None = None)
         JobError: It is a ``DataLoader`` or an ``IterableDataset``, or a ``Split`` that has no examples to collate.
     """
     if collate_fn is not None and isinstance(dataset, Split) and not isinstance(dataset, DatasetSplit):
-        raise JobError("collate_fn is for datasets: the batches of a split of mpitrain.data are arrays")
+        raise JobError(
+            "collate_fn has no effect on a split of mpitrain.data, whose batches are arrays; remove it, or pass a "
+            "torch dataset"
+        )
     if isinstance(dataset, DataLoader):
         raise JobError(
             "the data is a DataLoader: pass its dataset, and the batch size as an argument of Job or trainer.loader"

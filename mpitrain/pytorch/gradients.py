@@ -21,10 +21,10 @@ from .watched_gradient import OnUse, watched
 class Gradients:
     """Collects a module's gradients in the flat gradient, bucket by bucket, while backward computes earlier layers.
 
-    Large linear layers write the gradients of their weights to the flat gradient (``pytorch.linear``). Autograd gives
-    other parameters a gradient in new memory, which is cheaper than adding to the flat gradient: it is copied there
-    when its bucket is complete. ``param.grad`` is then the view of the flat gradient. Parameters without a gradient in
-    this step get zeros.
+    On CPUs, large linear layers write the gradients of their weights to the flat gradient (``pytorch.linear``).
+    Autograd gives other parameters a gradient in new memory, which is cheaper than adding to the flat gradient: it is
+    copied there when its bucket is complete. ``param.grad`` is then the view of the flat gradient. Parameters without a
+    gradient in this step get zeros.
 
     The gradient of a parameter in bfloat16 is added to the flat gradient after the backward pass, in the flat
     gradient's type. Scripts see a copy of it.

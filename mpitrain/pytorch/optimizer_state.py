@@ -62,10 +62,14 @@ def set_state(
     for name, parameter in _optimized(optimizer, model):
         state: dict[str, Any] = {}
         if not isinstance(optimizer, torch.optim.SGD):
-            state["step"] = torch.tensor(float(updates))
+            state["step"] = torch.tensor(float(updates), device="cpu")
         for slot, (key, is_number) in _keys(rule, name).items():
             values = views[slot][name]
-            state[key] = torch.tensor(float(values.reshape(-1)[0])) if is_number else torch.from_numpy(values.copy())
+            state[key] = (
+                torch.tensor(float(values.reshape(-1)[0]), device="cpu")
+                if is_number
+                else torch.from_numpy(values.copy())
+            )
         optimizer.state[parameter] = state
 
 

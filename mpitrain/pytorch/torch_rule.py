@@ -58,10 +58,10 @@ class TorchRule(Optimizer):
         group["params"], group["lr"] = [parameter], rate
         optimizer.state.clear()
         if step > 0 or self.kind is Adagrad:  # otherwise step() makes the state
-            state = {"step": torch.tensor(float(step))}
+            state = {"step": torch.tensor(float(step), device="cpu")}
             state |= {name: _tensor(slots[name]) for name in self.vectors}
             # The maximum, not the first element, because the gaps between parameters are zero after a resume.
-            state |= {name: torch.tensor(float(slots[name].max())) for name in self.numbers}
+            state |= {name: torch.tensor(float(slots[name].max()), device="cpu") for name in self.numbers}
             self._set_initial(state, rate)
             optimizer.state[parameter] = state
         optimizer.step()
@@ -75,7 +75,7 @@ class TorchRule(Optimizer):
 
     @cached_property
     def _optimizer(self) -> torch.optim.Optimizer:
-        return _make(self.kind, torch.zeros(1), self.options)
+        return _make(self.kind, torch.zeros(1, device="cpu"), self.options)
 
     def _set_initial(self, state: dict[str, torch.Tensor], rate: float) -> None:
         """Set state that is not zero at first, for parameters that were not trained before."""
@@ -87,8 +87,8 @@ class TorchRule(Optimizer):
 
 def state_of(kind: type[torch.optim.Optimizer], options: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of an optimizer's state that has the parameter's shape, and of its numbers except ``step``."""
-    parameter = torch.zeros(3)
-    parameter.grad = torch.ones(3)
+    parameter = torch.zeros(3, device="cpu")
+    parameter.grad = torch.ones(3, device="cpu")
     optimizer = _make(kind, parameter, options)
     optimizer.step()
     shapes = {

@@ -60,7 +60,7 @@ def check_devices(cluster: Cluster, config: RunConfig, job: Job, devices: Sequen
     if precision == "float32" or (on_gpus if layers else precision == "bfloat16"):
         return
     raise ConfigError(
-        f"--precision {precision} requires GPUs for a model of layers, but no worker has one; use --precision float32"
+        f"--precision {precision} requires GPUs for models of mpitrain.nn, but no worker has any; use float32"
         if layers
         else f"--precision {precision} is not available for PyTorch modules; use --precision bfloat16",
         on_all_ranks=True,

@@ -158,7 +158,7 @@ class Worker:
         """Return the hooks in the order in which the loop calls them. Local."""
         cluster, job, plan = self._setup.cluster, self._setup.job, self._setup.plan
         strategy, config, console = self._strategy, plan.config, self._setup.files.console
-        # A terminal shows every report, in one place.
+        # On a terminal every report is shown, because it updates the progress bar and takes no further line.
         print_every_s = 0.0 if terminal_columns() else config.output.log_secs
         counts_examples = not isinstance(job.train_split, Steps)
         hooks: list[Hook] = [Log(config.output.log_steps, print_every_s, strategy, counts_examples)]

@@ -27,6 +27,7 @@ TorchGpu.device_of = staticmethod(lambda gpu: torch.device("cpu"))  # type: igno
 TorchGpu.activate = activate  # type: ignore[method-assign]
 TorchGpu.use = lambda self: None  # type: ignore[method-assign]
 TorchGpu._limit_memory = lambda self: None  # type: ignore[method-assign]
+TorchGpu.has_room = lambda self, *arrays: self._gpu.has_room(*arrays)  # type: ignore[method-assign]
 TorchGpu.upload_indices = lambda self, indices: torch.from_numpy(indices)  # type: ignore[method-assign]
 assert Gpu.is_gpu
 sys.exit(main())

@@ -209,6 +209,7 @@ KERNEL(layer_norm_backward)(const T* normal, const R* inverse, const R* scale, l
     for (long long i = team_number(); i < rows; i += team_count()) {
         const T* const own = normal + i * columns;
         T* const row = dy + i * columns;
+        const R factor = inverse[i];
         R total = 0, moment = 0;
         each_pack_of_row<M>(columns, aligned, [&](auto size, int j) {
             constexpr int width = decltype(size)::value;
@@ -227,7 +228,7 @@ KERNEL(layer_norm_backward)(const T* normal, const R* inverse, const R* scale, l
             const auto normals = load<width>(own + j), gains = load<width>(scale + j);
 #pragma unroll
             for (int k = 0; k < width; ++k)
-                slopes[k] = inverse[i] * (slopes[k] * gains[k] - mean - normals[k] * tilt);
+                slopes[k] = factor * (slopes[k] * gains[k] - mean - normals[k] * tilt);
             store(row + j, slopes);
         });
     }

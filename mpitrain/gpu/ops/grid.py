@@ -151,7 +151,7 @@ def add_columns(parts: Array, sums: Array) -> None:
 def begin(kernel: Kernel, grid: Pair, block: Pair, arguments: tuple[Any, ...]) -> None:
     """Launch a kernel; its arrays must be C-contiguous."""
     for argument in arguments:
-        if not isinstance(argument, np.generic):  # whose flags take longer
+        if not isinstance(argument, np.generic):  # which are always contiguous; to read their flags takes long
             assert argument.flags.c_contiguous, f"{kernel.name} takes C-contiguous arrays"
     _kernels.launch(kernel, grid, block, arguments)
 

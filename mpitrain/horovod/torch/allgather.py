@@ -67,7 +67,7 @@ class _Allgather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         reduced = reduced_copies(grads, Average, None, (1.0, 1.0), ctx.process_set)
-        rows = synchronize(allgather_async(torch.tensor([ctx.rows]), None, ctx.process_set))
+        rows = synchronize(allgather_async(torch.tensor([ctx.rows], device="cpu"), None, ctx.process_set))
         starts = rows[: ctx.process_set.rank()].sum(0).tolist()
         own = [grad.narrow(0, start, n) for grad, start, n in zip(reduced, starts, ctx.rows, strict=True)]
         return (None, None, *own)

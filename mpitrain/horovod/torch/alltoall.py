@@ -52,9 +52,9 @@ def _splits(tensor: Tensor, splits: Tensor | Sequence[int] | None, size: int) ->
     if splits is None:
         if rows % size:
             raise ValueError(f"alltoall: {rows} rows cannot be split equally among {size} ranks; pass splits")
-        return torch.full((size,), rows // size)
+        return torch.full((size,), rows // size, device="cpu")
     if not isinstance(splits, Tensor):
-        splits = torch.tensor(splits, dtype=torch.int32)
+        splits = torch.tensor(splits, dtype=torch.int32, device="cpu")
     if splits.dtype != torch.int32 or splits.shape != (size,):
         raise ValueError(
             f"alltoall: splits must be int32 of shape ({size},), not {splits.dtype} of shape {tuple(splits.shape)}"

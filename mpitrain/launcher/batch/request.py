@@ -109,7 +109,7 @@ def read_submit_options(values: Mapping[str, Any]) -> tuple[Resources, SubmitOpt
 
 
 def submit_request(target: Path | Sequence[str], values: Mapping[str, Any], is_job: bool = False) -> SubmitRequest:
-    """Return the request with keyword arguments; see ``plan.request.workload_request``."""
+    """Return the request to submit ``target``, made from values of options; see ``plan.request.workload_request``."""
     flags = submit_flags()
     names = [str(flag.name) for flag in flags]
     own, others = split_values(names, values)

@@ -35,4 +35,8 @@ dist.all_gather_object(found, RANK)
 assert found == list(range(SIZE))
 assert hvd.allgather(torch.full((RANK + 1,), float(RANK), **CPU)).tolist() == received.tolist()
 assert hvd.broadcast_object({"rank": RANK}, 0) == {"rank": 0}
+leaf = torch.ones(RANK + 1, requires_grad=True, **CPU)
+hvd.allgather(leaf).sum().backward()
+assert leaf.grad is not None and leaf.grad.tolist() == [1.0] * (RANK + 1)
+assert hvd.alltoall(torch.arange(float(SIZE), **CPU)).tolist() == [float(RANK)] * SIZE
 dist.destroy_process_group()

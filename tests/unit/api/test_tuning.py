@@ -26,3 +26,9 @@ def test_the_best_predictions_are_measured() -> None:
     assert own.options == {} and 0 < len(others) <= 4
     assert [one.score for one in others] == sorted((one.score for one in others), reverse=True)
     assert others[0].score == possible[0].score > own.score
+
+
+def test_equal_predictions_are_measured_once() -> None:
+    measured = _to_measure(candidates(PROBE, {}, ["batch"]))
+    scores = [round(one.score, 6) for one in measured]
+    assert len(scores) == len(set(scores)) > 1
