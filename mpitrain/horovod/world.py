@@ -107,7 +107,7 @@ class World:
         if not ranks or sorted(set(ranks)) != list(ranks) or ranks[0] < 0 or ranks[-1] >= self.size:
             raise ValueError(f"process set {list(ranks)}: give different ranks from 0 to {self.size - 1}")
         if list(ranks) in self.sets.values():
-            raise ValueError(f"a process set with the ranks {list(ranks)} exists already")
+            raise ValueError(f"a process set with the ranks {list(ranks)} already exists")
         number, self._next_set = self._next_set, self._next_set + 1
         self.sets[number] = list(ranks)
         if self.rank in ranks:
