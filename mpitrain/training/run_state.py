@@ -16,7 +16,7 @@ class RunState:
     """The state of a run, on one worker.
 
     Args:
-        parts: The parts whose state is saved beside the state of the strategy.
+        parts: Objects whose state a checkpoint stores in addition to the strategy's.
     """
 
     def __init__(self, strategy: Strategy, parts: Sequence[HasExtraState]) -> None:
