@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import numpy as np
 
 from ...core.layout import Array
 from ...optim.compiled import CONSTANTS, CompiledRule, Constants
-from ..sources import STORED
-from .grid import THREADS, WARP, Kernel, begin, empty, flat, int32, int64, kernel, line, numeric_kind, or_null
+from .grid import THREADS, WARP, begin, empty, flat, int32, int64, kernel, line, numeric_kind, or_null
 
 _CHUNK = 2048  # as in optim.cu
 _ZERO = np.float64(0)
@@ -52,12 +50,7 @@ def update_segments(
         *(_given(go), _given(factor)),
     )
     if len(segments):
-        line(_update_kernel(rule.name, params.dtype), params.size, _CHUNK, arguments)
-
-
-@cache
-def _update_kernel(rule: str, dtype: np.dtype[Any]) -> Kernel:
-    return Kernel("optim", f"update_segments_{rule}", STORED[dtype.name])
+        line(kernel("optim", f"update_segments_{rule.name}", params), params.size, _CHUNK, arguments)
 
 
 def measure_segments(
