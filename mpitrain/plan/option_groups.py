@@ -132,7 +132,8 @@ class DeviceConfig(OptionGroup):
         default_text="an equal share",
     )
     gpu_memory_growth: bool = option(
-        True, "Allocate GPU memory as needed; --no-gpu-memory-growth allocates the worker's share at startup."
+        True,
+        "Allocate GPU memory as needed; --no-gpu-memory-growth allocates the worker's share at startup, except for PyTorch modules.",
     )
     gpu_transport: Literal["auto", "nccl", "ipc", "cuda-aware", "host"] = option(
         "auto",
