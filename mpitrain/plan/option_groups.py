@@ -133,7 +133,8 @@ class DeviceConfig(OptionGroup):
     )
     gpu_memory_growth: bool = option(
         True,
-        "Allocate GPU memory as needed; --no-gpu-memory-growth allocates the worker's share at startup, except for PyTorch modules.",
+        "Allocate GPU memory as needed; --no-gpu-memory-growth allocates the worker's share at startup, except for "
+        "PyTorch modules.",
     )
     gpu_transport: Literal["auto", "nccl", "ipc", "cuda-aware", "host"] = option(
         "auto",
