@@ -1,10 +1,10 @@
-"""How the workers of ``--mode local`` agree on the parameters, from time to time.
+"""How the workers of ``--mode local`` average their parameters.
 
 After ``local_steps`` steps, ``MeanOfWorkers`` replaces parameters, optimizer slots and moving averages by their means
 over the workers (Stich, Local SGD converges fast and communicates little, 2019; with momentum averaged too, Yu, Jin and
-Yang, 2019). ``ElasticAveraging`` moves workers and a center towards each other, and the center is the trained model
-(Zhang, Choromanska and LeCun, Deep learning with elastic averaging SGD, 2015, equations 2 and 3, synchronous).
-``outer_optimizer`` has a third way.
+Yang, 2019). ``ElasticAveraging`` moves the workers' parameters and a center towards each other; the center is the
+trained model (Zhang, Choromanska and LeCun, Deep learning with elastic averaging SGD, 2015, equations 2 and 3,
+synchronous). ``outer_optimizer`` contains a third method.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _WAIT = span("wait")
 
 
 class Averaging:
-    """Nothing to average: all workers hold the same vectors. The base class of the others.
+    """Base class of the averaging methods. It averages nothing itself, for workers that hold the same vectors.
 
-    Construction and all methods are collective over the workers, unless they are local.
+    Construction is collective over the workers, and so is every method that is not documented as local.
 
     Args:
         own: This worker's vectors by name, shape (layout.size,) each.
@@ -43,18 +43,18 @@ class Averaging:
         self.own = own
 
     def is_point(self, step: int) -> bool:
-        """Return whether all workers agree after ``step`` steps, so that this is a consistent point. Local."""
+        """Return whether the state after ``step`` steps is a consistent point: the trained model is defined. Local."""
         return True
 
     def start(self, extra_state: ExtraState) -> None:
-        """Begin: ``own`` is the same on all workers.
+        """Begin to train; ``own`` is the same on all workers.
 
         Args:
-            extra_state: Of the resumed run; empty if none is resumed, or if gradients were averaged so far.
+            extra_state: The state of the resumed run; empty if no run is resumed, or if gradients were averaged so far.
         """
 
     def progress(self) -> None:
-        """Let exchanges proceed that run behind the steps. Local."""
+        """Let MPI progress an exchange that overlaps with local steps. Local."""
 
     def after_step(self, step: int) -> None:
         """Average the vectors that are due after ``step`` steps; local if nothing is due."""
@@ -101,8 +101,8 @@ class MeanOfWorkers(Periodic):
     """Averages all vectors.
 
     Args:
-        hierarchy: That of the workers.
-        tensors: Updates of whole tensors, whose state is averaged, too; or None.
+        hierarchy: The hierarchy of the workers.
+        tensors: Updates of whole tensors, whose state is averaged, too; None if there are none.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class MeanOfWorkers(Periodic):
 
 
 class Centered(Periodic):
-    """Base class: the parameters of the trained model are a center, of which workers deviate.
+    """Base class: the parameters of the trained model are a center, from which the workers deviate.
 
     Attributes:
         center: Shape (layout.size,).
@@ -150,7 +150,7 @@ class Centered(Periodic):
 
 
 class ElasticAveraging(Centered):
-    """Moves workers and center towards each other by a fraction ``rho`` of their distance."""
+    """Moves the workers' parameters and the center towards each other by a fraction ``rho`` of their distance."""
 
     def __init__(
         self, plan: Plan, own: Mapping[str, Array], mean: MeanAllreduce, hierarchy: Hierarchy, rho: float

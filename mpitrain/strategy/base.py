@@ -21,7 +21,7 @@ class StepResult(NamedTuple):
 
     Attributes:
         loss: Mean loss over the step's examples, as known to this worker.
-        updated: False if the gradient was discarded because it was not finite or came too late.
+        updated: False if the gradient was discarded because the loss was not finite or the gradient came too late.
     """
 
     loss: float
@@ -58,17 +58,17 @@ class Stats(NamedTuple):
     """Totals over all workers since this run began.
 
     Attributes:
-        step: Number of completed steps that they cover, including those before a resume.
-        loss: Sum of the losses of steps.
+        step: Number of completed steps that the totals cover, including those before a resume.
+        loss: Sum of the losses of the steps that were not skipped.
         steps: Number of steps in that sum.
         skipped: Number of steps skipped because their loss was not finite.
         workers: Statistics of each worker; empty if all workers take the same steps.
         internode_bytes: Bytes that all workers have sent to other nodes, if the mode counts them.
-        saved_bytes: Additional bytes that they would have sent without compression.
-        gradient_nbytes: The number of bytes in which a gradient is submitted, by worker and server; empty: in those of
-            all parameters.
-        grad_norm: The norm of the averaged gradient, before clipping, in the last step that measured it; None if none
-            did, or if it made no update.
+        saved_bytes: Additional bytes that the workers would have sent without compression.
+        gradient_nbytes: Number of bytes of a submitted gradient, by worker and server; empty if it has the size of all
+            parameters.
+        grad_norm: The norm of the averaged gradient, before clipping, in the last step that measured it; None if no
+            step did, or if that step made no update.
     """
 
     step: int
@@ -97,13 +97,13 @@ class Part(NamedTuple):
 class UpdatesOnRequest(ABC):
     """Base class of strategies that can divide a step, for loops that change gradients or take several updates.
 
-    Such a step calls ``begin``, ``average`` and ``update``, in this order, or leaves out the last or both, perhaps
-    several times, and then ``end_step``; it calls neither ``ready`` nor ``finish``. Each is collective over the workers
-    if ``finish`` is.
+    Such a step calls ``begin``, ``average`` and ``update`` in this order, perhaps several times, and then ``end_step``.
+    It may omit ``update``, or ``average`` and ``update``. It calls neither ``ready`` nor ``finish``. These methods are
+    collective over the workers if ``finish`` is.
 
     Attributes:
         grads: As ``Strategy.grads``, in host memory.
-        updates_whole_tensors: Whether it can update with a ``WholeTensorOptimizer``.
+        updates_whole_tensors: Whether the strategy can update with a ``WholeTensorOptimizer``.
         shares_params: Whether other ranks compute with the same memory, so that a script must not write there.
     """
 
@@ -117,14 +117,14 @@ class UpdatesOnRequest(ABC):
 
     @abstractmethod
     def average(self) -> None:
-        """Replace ``grads`` with the gradient that ``update`` applies; in ``sync``, the sum of all workers'."""
+        """Replace ``grads`` with the gradient that ``update`` applies; in ``sync``, the sum over all workers."""
 
     @abstractmethod
     def update(self, part: Part | None = None) -> None:
         """Update the parameters with ``grads``, unless the loss that ``average`` has seen is not finite.
 
         Args:
-            part: The only parameters to update, with a ``WholeTensorOptimizer``; None for all.
+            part: The parameters to update, with a ``WholeTensorOptimizer``; None for all parameters.
         """
 
     def change_params(self, change: Callable[[], object]) -> None:
@@ -133,23 +133,23 @@ class UpdatesOnRequest(ABC):
 
     @abstractmethod
     def end_step(self, updated: bool, complete: bool) -> None:
-        """End the step, of which ``begin`` has set the loss.
+        """End the step, whose loss ``begin`` has set.
 
         Args:
             updated: Whether ``update`` was called.
-            complete: Whether no gradient is left for a later step, which checkpoints would lack.
+            complete: Whether no gradient is left for a later step; checkpoints do not contain such gradients.
         """
 
     @abstractmethod
     def set_optimizer(self, optimizer: Optimizer) -> None:
-        """Update with other options from now on; the slots are the same. Local."""
+        """Update with this optimizer, which has other options but the same slots, from now on. Local."""
 
     def set_slots(self, slots: Mapping[str, Array], updates: int) -> None:
         """Set the optimizer's slots, between two steps. Collective over the workers.
 
         Args:
             slots: By name, shape (layout.size,) each; the same on all workers in ``sync``.
-            updates: The number of updates that they come from.
+            updates: The number of updates that produced the slots.
 
         Raises:
             JobError: This strategy does not support it.
@@ -170,7 +170,8 @@ class DefersParams(ABC):
         """Let ``finish`` return before all parameters have arrived. Local, on all workers.
 
         Returns:
-            Waits until ``params[:stop]`` are complete; collective over the node. None if ``finish`` always waits.
+            A function of ``stop`` that waits until ``params[:stop]`` are complete, collective over the node; None if
+            ``finish`` always waits.
         """
 
 
@@ -179,7 +180,7 @@ class SharedVectors(NamedTuple):
 
     Attributes:
         comm: The communicator of the ranks; its first rank has the vectors as its ``initial_vectors``.
-        vectors: The same memory on all of them.
+        vectors: The vectors by name, in the same memory on all these ranks.
     """
 
     comm: MPI.Intracomm
@@ -187,18 +188,18 @@ class SharedVectors(NamedTuple):
 
 
 class Strategy(Protocol):
-    """Turns this worker's gradient of a step into the parameters of the next one.
+    """Turns this worker's gradient of a step into the parameters of the next step.
 
-    A strategy is used in three steps: its constructor ``(cluster, plan, devices, state)`` allocates memory; then the
-    caller fills ``initial_vectors`` on every rank that has them, with initial values or those of a checkpoint; then
-    ``start`` begins training. All three are collective over the workers; in the modes with parameter servers over all
-    ranks. ``bulk_synchronous.BulkSynchronous`` is a base class for modes in which all workers take the same steps.
+    The constructor ``(cluster, plan, devices, state)`` allocates memory. Then the caller fills ``initial_vectors`` on
+    every rank that has them, with initial values or those of a checkpoint. Then ``start`` begins training. All three
+    actions are collective over the workers, and over all ranks in the modes with parameter servers.
+    ``bulk_synchronous.BulkSynchronous`` is a base class for modes in which all workers take the same steps.
 
     Attributes:
         synchronous: Whether all workers take the same steps, each with its own batch.
         params: Shape (layout.size,): the parameters that the model computes with; read-only. On the worker's device or
             in host memory.
-        grads: Shape (layout.size,): written by the model's backward pass; where ``params`` is.
+        grads: Shape (layout.size,): written by the model's backward pass; in the same kind of memory as ``params``.
         initial_vectors: ``plan.vectors`` by name, shape (layout.size,) each, in host memory; None on ranks
             that share another rank's vectors.
         shared_vectors: The memory of ``initial_vectors`` on all ranks that share it, which can then fill it together.
@@ -217,8 +218,8 @@ class Strategy(Protocol):
         """Begin to train from ``initial_vectors``, which have been filled.
 
         Args:
-            progress: The progress that they belong to.
-            extra_state: The extra state of the resumed run, whose precision or mode may differ; empty if none is
+            progress: The progress of training to which the vectors belong.
+            extra_state: The extra state of the resumed run, whose precision or mode may differ; empty if no run is
                 resumed.
         """
 
@@ -242,7 +243,7 @@ class Strategy(Protocol):
         The strategy may change parameters from now on, but only after it has checked that the loss is finite.
 
         Raises:
-            NonFiniteLoss: The loss is not finite and ``--nan`` is ``stop``; here or in ``finish``.
+            NonFiniteLoss: The loss is not finite and ``--nan`` is ``stop``; raised here or in ``finish``.
         """
 
     def finish(self) -> None:
@@ -255,7 +256,7 @@ class Strategy(Protocol):
         """Ask all workers to stop soon. Local; one rank is enough."""
 
     def vector(self, name: str) -> Array:
-        """Return one of ``plan.vectors``, complete, where ``params`` is; valid until the next call or step.
+        """Return one of ``plan.vectors``, complete, on the device of ``params``; valid until the next call or step.
 
         Collective over the workers, at a ``ConsistentPoint``.
         """
@@ -263,12 +264,12 @@ class Strategy(Protocol):
     def snapshot(self) -> Snapshot:
         """Return the state for a checkpoint. Collective over the workers, at a ``ConsistentPoint``.
 
-        The vectors are complete on the ranks that write: the chief, and if all workers take the same steps the first
+        The vectors are complete on the ranks that write: the chief and, if all workers take the same steps, the first
         rank of each node. The strategy changes none of them before ``Snapshot.release`` is called.
         """
 
     def extra_state(self) -> ExtraState:
-        """Return state of the mode that is not in the vectors. Collective as ``snapshot``.
+        """Return state of the mode that is not in the vectors. Collective like ``snapshot``.
 
         ``snapshot`` includes it, and ``start`` restores it. A class that has none may omit this method.
         """

@@ -30,19 +30,20 @@ class BulkSynchronous:
 
     A subclass sets ``params``, ``grads`` and ``initial_vectors``, and implements ``finish``, ``vector`` and ``close``.
     ``finish`` averages and updates, if ``accept`` returns True, and calls ``await_release`` before it changes a vector.
-    It calls ``count``, and calls ``enter_consistent_point`` after each step at whose end all workers hold the same
-    parameters, with the union of all workers' ``flags``; the last step must be one of these.
+    It calls ``count``. After each step at whose end the trained model is the same on all workers, it calls
+    ``enter_consistent_point`` with the union of all workers' ``flags``; the last step must be such a step.
 
     Attributes:
-        loss: This worker's share of the step's mean loss: the sum of all workers' shares is the mean, and the sum of
-            their gradients is its gradient.
+        loss: This worker's share of the step's mean loss: the sum of all workers' shares is the mean loss, and the sum
+            of the workers' gradients is the gradient of the mean loss.
         flags: The requests of this worker, as bits, to be combined with the other workers' bits.
         non_finite: The policy for losses that are not finite.
         plan: The plan of the run.
         has_ended: Whether the consistent point that was entered last is the last one of the run.
-        last_result: The last step whose result is known; what ``result`` returns.
+        last_result: The result of the last step whose result is known; ``result`` returns it.
         tensors: Updates by an optimizer that needs whole tensors, else None.
-        grad_norm: The norm of the averaged gradient in the last step that was to measure it; None if it did not.
+        grad_norm: The norm of the averaged gradient in the last step for which it was requested; None if that step made
+            no update.
         measures_norm: Whether this step sets ``grad_norm``, because it is reported.
         step_offset: Number of updates minus number of steps: scripts may have steps without an update.
     """
@@ -154,7 +155,7 @@ class BulkSynchronous:
             self._snapshot = None
 
     def tally_totals(self, step: int, loss: float, updated: int, skipped: int) -> None:
-        """Count the results of several steps up to ``step``: the sum of losses, and the numbers of steps."""
+        """Count the results of several steps up to ``step``: the sum of losses, the numbers of updates and skips."""
         self._counted_to = step
         self._loss_sum += loss
         self._updated += updated
@@ -177,7 +178,7 @@ class BulkSynchronous:
         self.tally(loss, updated)
 
     def advance(self) -> None:
-        """Count one step whose result may be known later; then ``tally`` counts it."""
+        """Count one step; ``tally`` counts its result, which may be known later."""
         step, data_cursor = self.progress
         if step >= self._train_steps:
             name = type(self).__name__
@@ -208,7 +209,7 @@ class BulkSynchronous:
     def _reasons(self) -> frozenset[str]:
         """Return the reasons for the point that is reached. Collective over the workers.
 
-        The reasons of the last point include requests after the last step, which no worker has announced.
+        The reasons of the last point include requests made after the last step, which no worker's flags contain.
         """
         self.flags &= ~PAUSE
         with _WAIT:

@@ -1,8 +1,8 @@
-"""``--mode sync`` with one phase of a step after the other: scripts may use the gradient before the update.
+"""``--mode sync`` without overlapping the phases of a step: scripts may use the gradient before the update.
 
 The gradients of a node's ranks are rows of one shared array; parameters and optimizer slots are shared too. Each rank
-sums its own ranges of the rows, over the nodes as well, and updates them. ``sync`` overlaps these phases with the
-backward pass; its docstring explains when a rank may write what others read.
+sums its own ranges of the rows, also over the nodes, and updates these ranges of the parameters. ``sync`` overlaps
+these phases with the backward pass; its docstring explains when a rank may write what others read.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _KINDS = _AVERAGES | _CHANGES | _UPDATES | _SKIPS
 
 
 class DividedSync(BulkSynchronous, UpdatesOnRequest):
-    """Average gradients and update when this is requested; see ``base`` for the methods."""
+    """Averages gradients and updates parameters on request; see ``base`` for the methods."""
 
     updates_whole_tensors = True
 
@@ -65,8 +65,8 @@ class DividedSync(BulkSynchronous, UpdatesOnRequest):
             self._use(self._make_sums(compress=not plan.config.parallel.compress_after))
         self.tensors = self._make_tensors(state)
         self._partials = hierarchy.shared.allocate((hierarchy.node.size, self._updater.n_sums), np.float64)
-        # Each step adds this many barrier phases: one per bucket, one for partial sums, one for the end. A divided step
-        # adds as many as it needs.
+        # The number of the last barrier phase. A step has one phase per bucket, one for partial sums and one for the
+        # end; a divided step has as many as it needs.
         self._phase = 0
         self._begun = False  # whether the other workers can read this worker's status in this step
         self._statuses = WorkerStatuses(hierarchy)  # the share of the loss, and flags
@@ -87,7 +87,7 @@ class DividedSync(BulkSynchronous, UpdatesOnRequest):
         self._in_order = np.arange(node.size)
 
     def _make_sums(self, compress: bool) -> NodeSums:
-        """Return what sums gradients over nodes, compressed if the run requests it and ``compress`` is True."""
+        """Return the sums of gradients over nodes, with compression if the run requests it and ``compress`` is True."""
         return in_background(self._make_sums_of(compress), self._hierarchy, self.plan.nbytes)
 
     def _make_sums_of(self, compress: bool) -> NodeSums:
@@ -141,10 +141,10 @@ class DividedSync(BulkSynchronous, UpdatesOnRequest):
         return TensorUpdates(optimizer, layout, state.frozen, own, hierarchy.comm)
 
     def _begin_step(self, number: float | None = None) -> None:
-        """Set this worker's status where the other workers read it, before they see a bucket of this worker.
+        """Publish this worker's status, before the other workers see a bucket of this worker.
 
         Args:
-            number: To be set in place of the loss.
+            number: A number to publish in place of the loss.
         """
         self._begun = True
         self._await_params()
@@ -157,7 +157,7 @@ class DividedSync(BulkSynchronous, UpdatesOnRequest):
         return super().stats()._replace(internode_bytes=sent, saved_bytes=max(0, uncompressed - sent))
 
     def _finish_sums(self) -> None:
-        """Wait until the gradients of all owned ranges are the sums over all nodes."""
+        """Wait until the gradients of all owned ranges are summed over all nodes."""
         if self._sums is not None:
             for index in range(len(self._buckets)):
                 self._sums.finish(index)
@@ -229,12 +229,11 @@ class DividedSync(BulkSynchronous, UpdatesOnRequest):
             self.enter_consistent_point(flags)
 
     def _exchange_statuses(self, kind: int, number: float | None = None) -> tuple[Array, int]:
-        """Return the workers' shares of the loss, or the numbers given in place of it, and their flags.
-
-        It returns when all workers are here.
+        """Return all workers' shares of the loss, or the numbers in place of them, and the union of all workers' flags.
+        Waits until all workers call it.
 
         Raises:
-            JobError: On all workers: they do different things.
+            JobError: The workers do different things in this step; on all workers.
         """
         self._kind = kind
         self._begin_step(number)
@@ -270,19 +269,20 @@ class DividedSync(BulkSynchronous, UpdatesOnRequest):
         self._node_barrier()
 
     def _node_barrier(self) -> None:
-        """Wait until all ranks of the node are here."""
+        """Wait until all ranks of the node call this method."""
         self._phase += 1
         self._barrier.publish(self._phase)
         self._wait(self._phase)
 
     def _await_params(self) -> None:
-        """Wait until all parameters are complete: they are, unless a subclass lets them arrive later."""
+        """Wait until all parameters are complete. Here, they always are; in a subclass, they may arrive later."""
 
     def vector(self, name: str) -> Array:
         vector = self._vectors[name]
         self._await_params()
         with _WAIT:
-            # Also if all nodes have updated it: their processors may round differently, and the error must not grow.
+            # Needed even if all nodes have updated the vector: their CPUs may round differently, and differences must
+            # not grow.
             for bucket in self._buckets:
                 self._hierarchy.allgather(vector, *bucket)
             self._hierarchy.node.Barrier()
@@ -357,7 +357,7 @@ def _check_same(parts: Sequence[float]) -> None:
     """Check that all workers change the same part of the parameters.
 
     Raises:
-        JobError: They do not; on all workers.
+        JobError: The workers change different parts; on all workers.
     """
     if any(part != parts[0] for part in parts):
         raise JobError(

@@ -1,15 +1,15 @@
-"""When each fragment of the parameters is exchanged: in turn, and behind local steps.
+"""When each fragment of the parameters is exchanged: one after the other, overlapped with local steps.
 
 In each cycle of H local steps, every one of P fragments is exchanged once; fragment i is merged after (i + 1) * H / P
-steps of the cycle, and its exchange begins ``overlap`` steps before. An exchange ends before the next one begins, and
-none is in progress at the end of a cycle, which is the consistent point: checkpoints need no pending messages.
+steps of the cycle, and its exchange begins ``overlap`` steps earlier. An exchange ends before the next one begins, and
+none is in progress at the end of a cycle, which is the consistent point: checkpoints contain no pending messages.
 
     step of the cycle    1   2   3   4   5   6   7   8         H = 8, P = 2, overlap = 2
     fragment 0               begin   merge
     fragment 1                               begin   merge     consistent point after the merge
 
 Streaming DiLoCo (Douillard et al., Streaming DiLoCo with overlapping communication, 2025) does the same with whole
-layers as fragments. These are ranges of equal size, so that each exchange takes the same time.
+layers as fragments. The fragments here are ranges of equal size, so that each exchange takes the same time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Fragment(NamedTuple):
     merges: int
 
     def of(self, vector: Array) -> Array:
-        """Return its part of a vector, shape (hi - lo,); they share memory."""
+        """Return a view of this range of a vector, shape (hi - lo,)."""
         return vector[self.lo : self.hi]
 
 

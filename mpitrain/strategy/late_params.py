@@ -1,4 +1,4 @@
-"""Parameters that arrive from other nodes while the next step computes, the first layers' first."""
+"""Parameters that arrive from other nodes while the next step computes; those of the first layers arrive first."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ..monitor.trace import span
 class LateParams:
     """Waits for the parameters of a node, bucket by bucket.
 
-    Construction is collective over the node. ``begin`` is local; the other methods are collective over the node, whose
-    ranks call them in any number, because each rank receives its part of every bucket.
+    Construction is collective over the node. ``begin`` is local; the other methods are collective over the node,
+    because each rank receives its part of every bucket. The number of calls may differ between ranks.
 
     Args:
         buckets: The buckets of the vector, last first.
@@ -29,7 +29,7 @@ class LateParams:
         self._sums: NodeSums | None = None
 
     def begin(self, sums: NodeSums) -> None:
-        """Begin to share the parameters that this rank owns with the other nodes."""
+        """Begin to send the parameters that this rank owns to the other nodes."""
         self._sums, self._arriving = sums, list(reversed(range(len(self._buckets))))
         for index in self._arriving:
             sums.share(index)

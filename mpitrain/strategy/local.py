@@ -1,6 +1,6 @@
-"""``--mode local``: every worker trains alone for some steps, then all agree as in ``averaging``.
+"""``--mode local``: every worker trains alone for some steps, then all workers average as in ``averaging``.
 
-With ``local_after``, the workers average their gradients before that step, as in ``sync``, and train alone afterwards
+With ``local_after``, the workers average their gradients until that step, as in ``sync``, and train alone afterwards
 (post-local SGD: Lin, Stich, Patel and Jaggi, Don't use large mini-batches, use local SGD, 2018).
 """
 
@@ -67,10 +67,10 @@ class Local(BulkSynchronous, UpdatesOnRequest):
                 plan.train_steps,
                 parallel.first_local_step,
             )
-        self._since = np.zeros(3)  # this worker's totals since the last average, exchanged at the next
+        self._since = np.zeros(3)  # this worker's totals since the last average, exchanged at the next average
 
     def _make_averaging(self, state: TrainingState) -> Averaging:
-        """Return the way in which workers that train alone agree."""
+        """Return the averaging method of workers that train alone."""
         parallel, common = self.plan.config.parallel, (self.plan, self._own, self._mean, self._hierarchy)
         if parallel.outer_optimizer is not None:
             return OuterOptimization(*common, state.frozen)
@@ -93,7 +93,7 @@ class Local(BulkSynchronous, UpdatesOnRequest):
         self.end_step(updated=True, complete=True)
 
     def average(self) -> None:
-        """Check the loss; workers that train alone apply their own gradients."""
+        """Check the loss, and average the gradients, unless the workers train alone."""
         if self.progress.step < self._first_local_step:
             self._average_gradients()
         else:
@@ -174,7 +174,7 @@ class Local(BulkSynchronous, UpdatesOnRequest):
         self._mean(self.grads)
 
     def _exchange_totals(self) -> int:
-        """Add all workers' totals since the last average; return the union of their flags. Collective over them."""
+        """Add all workers' totals since the last average; return the union of all flags. Collective over workers."""
         all_workers = self._exchange_statuses(_AGREES, *self._since)
         loss, counted, skipped = all_workers[:, :_FLAGS].sum(axis=0).tolist()
         self.tally_totals(self.progress.step, loss, int(counted), int(skipped))
@@ -182,10 +182,10 @@ class Local(BulkSynchronous, UpdatesOnRequest):
         return int(np.bitwise_or.reduce(all_workers[:, _FLAGS].astype(np.int64)))
 
     def _exchange_statuses(self, kind: int, loss: float, counted: float = 0, skipped: float = 0) -> Array:
-        """Return these numbers and ``flags`` of all workers, shape (workers, 5). Collective over them.
+        """Return these numbers and ``flags`` of all workers, shape (workers, 5). Collective over the workers.
 
         Raises:
-            JobError: On all workers: they do different things.
+            JobError: The workers do different things in this step; on all workers.
         """
         comm = self._hierarchy.comm
         all_workers = np.empty((comm.size, 5))

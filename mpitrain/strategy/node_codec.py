@@ -18,7 +18,7 @@ def make_node_codec(plan: Plan, hierarchy: Hierarchy, buckets: Iterable[Range]) 
     """Return the codec for vectors between nodes; None if there is one node, no compression, or PowerSGD.
 
     Prints a notice if ``--compress`` has no effect. Collective over the workers. A run that begins to compress later
-    calls it at its start, too, so that errors of a codec are found there.
+    calls it at its start, too, so that errors of a codec are found then.
 
     Args:
         buckets: Ranges of the flat vector that are exchanged at a time.
@@ -37,12 +37,12 @@ def make_node_codec(plan: Plan, hierarchy: Hierarchy, buckets: Iterable[Range]) 
 
 
 def _why_unused(plan: Plan, hierarchy: Hierarchy) -> str:
-    """Return why ``--compress`` has no effect; empty if it has one."""
+    """Return why ``--compress`` has no effect; empty if it has an effect."""
     compression, first = plan.config.compression, plan.config.parallel.compress_after
     if hierarchy.n_nodes == 1:
         return "all workers are on one node"
     if first >= plan.train_steps:
         return f"training ends at step {plan.train_steps:,}, before --compress-after {first:,}"
     if compression is not None and compression.rank and not compresses_any(plan.layout, compression.rank):
-        return "no parameter shrinks to a half; use a smaller rank"
+        return "it reduces no parameter to half its size; use a smaller rank"
     return ""

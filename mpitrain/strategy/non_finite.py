@@ -1,7 +1,7 @@
 """The treatment of a step whose loss is not finite (``--nan``).
 
 ``stop`` ends the run before the update, ``skip`` applies no update, ``ignore`` applies it. On GPUs the kernel
-``decide_update`` (``gpu/kernels/step.cu``) follows the same table on the device, so that no update waits for the host;
+``decide_update`` (``gpu/kernels/step.cu``) applies the same rules on the device, so that no update waits for the host;
 the host uses ``NonFinitePolicy`` to decide whether a loss that it reads later ends the run.
 """
 

@@ -1,15 +1,15 @@
 """Local SGD with an outer optimizer: DiLoCo, and Streaming DiLoCo.
 
-All workers share global parameters. After some local steps, the outer gradient is the mean over the workers of the
-global parameters minus the worker's. The outer optimizer updates the global parameters with it, and the workers
-continue from there, each with its own slots (Douillard et al., DiLoCo: distributed low-communication training of
-language models, 2023). The global parameters are the trained model.
+All workers share global parameters. After some local steps, the outer gradient is the mean, over the workers, of the
+global parameters minus the worker's parameters. The outer optimizer updates the global parameters with it, and the
+workers continue from there, each with its own slots (Douillard et al., DiLoCo: distributed low-communication training
+of language models, 2023). The global parameters are the trained model.
 
 ``fragments`` says which part of the parameters is exchanged when. A worker that continues to train during the exchange
 adds the changes that it has made meanwhile to the new global parameters. (Streaming DiLoCo, Douillard et al. 2025,
 takes a weighted mean of the worker's and the global parameters; with 2 workers and 64 local steps on Fashion-MNIST, the
-sum was more accurate by 0.2 to 0.6 points than the mean.) After the last step of the run, fragments that are not due
-are averaged without the outer optimizer: its momentum would make a step of full size of a part of a cycle.
+sum was more accurate by 0.2 to 0.6 percentage points than the mean.) After the last step of the run, fragments that are
+not due are averaged without the outer optimizer: its momentum would turn a part of a cycle into a step of full size.
 
 The global parameters and the outer optimizer's slots are shared by the ranks of a node. Several nodes divide the update
 as in ``sync``: the owner of a range has its slots. With ``--compress``, the outer gradient is encoded in both
@@ -56,7 +56,7 @@ class OuterOptimization(Centered):
     """Updates global parameters with the workers' mean change; see ``Averaging`` for the methods.
 
     Args:
-        mean: Its rows hold the workers' outer gradients.
+        mean: Averages over the workers; its rows hold the workers' outer gradients.
         frozen: Shape (number of the layout's entries,), uint8: 1 for an entry that does not change for now.
     """
 
@@ -80,7 +80,7 @@ class OuterOptimization(Centered):
             for part in self._fragments
         ]
         self._pending: tuple[Fragment, RangeAllreduce] | None = None  # the exchange in progress
-        self._updater = self._outer  # of that exchange
+        self._updater = self._outer  # the updater of that exchange
         # This worker's parameters when the exchange began, if it trains on during the exchange.
         self._sent = np.empty_like(own["params"]) if parallel.steps_of_overlap else None
         self._differ = self._sent is not None or len(self._fragments) > 1  # whether workers differ at consistent points
@@ -128,7 +128,7 @@ class OuterOptimization(Centered):
 
     def extra_state(self) -> ExtraState:
         hierarchy, slots = self._hierarchy, self._slots
-        # Also if all nodes update the vector: their CPUs may round differently.
+        # Needed even if all nodes update the vector: their CPUs may round differently.
         for vector in (self.center, *slots.values()):
             for fragment in self._fragments:
                 hierarchy.allgather(vector, fragment.lo, fragment.hi)
@@ -155,10 +155,10 @@ class OuterOptimization(Centered):
 
     @span("average")
     def _begin(self, fragment: Fragment, exchange: RangeAllreduce, updater: Updater) -> None:
-        """Begin to exchange a fragment's outer gradient, which ``updater`` will be applied to."""
+        """Begin to exchange a fragment's outer gradient, to which ``updater`` will be applied."""
         outer_gradient = fragment.of(self._mean.own)
         np.subtract(fragment.of(self.center), fragment.of(self.own["params"]), out=outer_gradient)
-        state = outer_gradient[max(0, self._n_trained - fragment.lo) :]  # an updater adds the change
+        state = outer_gradient[max(0, self._n_trained - fragment.lo) :]  # an updater adds the change of layer state
         np.negative(state, out=state)
         if self._sent is not None:
             fragment.of(self._sent)[:] = fragment.of(self.own["params"])
@@ -194,7 +194,7 @@ def _errors_of(fragment: Fragment) -> str:
 
 
 def _gather(comm: MPI.Intracomm, vectors: Mapping[str, Array]) -> list[dict[str, Array]]:
-    """Return copies of every worker's vectors on the first worker, one message for each vector; elsewhere nothing."""
+    """On the first worker, return copies of every worker's vectors, one message for each; elsewhere, nothing."""
     if comm.rank > 0:
         for vector in vectors.values():
             comm.Send([vector, mpi_type(vector.dtype)], dest=0)

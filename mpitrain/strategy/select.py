@@ -38,7 +38,7 @@ def make_strategy(cluster: Cluster, plan: Plan, devices: Sequence[Device], state
         state: Shared with this worker's model.
 
     Raises:
-        ConfigError: ``--mode`` names a class that cannot be imported.
+        ConfigError: ``--mode`` names a class that is no strategy or cannot be imported, or options do not fit the mode.
     """
     mode = plan.config.mode
     with cluster.training.agree("importing the strategy"):
@@ -89,22 +89,22 @@ def sync_strategy(cluster: Cluster, plan: Plan, devices: Sequence[Device], state
 
 
 def trains_on_gpus(cluster: Cluster, plan: Plan, devices: Sequence[Device]) -> bool:
-    """Return whether vectors live on every worker's device. Collective over the workers, or over the servers."""
+    """Return whether every worker's vectors are on its GPU. Collective over the workers, or over the servers."""
     can_be_on_gpu = plan.config.mode.keeps_vectors_on_gpus and devices[0].is_gpu
     return cluster.workers.allreduce(can_be_on_gpu, op=MPI.LAND)
 
 
 def _load(path: str) -> MakeStrategy:
-    """Return what ``package.module:name`` names."""
+    """Return the object that ``package.module:name`` names."""
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
 
 
 def _load_class(mode: str) -> MakeStrategy:
-    """Return the class of the user that ``--mode`` names.
+    """Return the user's class that ``--mode`` names.
 
     Raises:
-        ConfigError: It cannot be imported, or is not a strategy.
+        ConfigError: The class cannot be imported, or is not a strategy.
     """
     try:
         strategy: Any = _load(mode)

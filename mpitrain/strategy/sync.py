@@ -5,13 +5,13 @@ four phases:
 
 1. *backward*: each rank's backward pass writes its row. As layers complete, whole buckets (ranges of the vector, the
    last layers first) are declared ready.
-2. *reduce-scatter*: once every rank of the node has declared a bucket, each sums its own part of it over the rows.
+2. *reduce-scatter*: once every rank of the node has declared a bucket, each rank sums its own part of it over the rows.
    With several nodes, the parts are then summed between nodes while earlier layers still compute.
 3. *update*: each rank runs the optimizer on its owned ranges; no other rank of its node maintains their slots. On one
   node, reduction and update take one pass over memory.
 4. *allgather*: updated parameters are sent to the other nodes while other buckets are updated, and the ranks of a node
-   wait for each other. If the model can wait for the parameters of each layer (``late_params``), the first layers' are
-   sent first, and the others arrive while the next step computes.
+   wait for each other. If the model can wait for the parameters of each layer (``late_params``), those of the first
+   layers are sent first, and the others arrive while the next step computes.
 
 With ``--compress``, the gradient travels in both directions between nodes, and all nodes update all parameters; see
 ``comm.internode``.
@@ -29,10 +29,10 @@ No rank overwrites a status that another still reads: a barrier lies between the
 A rank writes its status once in a step, before it publishes its first bucket. Publishing is a release and waiting an
 acquire, so a rank that has seen a phase of all others sees their statuses. A rank reads them between the bucket phases
 and the last phase of the step, which it publishes after its last read. It writes its next status only after it has seen
-the last phase of all ranks, that is after the last read of every rank. A divided step has a barrier of its own after
+the last phase of all ranks, that is, after the last read of every rank. A divided step has a barrier of its own after
 each read (``DividedSync._exchange_statuses`` and its callers). If a loss is not finite and training stops, all ranks
-raise the error after the same reads and write no more. Statuses of other nodes arrive in a buffer of this rank
-(``comm.worker_statuses``), for which the collective operation waits.
+raise the error after the same reads and write no more. A nonblocking collective operation receives the statuses of
+other nodes in a buffer of this rank (``comm.worker_statuses``).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Sync(DividedSync, DefersParams):
 
     def __init__(self, cluster: Cluster, plan: Plan, devices: Sequence[Device], state: TrainingState) -> None:
         super().__init__(cluster, plan, devices, state)
-        self._declared = self._handled = 0  # number of buckets in this step
+        self._declared = self._handled = 0  # numbers of buckets in this step
         self._late: LateParams | None = None  # set if parameters arrive while the next step computes
 
     def ready(self, start: int) -> None:

@@ -3,7 +3,7 @@
 The host enqueues a step without waiting for it: gradients, their sums over the workers, the decision whether to update,
 and the update follow each other on the device. The loss is an extra last element of the gradient, so that all devices
 sum it and make the same decision. The host reads the loss some steps later. If a loss is not finite and the run stops,
-the parameters have not changed since.
+neither that step nor a later step has changed the parameters.
 
 ``gpu.allreduce`` sums the gradients over the workers; a single worker needs no transport.
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ..gpu.allreduce.transport import GpuTransport
 
 _LAG = 3  # maximum number of steps between the host and the last loss that it has read
-_TRANSPORT, _VERSION = "gpu_transport", 1  # namespace of the extra state
+_TRANSPORT, _VERSION = "gpu_transport", 1  # namespace and version of this part of the extra state
 
 
 @dataclass
@@ -45,7 +45,7 @@ class _PendingStep:
     Attributes:
         results: Once ``done``: this worker's share of the loss, the total, whether there was an update.
         squared_norm: Once ``done``: squared norm of the gradient, shape (1,), if ``measured``.
-        measured: Whether it was measured.
+        measured: Whether the norm was measured.
         done: The event that marks completion.
     """
 
@@ -86,8 +86,8 @@ class SyncGpu(BulkSynchronous):
         self.params, self.grads = self._on_device["params"], self._sent[:size]
         self._buckets = _with_loss(plan.buckets)
         self._transport: GpuTransport | None = None
-        self._started = 0  # number of buckets in this step
-        self._squared_norm: Any = None  # norm of this step's gradient, on the device, if it was measured
+        self._started = 0  # number of buckets whose sum has begun in this step
+        self._squared_norm: Any = None  # squared norm of this step's gradient, on the device, if it was measured
         self._pending: deque[_PendingStep] = deque()
         self._free: list[_PendingStep] = []
         # The first step whose loss ends the run, and this worker's share of the loss.

@@ -50,7 +50,7 @@ class TensorUpdates:
 
         Args:
             grads: Shape (layout.size,): the whole gradient, which may be overwritten.
-            names: Names of the only tensors to update; None for all.
+            names: Names of the tensors to update; None for all.
         """
         if self._optimizer.clip_norm is not None:
             all_grads = grads[: self._layout.n_trained]
@@ -76,7 +76,7 @@ class TensorUpdates:
 
         Args:
             mean: Replaces a vector, shape (layout.size,), by its mean over the workers; collective over them.
-            dtype: Of such a vector.
+            dtype: The type of the vector's elements.
 
         Raises:
             JobError: The workers have state of different sizes; on all workers.

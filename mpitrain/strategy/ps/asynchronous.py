@@ -2,7 +2,7 @@
 
 A worker takes a work item, reads the newest parameters, computes a gradient, has every server apply it, and continues.
 In ``ssp`` (Ho et al., More effective distributed ML via a stale synchronous parallel parameter server, 2013, section 3)
-no worker runs more than ``--staleness`` steps ahead of the slowest.
+no worker runs more than ``--staleness`` steps ahead of the slowest worker.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class AsyncStore(ParameterStore):
 
 
 class Async(PsStrategy):
-    """Applies every gradient as one step, on arrival; in ``ssp`` workers also wait for the slowest.
+    """Applies every gradient as one step, on arrival; in ``ssp``, workers also wait for the slowest worker.
 
     A gradient that comes from a GPU is sent to each shard as soon as that shard's part is ready: the GPU continues to
     compute meanwhile.

@@ -1,9 +1,9 @@
-"""``--mode backup``: a step uses its first gradients to arrive; later ones are dropped.
+"""``--mode backup``: a step uses the gradients that arrive first; later ones are dropped.
 
 Chen, Pan, Monga, Bengio and Jozefowicz, Revisiting distributed synchronous SGD, 2016, section 3. If all workers and
-servers share one node, the workers whose gradients are used each sum and update one range of the parameters, in work
-item order, without copies. All workers read the parameters in place: a gradient computed while they change is too late
-and is dropped. Otherwise servers collect the gradients and update (``BackupServer``).
+servers share one node, each worker whose gradient is used sums the gradients of one range in work item order, without
+copies, and updates this range of the parameters. All workers read the parameters in place: a gradient computed while
+they change is too late and is dropped. Otherwise servers collect the gradients and update (``BackupServer``).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class BackupStore(ParameterStore):
     """See ``ParameterStore``.
 
     Attributes:
-        gradients: The gradients of this node's ranks, if it holds shards.
+        gradients: The gradients of this node's ranks; None if the node holds no shards.
     """
 
     shares_gradients = True
@@ -77,7 +77,7 @@ class BackupStore(ParameterStore):
 
 
 class BackupWithServers(PsStrategy):
-    """A worker of ``--mode backup`` with servers on several nodes."""
+    """A worker of ``--mode backup`` if the workers and servers are on several nodes."""
 
     coordinator: LocalStepCollector | RemoteStepCollector
 
@@ -120,7 +120,7 @@ class BackupWithServers(PsStrategy):
 
 
 class BackupOnOneNode(PsStrategy):
-    """A worker of ``--mode backup`` if all ranks share one node."""
+    """A worker of ``--mode backup`` if all workers and servers share one node."""
 
     coordinator: LocalStepCollector | RemoteStepCollector
 

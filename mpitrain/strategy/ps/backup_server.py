@@ -14,12 +14,12 @@ from .server import Server
 
 
 def make_server(store: BackupStore) -> Server:
-    """Return the server; a plain one if all ranks share a node, where the workers update. Local."""
+    """Return a ``BackupServer``, or a plain ``Server`` if all ranks share a node: there, the workers update. Local."""
     return Server(store) if store.on_one_node else BackupServer(store)
 
 
 class BackupServer(Server):
-    """See ``Server``. It applies a step when it has all gradients, in work item order."""
+    """See ``Server``. It applies a step when it has all gradients of the step, and sums them in work item order."""
 
     polls = True
 
@@ -78,7 +78,7 @@ class BackupServer(Server):
             self._require_steps().step_done(loss, skipped)
 
     def _sum_over_servers(self, own: Array) -> Array:
-        """Return the sum of all servers' values, in server order, for norms of whole vectors. Collective over them."""
+        """Return the sum over all servers, in server order, for norms of whole vectors. Collective over the servers."""
         all_servers = np.empty((self._servers.size, len(own)))
         self._servers.Allgather(own, all_servers)
         total: Array = all_servers.sum(axis=0)

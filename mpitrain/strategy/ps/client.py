@@ -30,12 +30,12 @@ _NAMESPACE = "unsent gradients"  # namespace of the extra state
 
 
 class PsStrategy:
-    """The common part of the modes; see ``base.Strategy`` for the methods.
+    """The common part of the modes with servers; see ``base.Strategy`` for the methods.
 
-    Local, except ``next`` before and after a ``ConsistentPoint``, ``snapshot`` and ``close``. In ``ssp``, ``finish`` of
-    a worker on another node than the first server may wait for slower workers.
+    All methods are local, except ``next`` before and after a ``ConsistentPoint``, ``snapshot`` and ``close``. In
+    ``ssp``, ``finish`` of a worker on another node than the first server may wait for slower workers.
 
-    A subclass implements ``finish``, which takes the loss with ``take_loss``, and calls ``advance_to`` and sets
+    A subclass implements ``finish``, which takes the loss with ``take_loss``, calls ``advance_to``, and sets
     ``result``. It may override ``allocate``, ``least_version``, ``read_params``, ``vector`` and ``unsent``.
 
     Args:
@@ -49,8 +49,8 @@ class PsStrategy:
         shard_order: The numbers of the shards in the order in which this worker sends requests.
         coordinator: Assigns work items and counts steps.
         non_finite: The policy for losses that are not finite.
-        item, work, lead: The current work item: its number, step and examples, and how many steps this worker is ahead
-            of the slowest one.
+        item, work, lead: The number of the current work item; its step and examples; how many steps this worker is
+            ahead of the slowest worker.
     """
 
     synchronous = False
@@ -71,8 +71,8 @@ class PsStrategy:
         local = [s for s in range(len(self.shards)) if s not in remote]
         self._remote_shards = [shard for shard in self.shards if isinstance(shard, RemoteShard)]
         self._prefetching_shards = [shard for shard in self._remote_shards if isinstance(shard, PrefetchingShard)]
-        # Requests to other nodes first. Workers begin at different shards of their node, so that they do not all wait
-        # for the same one.
+        # Requests to other nodes are sent first. Workers begin at different shards of their node, so that they do not
+        # all wait for the same one.
         first = self.worker % max(1, len(local))
         self.shard_order = remote + local[first:] + local[:first]
         self.coordinator: StepCoordinator = store.step_coordinator(self.shards)
@@ -82,7 +82,7 @@ class PsStrategy:
         self.item, self.lead, self.work = 0, 0, WorkItem(0, 0)
         self._loss: Any = math.nan
         self._paused, self.has_ended = True, False  # at the start, workers wait for each other, as after a pause
-        self.n_reads = 0  # not yet reported
+        self.n_reads = 0  # number of reads not yet reported
         self.result = StepResult(math.nan, True)
 
     def start(self, progress: Progress, extra_state: ExtraState) -> None:
@@ -111,7 +111,7 @@ class PsStrategy:
         return self.work
 
     def _pause(self) -> ConsistentPoint:
-        """Wait until all workers are here, and read the parameters. Collective over the workers."""
+        """Wait until all workers pause, and read the parameters. Collective over the workers."""
         self._await_workers()
         self._paused = True
         self.store.waiting.until(self._complete)  # a server may not have counted the last step yet
@@ -121,7 +121,7 @@ class PsStrategy:
         return ConsistentPoint(*self.progress, self._pauses.take(), self.has_ended)
 
     def _complete(self, spins: int) -> bool:
-        """Return whether all begun steps are applied; keep the state."""
+        """Return whether all begun steps are applied; store the coordinator's state."""
         state = self._coordinator_state = self._state_now()
         return state.done == state.begun
 
@@ -160,7 +160,7 @@ class PsStrategy:
 
     @span("pull")
     def read_params(self, step: int) -> None:
-        """Read the newest parameters of every shard, or those that are prefetched; prefetch the next ones."""
+        """Read the newest parameters of every shard, or the prefetched ones; prefetch those of the next step."""
         self.n_reads += 1
         least = self.least_version(step)
         if self._paused:  # all steps are complete, and prefetched parameters may be older
@@ -216,7 +216,7 @@ class PsStrategy:
         return {"residual": self.store.residual} if has_channel and self.plan.config.compression is not None else {}
 
     def _load_unsent(self, state: ExtraState) -> None:
-        """Divide what was not sent to each server among the workers that send it gradients. Local."""
+        """Divide the values not sent to a server among the workers that send gradients to this server. Local."""
         values, vectors = values_of(state, _NAMESPACE, 1), self.unsent()
         for name in values.keys() - vectors.keys():
             namespace = f"{_NAMESPACE}/{name}"
@@ -246,7 +246,7 @@ class PsStrategy:
         """Return this worker's share of the loss; waits for it on a GPU.
 
         Raises:
-            NonFiniteLoss: It is not finite and ``--nan`` is ``stop``.
+            NonFiniteLoss: The loss is not finite and ``--nan`` is ``stop``.
         """
         loss = self._loss = float(self._loss)
         self.non_finite.check_own(loss, self.worker, self.work.step)

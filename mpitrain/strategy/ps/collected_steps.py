@@ -38,11 +38,11 @@ from .coordinator import (
 
 NO_PLACE = -1  # the step already has all its gradients
 
-# The step that is being collected, the places that are taken, and on one node how many of their workers have added up
-# sums and updated.
+# The step whose gradients are collected, the number of places taken, and, on one node, how many workers with a place
+# have added up their sums, and how many have updated.
 _STEP, _TAKEN, _SUMMED, _UPDATED = range(MODE_WORDS, MODE_WORDS + 4)
 _WORKER, _ITEM, _SHARE = range(3)  # columns of a place
-_PLACE = 4  # words
+_PLACE = 4  # words of a place
 _MARKED, _MARKED_ITEM, _MARKED_LOSS = range(3)  # columns of a row of ``StepGradients``
 
 
@@ -150,10 +150,10 @@ class CollectedSteps(CoordinatorMemory):
             close_step(self._words, loss, skipped)
 
     def wait_for_gradients(self, waiting: Backoff) -> tuple[Array, float]:
-        """On one node: wait until the step has all its gradients; return their workers by work item, and its loss.
+        """On one node: wait until the step has all its gradients.
 
         Returns:
-            The workers, shape (places,), and the sum of their losses.
+            The workers with a place, in the order of their work items, shape (places,), and the sum of their losses.
         """
         waiting.until(lambda spins: _at_least(self._words, _TAKEN, self._places, spins))
         start = HEAD + self._workers * ROW
@@ -179,7 +179,7 @@ class CollectedSteps(CoordinatorMemory):
 
 
 class LocalStepCollector(LocalCoordinator[CollectedSteps]):
-    """The ``StepCoordinator`` of a worker on its node."""
+    """The ``StepCoordinator`` for a worker on the coordinator's node."""
 
     def admit(self, item: int, step: int, loss: float, reads: int) -> int:
         return self._memory.admit(self._worker, item, step, loss, reads)

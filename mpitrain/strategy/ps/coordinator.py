@@ -3,7 +3,7 @@
 A *work item* is one batch for one worker; its number determines the examples. One counter assigns the numbers, from the
 step at which the run begins, so an epoch contains each example once, however fast each worker is. No work item is
 assigned at or beyond the *pause step* until the pause step is moved. When all assigned items are finished, the
-parameters belong to exactly that step; then every worker receives ``PAUSE``, once.
+parameters belong to exactly the pause step; then every worker receives ``PAUSE``, once.
 
 The state is int64 words in shared memory on the node of the first server (``CoordinatorMemory``)::
 
@@ -14,9 +14,9 @@ The state is int64 words in shared memory on the node of the first server (``Coo
     ...
     word  32 + workers ROW  further words of the mode: in backup, the gradients of the step that is being collected
 
-Words are changed under the lock alone, so every operation sees a state between two others. Words that ranks wait for
-are also read without the lock, and are therefore stored last, with release order; a rank that reads them with acquire
-order sees what was written before. Losses are float64 in the same words.
+Words are changed only under the lock, so an operation never sees another operation's partial changes. Words that ranks
+wait for are also read without the lock, and are therefore stored last, with release order; a rank that reads them with
+acquire order sees what was written before. Losses are float64 in the same words.
 
 The operations of every step are compiled, and take a fraction of a microsecond. How items are assigned, and when a step
 is done, depends on the mode: ``counted_steps`` for ``async`` and ``ssp``, ``collected_steps`` for ``backup``. Workers
@@ -51,7 +51,7 @@ NEXT, DONE, PAUSE_STEP, END_STEP, LOSS, SKIPPED = range(WORDS, WORDS + 6)
 POINT = WORDS + 6  # the step at which workers receive PAUSE, or -1
 MODE_WORDS = WORDS + 7
 HEAD = 2 * WORDS
-# Offsets in a worker's row; the last one is the step at which it last received PAUSE.
+# Offsets in a worker's row; the last one is the step at which the worker last received PAUSE.
 CLOCK, STEPS, DROPPED, STALE_SUM, STALE_MAX, READS, PAUSED = range(7)
 HISTOGRAM = WORDS
 ROW = HISTOGRAM + BINS
@@ -67,12 +67,12 @@ _ROW_DTYPE = np.dtype(
 
 
 class Assignment(NamedTuple):
-    """What a worker does next.
+    """The next action of a worker.
 
     Attributes:
         item: Number of the work item; ``WAIT``, ``PAUSE`` or ``END`` if there is none.
         step: The step that the item is for.
-        lead: How many steps the worker is ahead of the slowest, in modes in which each gradient is a step.
+        lead: How many steps the worker is ahead of the slowest worker, in modes in which each gradient is a step.
     """
 
     item: int
@@ -85,7 +85,7 @@ class CoordinatorState(NamedTuple):
 
     Attributes:
         done: Number of applied steps, including those before a resume.
-        begun: Number of steps that work items were assigned for.
+        begun: Number of steps for which work items were assigned, including those before a resume.
         items: Number of assigned work items.
         loss: Sum of the losses of this run's steps that were not skipped.
         skipped: Number of this run's steps that were skipped because their loss was not finite.
@@ -126,7 +126,7 @@ class StepCoordinator(Protocol):
 
 @kernel
 def pause_or_end(words: Array, worker: int, step: int) -> int:
-    """Return ``PAUSE`` or ``END`` if a worker receives it, else ``WAIT``. The caller holds the lock.
+    """Return ``PAUSE`` or ``END`` if the worker receives it now, else ``WAIT``. The caller holds the lock.
 
     Args:
         step: The step of the next work item.
@@ -196,7 +196,7 @@ class CoordinatorMemory(ABC):
 
     @abstractmethod
     def _earliest_end(self) -> int:
-        """Return the first step for which no work item is needed any more. The caller holds the lock."""
+        """Return the earliest step at which training can end: no worker has begun it. The caller holds the lock."""
 
     def set_pause_step(self, step: int) -> None:
         """See ``StepCoordinator``."""
@@ -240,11 +240,11 @@ M = TypeVar("M", bound=CoordinatorMemory)
 
 
 class LocalCoordinator(Generic[M]):
-    """The step coordinator of a worker on its node; see ``StepCoordinator``.
+    """The step coordinator for a worker on the coordinator's node; see ``StepCoordinator``.
 
     Args:
         worker: Index of the worker.
-        waiting: How it waits for a work item.
+        waiting: How the worker waits for a work item.
     """
 
     def __init__(self, memory: M, worker: int, waiting: Backoff) -> None:

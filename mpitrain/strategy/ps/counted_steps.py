@@ -64,7 +64,7 @@ class CountedSteps(CoordinatorMemory):
     """See ``CoordinatorMemory``.
 
     Args:
-        max_lead: How many steps a worker may be ahead of the slowest; None for no bound.
+        max_lead: How many steps a worker may be ahead of the slowest worker; None for no bound.
     """
 
     def __init__(self, shared: SharedArrays, workers: int, max_lead: int | None = None) -> None:
@@ -86,7 +86,7 @@ class CountedSteps(CoordinatorMemory):
 
 
 class LocalStepCounter(LocalCoordinator[CountedSteps]):
-    """The ``StepCoordinator`` of a worker on its node."""
+    """The ``StepCoordinator`` for a worker on the coordinator's node."""
 
     def finish(self, loss: float, staleness: int, reads: int, skipped: bool) -> int:
         return self._memory.finish(self._worker, loss, staleness, reads, skipped)

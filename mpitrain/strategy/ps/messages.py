@@ -23,8 +23,8 @@ class Kind(IntEnum):
     READ = 2  # request for the parameters; the reply comes when they have at least the given version
     VECTOR = 3  # request for another vector
     NEXT = 4  # request for a work item; the reply comes when one is assigned
-    # A step has ended. The reply comes when a work item is assigned; on request it contains parameters unless training
-    # pauses.
+    # A step has ended. The reply comes when a work item is assigned; on request it contains parameters, unless training
+    # pauses or ends.
     FINISH = 5
     ADMIT = 6  # whether a gradient has a place in its step
     COLLECT = 7  # a gradient of a step; the reply comes when the step is applied

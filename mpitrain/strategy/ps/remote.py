@@ -1,4 +1,4 @@
-"""A worker's proxies for a shard or the step coordinator on another node; that node's server makes the calls."""
+"""A worker's proxies for a shard or the step coordinator on another node, whose server executes the calls."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class ServerCalls:
     """Calls of operations on one server.
 
     Args:
-        server: Its rank.
+        server: The rank of the server.
 
     Attributes:
-        rpc: What sends them.
+        rpc: The client that sends the requests.
     """
 
     def __init__(self, rpc: RpcClient, server: int) -> None:
@@ -43,17 +43,17 @@ class ServerCalls:
 
 
 class RemoteShard:
-    """A shard on another node; see ``shard.ShardClient``. The parameters arrive in the client's ``vector``.
+    """A shard on another node; see ``shard.ShardClient``. The parameters arrive in ``RpcClient.vector``.
 
     Args:
-        server: Its server.
+        server: The calls to the shard's server.
         ranges: Its ranges of the vector.
         names: The names of the vectors, in the plan's order.
         frozen: The entries that the server does not change at first.
 
     Attributes:
         server: As given.
-        arrived: The version of parameters that have arrived without a request to read; None if none have.
+        arrived: The version of parameters that have arrived without a request to read; None if there are none.
     """
 
     def __init__(self, server: ServerCalls, ranges: Sequence[Range], names: list[str], frozen: Array) -> None:
@@ -169,7 +169,7 @@ class RemoteStepCounter(RemoteCoordinator):
     two round trips: this one, and the one of the gradient.
 
     Args:
-        shard: The first server's.
+        shard: The first server's shard.
     """
 
     def __init__(self, server: ServerCalls, shard: RemoteShard) -> None:

@@ -1,8 +1,8 @@
 """A parameter server: answers requests from workers on other nodes.
 
-Workers on its own node need no answer: they read and update its shard in shared memory. A server keeps MPI progressing
-for the others, and sleeps while idle. It ends when every rank has finished training: it polls a barrier that workers
-enter last.
+Workers on its own node need no answer: they read and update its shard in shared memory. A server lets MPI progress for
+the workers, and sleeps while idle. It ends when every rank has finished training: it polls a nonblocking barrier that
+each worker enters at its end.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LONGEST_WAIT_S = 60.0  # interval at which an idle server marks progress, so th
 
 
 class Server:
-    """Serves one shard; the first server also serves the step coordinator. Used in steps like a ``Strategy``.
+    """Serves one shard; the first server also serves the step coordinator. Constructed and started like a ``Strategy``.
 
     Args:
         store: The store of this rank.
@@ -100,7 +100,7 @@ class Server:
         return worked
 
     def _apply_steps(self) -> bool:
-        """Apply steps in modes in which servers do that; return whether there was one."""
+        """Apply steps in modes in which servers do that; return whether a step was applied."""
         return False
 
     def _is_changed_by_workers(self) -> bool:
@@ -151,7 +151,7 @@ class Server:
         self._reply(client, vector=self._snapshot(self._names[index])[1])
 
     def _snapshot(self, name: str) -> tuple[int, Array]:
-        """Return the version and one of the vectors, unchanged until it is sent."""
+        """Return the version and one of the vectors, which does not change until it is sent."""
         if not self._may_change:
             return self._shard.version, self._shard.vectors[name]
         # A copy, so that workers on this node wait only for the copy, not for the network.

@@ -1,7 +1,7 @@
 """The part of the parameters that one server holds: ranges of the vector, a lock, and a version.
 
 A shard lies in memory shared by its node, so every rank of the node reads and updates it without the server; workers
-on other nodes send requests to the server. The version counts updates. Reads and updates hold the lock, so a read
+on other nodes send requests to the server. The version counts steps. Reads and updates hold the lock, so a read
 returns a single version, and updates are serialized.
 """
 
@@ -28,7 +28,7 @@ class Push(NamedTuple):
     """How to apply a gradient.
 
     Attributes:
-        version: The version of the parameters that it was computed from.
+        version: The version of the parameters from which the gradient was computed.
         clip: Factor for the whole gradient.
         scaled: Whether to divide the learning rate by the staleness (Zhang, Gupta, Lian and Liu, Staleness-aware
             async-SGD, 2016, equation 6).
@@ -54,7 +54,7 @@ class ShardClient(Protocol):
         """Request the newest parameters, of at least version ``least``; ``wait_read`` must follow."""
 
     def wait_read(self) -> int:
-        """Wait until they are in the worker's parameters; return their version."""
+        """Wait until the requested parameters are in the worker's parameters; return their version."""
 
     def read_vector(self, name: str, out: Array) -> None:
         """Copy the ranges of one of the vectors to ``out``, shape (layout.size,)."""
@@ -66,7 +66,7 @@ class ShardClient(Protocol):
         """Request that a gradient, shape (layout.size,), is applied; ``wait_apply`` must follow."""
 
     def wait_apply(self) -> int:
-        """Wait until it is applied; return its staleness."""
+        """Wait until the gradient is applied; return its staleness."""
 
 
 class Shard:
@@ -104,7 +104,7 @@ class Shard:
 
     @property
     def version(self) -> int:
-        """Number of updates applied, including those before a resume."""
+        """Number of steps applied or skipped, including those before a resume."""
         return load(self._words, _VERSION)
 
     def read(self, out: Array, name: str = "params") -> int:

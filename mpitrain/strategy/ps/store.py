@@ -1,7 +1,7 @@
 """The parameters in modes with servers, as one rank sees them: local and remote shards and the step coordinator.
 
-A node with servers holds the training vectors in memory shared by its ranks; a server's shard is its ranges of them.
-The step coordinator lies on the first server's node. Without servers, one node's shared memory holds everything.
+A node with servers holds the training vectors in memory shared by its ranks; a server's shard consists of ranges of
+them. The step coordinator lies on the first server's node. Without servers, one node's shared memory holds everything.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class Nodes:
 
 @dataclass
 class NodeMemory:
-    """What the ranks of this node share.
+    """The memory that the ranks of this node share.
 
     Attributes:
         frozen: ``TrainingState.frozen`` as the shards of this node apply it.
         rates: The optimizer's ``live_rates`` as the shards of this node apply them.
-        vectors: By name; empty if the node holds no shards.
+        vectors: The training vectors by name; empty if the node holds no shards.
         shards: The shards on this node, by number.
         coordinator: None if it is on another node.
     """
@@ -83,14 +83,14 @@ class Channel:
 
 
 class ParameterStore(ABC):
-    """Shards, step coordinator and RPC transport of this rank; a mode has a subclass.
+    """Shards, step coordinator and RPC transport of this rank; each mode has a subclass.
 
     Construction is collective over all ranks.
 
     Attributes:
         plan, cluster: As given.
         nodes: Which ranks share memory.
-        memory: What the ranks of this node share.
+        memory: The memory that the ranks of this node share.
         requests: Requests of workers to servers on other nodes.
         reads: Another channel for parameters that are prefetched.
         waiting: How this rank waits.
@@ -137,7 +137,7 @@ class ParameterStore(ABC):
 
     @abstractmethod
     def step_coordinator(self, shards: Sequence[ShardClient]) -> StepCoordinator:
-        """Return the step coordinator for this worker, whose proxies are ``shards``."""
+        """Return the step coordinator for this worker, which accesses the shards by ``shards``."""
 
     def start(self, progress: Progress) -> None:
         """Begin to train from ``initial_vectors``, which have been filled. Collective over all ranks."""
@@ -168,7 +168,7 @@ class ParameterStore(ABC):
         return np.zeros(size, self.plan.dtype)
 
     def shard_clients(self, params: Array) -> list[ShardClient]:
-        """Return all shards for this worker, whose parameters are ``params``; by number."""
+        """Return all shards, by number, for this worker, whose parameters are ``params``."""
         memory, clients = self.memory, list[ShardClient]()
         for s, holder in enumerate(self._holders):
             if s in memory.shards:
@@ -182,7 +182,7 @@ class ParameterStore(ABC):
         return clients
 
     def first_server(self) -> ServerCalls:
-        """Return the server that has the step coordinator, which is on another node."""
+        """Return the calls to the first server, which has the step coordinator and is on another node."""
         return self._calls(self.requests, self._holders[0])
 
     @property
@@ -191,7 +191,7 @@ class ParameterStore(ABC):
         return np.zeros(0) if self.requests.client is None else self.requests.client.residual
 
     def senders(self) -> Iterator[tuple[int, int, int]]:
-        """Yield ranges that this worker sends to servers on other nodes, each with the number of workers that do so."""
+        """Yield ranges that this worker sends to servers on other nodes, each with its number of sending workers."""
         nodes, workers = self.nodes, self.cluster.worker_ranks
         for ranges, holder in zip(self._ranges, self._holders, strict=True):
             if not nodes.same(self.cluster.rank, holder):
@@ -199,7 +199,7 @@ class ParameterStore(ABC):
                 yield from ((lo, hi, n_senders) for lo, hi in ranges)
 
     def gradient_nbytes(self) -> list[list[int]]:
-        """Return the numbers of bytes in which a worker submits a gradient to a shard, by worker and shard."""
+        """Return the number of bytes of a gradient that a worker submits to a shard, by worker and shard."""
         in_memory = [sum(hi - lo for lo, hi in ranges) * self.plan.dtype.itemsize for ranges in self._ranges]
         sent = in_memory if self._routes is None else [self._routes.request_nbytes(rank) for rank in self._holders]
         pairs = list(zip(self._holders, in_memory, sent, strict=True))

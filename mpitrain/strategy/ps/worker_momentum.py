@@ -25,7 +25,7 @@ class WorkerMomentum:
 
     Args:
         momentum: The factor of the velocity, and its kind.
-        residual: Shape (size,): what has not been sent to servers on other nodes; zero where an element was sent.
+        residual: Shape (size,): values not yet sent to servers on other nodes; zero where an element was sent.
         remote: The ranges that are sent to servers on other nodes.
         layout: The layout of the vectors; layer state that is not trained has no velocity.
 
@@ -41,7 +41,7 @@ class WorkerMomentum:
         self.velocity = np.zeros(layout.size, dtype)
 
     def apply(self, grads: Array, clip: float) -> None:
-        """Replace gradients, times ``clip``, by the update that the server applies, times the learning rate."""
+        """Replace the gradients, scaled by ``clip``, with the update before its scaling by the learning rate."""
         for lo, hi in self._remote:
             _mask(self.velocity[lo:hi], self._residual[lo:hi])
         velocity, trained = self.velocity[: self._n_trained], grads[: self._n_trained]
