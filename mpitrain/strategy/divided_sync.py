@@ -229,7 +229,8 @@ class DividedSync(BulkSynchronous, UpdatesOnRequest):
             self.enter_consistent_point(flags)
 
     def _exchange_statuses(self, kind: int, number: float | None = None) -> tuple[Array, int]:
-        """Return all workers' shares of the loss, or the numbers in place of them, and the union of all workers' flags.
+        """Return all workers' shares of the loss, or the numbers in place of them, and the union of all flags.
+
         Waits until all workers call it.
 
         Raises:

@@ -1,4 +1,4 @@
-"""The batches of a worker: of the training examples, and of those for validation."""
+"""The batches of a worker, for training and for validation."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Batches:
     """The batches of a worker, in the form that its model prefers. Construction is collective over the workers.
 
     Attributes:
-        training: Those of training.
-        validation: Those of validation; None if the job has no examples for it.
+        training: The batches of training examples.
+        validation: The batches of validation examples; None if the job has none.
     """
 
     def __init__(self, setup: Setup, model: Model) -> None:

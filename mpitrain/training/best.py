@@ -17,9 +17,10 @@ _NAMESPACE, _VERSION = "best", 1
 
 
 class TrackBest(Hook):
-    """Finishes training early when a validation metric stops improving, and knows which step is the best.
+    """Finishes training early when a validation metric stops improving, and records the best step.
 
-    It has the same state on all workers, because all have the same validations. Called after the hook that validates.
+    The hook has the same state on all workers, because all workers get the same validation metrics. Called after the
+    hook that validates.
 
     Args:
         goal: The metric; None to do nothing.
@@ -28,8 +29,8 @@ class TrackBest(Hook):
 
     Attributes:
         best: The best value so far.
-        step: Its step; -1 if there is none.
-        failures: The number of validations since then.
+        step: The step of the best value; -1 if there is none.
+        failures: The number of validations since the best value.
     """
 
     def __init__(self, goal: Goal | None, patience: int | None, keeps: bool) -> None:
@@ -54,7 +55,7 @@ class TrackBest(Hook):
             )
 
     def record(self, step: int) -> BestCheckpoint | None:
-        """Return the record of a step whose checkpoint is to be kept; None if it is not the best. Local."""
+        """Return the record of a step whose checkpoint is to be kept; None if the step is not the best one. Local."""
         if self._goal is None or not self._keeps or self.step != step:
             return None
         return BestCheckpoint(step, self._goal.name, self.best)

@@ -19,7 +19,7 @@ from ..errors import CheckpointError, ConfigError
 from ..plan.config import RunConfig
 from ..plan.plan import Plan
 
-LARGE_BYTES = 1 << 30  # size of the state from which on every node writes a shard
+LARGE_BYTES = 1 << 30  # state size in bytes from which each node writes a shard
 
 
 class Checkpoints:
@@ -82,9 +82,9 @@ class ShardedCheckpoints(WrittenCheckpoints):
 
     Args:
         leaders: The writing ranks.
-        hosts: Their hosts.
+        hosts: The hosts of these ranks.
         shards: Writes this node's shard, and on the chief the index.
-        writer: Calls it.
+        writer: Calls ``shards``.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class ShardedCheckpoints(WrittenCheckpoints):
         super().__init__(writer)
         self._leaders, self._hosts, self._shards = leaders, hosts, shards
         self._step = -1
-        self._awaited = False  # shards are being written, or it is not yet known whether all were
+        self._awaited = False  # shards are being written, or it is not known yet whether all of them were written
 
     def save(self, snapshot: Snapshot) -> None:
         self._finish()
@@ -168,7 +168,7 @@ def facts_of_run(plan: Plan, record: Mapping[str, Any]) -> dict[str, Any]:
 def sharded_checkpoints(group: Group, plan: Plan, folder: Path, facts: Mapping[str, Any]) -> Checkpoints:
     """Return this rank's part in saving sharded checkpoints. Collective over the group.
 
-    They are written to one shared file if HDF5 supports writing it from several nodes.
+    A checkpoint is one shared file if HDF5 can write a file from several nodes and the options allow it.
     """
     token = group.comm.bcast(secrets.token_hex(4), root=0)
     leaders = NodeLeaders(group)
@@ -191,7 +191,7 @@ def finish_saving(checkpoints: Checkpoints, group: Group) -> None:
     """Wait until the last checkpoint is on disk. Collective over the group.
 
     Raises:
-        CheckpointError: It could not be saved.
+        CheckpointError: The checkpoint could not be saved.
     """
     checkpoints.close()
     with group.agree("saving the last checkpoint"):

@@ -42,11 +42,11 @@ class SplitFacts:
         source: Origin of the data.
         count: Number of examples.
         order: Order of the training examples.
-        bytes: Size of all examples in memory; None if they are loaded one by one.
+        bytes: Size of all examples in memory, in bytes; None if they are loaded one by one.
         examples: The first examples, of any form.
-        labels: How often each label occurs among the first ``labelled`` examples; None if labels are not classes.
+        labels: How often each label occurs among the first ``labelled`` examples; None if the labels are not classes.
         labelled: Number of examples whose labels were counted.
-        class_names: The names of the classes by label; empty if they have none.
+        class_names: The names of the classes by label; empty if the classes have no names.
     """
 
     name: str
@@ -68,11 +68,11 @@ class Speed:
         cores: This rank's share of the cores.
         threads: Threads that compute.
         batch: Examples in a batch.
-        batch_bytes: Size of a batch.
-        loading: One process that does nothing else than load.
-        computing: Forward and backward pass, without loading.
-        data_workers: Processes of a rank that load as fast as it computes, or as many as it has cores besides one; 0 if
-            processes would not help.
+        batch_bytes: Size of a batch in bytes.
+        loading: The rate of one process that only loads.
+        computing: The rate of forward and backward passes, without loading.
+        data_workers: Number of processes that load as fast as the rank computes, but at most its number of cores minus
+            one; 0 if processes would not help.
     """
 
     cores: int

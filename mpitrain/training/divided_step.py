@@ -19,10 +19,10 @@ class _PartGradient:
     """The gradient of the parameters that one optimizer updates.
 
     Attributes:
-        names: Their names; None for all of the model.
-        views: Their gradients, in the gradient of the strategy.
-        is_averaged: Whether it is averaged over all workers.
-        is_applied: Whether an update has applied it, so that the next backward pass sets it to zero.
+        names: The names of these parameters; None for all parameters of the model.
+        views: The gradients of these parameters, as views of ``strategy.grads``.
+        is_averaged: Whether the gradient is averaged over all workers.
+        is_applied: Whether an update has applied the gradient, so that the next backward pass sets it to zero.
     """
 
     names: Collection[str] | None
@@ -37,9 +37,9 @@ class DividedStep:
     Gradients stay until they are applied, perhaps in a later step.
 
     Args:
-        strategy: Averages and updates.
+        strategy: Averages the gradients and updates the parameters.
         model: Computes the gradients, in ``strategy.grads``.
-        layout: Of that vector.
+        layout: The layout of that vector.
         workers: The number of workers whose gradients are summed.
         names: The names of the parameters that each optimizer updates; None for all.
 
@@ -72,12 +72,12 @@ class DividedStep:
         return any(not part.is_applied for part in self._parts)
 
     def can_update(self, optimizers: Sequence[int]) -> bool:
-        """Whether there is one for any of these optimizers, and a backward pass in this step."""
+        """Whether an optimizer among these has a gradient to apply, and this step has had a backward pass."""
         return bool(self.n_backward) and any(not self._parts[index].is_applied for index in optimizers)
 
     @property
     def is_averaged(self) -> bool:
-        """Whether there is nothing to average."""
+        """Whether no gradient is left to average."""
         return all(part.is_applied or part.is_averaged for part in self._parts)
 
     def backward(self, loss: Any, optimizers: Sequence[int]) -> None:
@@ -85,7 +85,7 @@ class DividedStep:
 
         Args:
             loss: This worker's share of the loss, as the model returns it.
-            optimizers: The indices of those whose parameters get it.
+            optimizers: The indices of the optimizers whose parameters get the gradient.
         """
         parts, model = [self._parts[index] for index in optimizers], self._model
         model.collect_replaced_grads()
@@ -157,7 +157,7 @@ class DividedStep:
         self._begin()
 
     def take_over(self) -> Any:
-        """Return the loss of this step, whose gradient another update applies. Local."""
+        """Return the loss of this step, whose gradient ``Strategy.finish`` applies. Local."""
         loss = self._loss
         for part in self._parts:
             part.is_applied = True
@@ -166,7 +166,7 @@ class DividedStep:
 
 
 def _union(parts: Sequence[_PartGradient]) -> Collection[str] | None:
-    """Return the names of the parameters of these parts; None for all of the model."""
+    """Return the names of the parameters of these parts; None for all parameters of the model."""
     if any(part.names is None for part in parts):
         return None
     return [name for part in parts for name in part.names or ()]

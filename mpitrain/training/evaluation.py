@@ -19,7 +19,7 @@ from ..strategy.base import Strategy
 
 _WAIT = span("wait")
 
-# Outputs and labels of batches, by batch numbers in the order of the examples.
+# Outputs and labels of batches, by the index of the first example of a batch.
 Parts: TypeAlias = dict[int, tuple[Any, Any]]
 
 
@@ -28,7 +28,7 @@ class Evaluator:
 
     Args:
         workers: All workers.
-        metrics: Measured beside loss and accuracy.
+        metrics: The metrics that are measured in addition to loss and accuracy.
         loader: The validation examples.
     """
 
@@ -76,7 +76,7 @@ class Evaluator:
         """Evaluate the examples with indices [start, stop). Local.
 
         Args:
-            parts: Gets outputs and labels, if there are metrics.
+            parts: Filled with outputs and labels, if there are metrics.
 
         Returns:
             Shape (3,), float64: the sum of losses, the number of correct predictions, and the number of batches for
@@ -99,7 +99,7 @@ def metrics_of(
 ) -> dict[str, float]:
     """Return metrics of the outputs and labels of all ranks, joined in order. Collective over the group.
 
-    The first rank computes them; it needs memory for the outputs and labels of all ranks, twice.
+    The first rank computes them; it needs twice the memory of the outputs and labels of all ranks.
 
     Args:
         join: See ``Network.joined``.
@@ -120,7 +120,7 @@ def metrics_of(
 
 
 def _gathered(group: Group, parts: Parts) -> Parts:
-    """Return the parts of all ranks on the first one, sent one by one, so that no message is large."""
+    """On the first rank, return the parts of all ranks, which are sent one by one, so that no message is large."""
     comm = group.comm
     counts = comm.gather(len(parts), root=0)
     if counts is None:

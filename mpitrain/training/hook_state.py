@@ -37,7 +37,7 @@ class HookState:
         """Restore the hooks' state: the n-th state of a class goes to the job's n-th hook of that class. Local.
 
         Raises:
-            CheckpointError: The state is not one that ``extra_state`` returns.
+            CheckpointError: The state was not made by ``extra_state``.
         """
         saved = _states(str(values_of(state, _NAMESPACE, _VERSION).get("states", "[]")))
         for hook in self._hooks:

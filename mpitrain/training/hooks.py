@@ -48,7 +48,7 @@ class EveryNSteps:
         return self._every > 0 and step // self._every > self._last // self._every
 
     def consume(self, step: int) -> bool:
-        """Like ``reached``, but True only once for a multiple."""
+        """Like ``reached``, but True only once for each multiple."""
         if not self.reached(step):
             return False
         self._last = step
@@ -85,7 +85,7 @@ class Trigger:
                 loop.request_pause(self._reason)
 
     def consume(self, point: ConsistentPoint) -> bool:
-        """Return whether the action is due at this point, once for each; the same on all workers."""
+        """Return whether the action is due at this point, True once for each point; the same on all workers."""
         return self._steps.consume(point.step) or self._reason in point.reasons or point.last
 
 
@@ -93,12 +93,12 @@ class Log(Hook):
     """Reports loss, learning rate and speed every N steps, averaged over all workers since the last report.
 
     The first step's time is excluded, because kernels are compiled in it on a machine's first run. If workers exchange
-    results only at some steps, the report waits for the next one. All reports are recorded.
+    results only at some steps, the report waits for the next of these steps. All reports are recorded.
 
     Args:
         every: N; 0 for never.
-        print_every_s: Shortest time between two printed reports. The first one is always printed, and the last one
-            unless a later validation was.
+        print_every_s: Shortest time between two printed reports, in seconds. The first report is always printed, and
+            the last one unless a later validation was printed.
         counts_examples: Whether the speed is also reported in examples per second.
     """
 
@@ -168,13 +168,13 @@ class Log(Hook):
         self._reported_steps, self._reported_s = stats.step, now
 
     def _print(self, loop: TrainingLoop) -> None:
-        """Print the latest report, unless it was printed, or a later validation was."""
+        """Print the latest report, unless this report or a later validation was already printed."""
         if self._unprinted is not None and self._unprinted[0] >= loop.validation_step:
             loop.report(*self._unprinted, record=False)
             self._unprinted, self._printed_s = None, time.monotonic()
 
     def _compare_shares(self, now: list[WorkerStats]) -> None:
-        """Warn once if a worker takes too small a share; the time before the first report does not count."""
+        """Warn once if a worker takes too few of the steps; the time before the first report does not count."""
         if self._compared_from is None:
             self._compared_from = now
         warning = worker_stats.uneven_speed_warning(self._compared_from, now)
@@ -209,7 +209,7 @@ class Save(Hook):
     """Writes a checkpoint every N steps, every S seconds, at the end, and if it is the best one.
 
     Args:
-        state: What is saved.
+        state: The state that is saved.
         saved: Whether the step at which training begins need not be saved.
         best: Returns the record of a step whose checkpoint is the best one, else None; the same on all workers.
     """
@@ -271,10 +271,10 @@ class Stop(Hook):
     """Stops the run after a signal, and early enough to save before an external time limit.
 
     Args:
-        strategy: Asked to stop.
+        strategy: The strategy that is asked to stop.
         signals: The signals of this rank.
         limit: The time limit; only the chief's clock counts.
-        checkpoints: Leaves time for saving as long as the longest save took.
+        checkpoints: The duration of their longest save is left for saving before the time limit.
 
     Attributes:
         reason: Why this worker has requested the stop; empty if it has not.
@@ -303,7 +303,7 @@ class Stop(Hook):
 
 
 class KeepFlushing(Hook):
-    """Restores the mode for subnormal numbers if a library or a hook has reset it, and warns once."""
+    """Restores the flushing of subnormal numbers if a library or a hook has switched it off, and warns once."""
 
     def begin(self, loop: TrainingLoop) -> None:
         self._steps, self._reported = EveryNSteps(_CHECK_STEPS), False
@@ -316,7 +316,7 @@ class KeepFlushing(Hook):
         if not self._reported and subnormals.are_flushed():
             self._reported = True
             _log.warning(
-                "a library or a hook has switched off the flushing of subnormal numbers, which is on again; "
+                "a library or a hook has switched off the flushing of subnormal numbers; it is switched on again; "
                 "to compute with them, pass --no-flush-denormals"
             )
 

@@ -31,7 +31,7 @@ STEP, LOAD, FORWARD, BACKWARD, HOOKS = map(span, ("step", "load", "forward", "ba
 
 @dataclass
 class RunFiles:
-    """Where a run writes; all but the folder exist only on the chief.
+    """The files that a run writes; all except ``folder`` exist only on the chief.
 
     Attributes:
         folder: The run directory.
@@ -51,7 +51,7 @@ class RunFiles:
 
 
 class Loop:
-    """Trains; the interface that hooks see (``plan.hook.TrainingLoop``).
+    """The training loop; hooks see its interface ``plan.hook.TrainingLoop``.
 
     Args:
         accumulation: Computes gradients with ``model``.
@@ -61,7 +61,7 @@ class Loop:
     Attributes:
         cluster, plan: As given.
         validation: The latest validation metrics.
-        validation_step: The step at which they were measured; -1 if none were in this attempt.
+        validation_step: The step at which these metrics were measured; -1 if there are none in this attempt.
         compute_s: Seconds that this worker has taken to load batches and to compute losses.
         reuses_batches: Whether no other code keeps a batch, so that its memory can be used again.
         shows_vectors: Whether other code may keep views of the vectors.
@@ -98,8 +98,8 @@ class Loop:
     def _defer_params(self) -> None:
         """Let parameters arrive from other nodes while the model computes, if model and strategy can do so.
 
-        This is not done if hooks may read them: waiting is collective over the node, and a hook may read them on one
-            rank only.
+        This is not done if hooks may read the parameters: waiting is collective over the node, and a hook may read them
+        on one rank only.
         """
         strategy, model = self._strategy, self._model
         is_read = self.plan.config.output.histogram_steps or any(map(_is_own, self._hooks))
@@ -115,7 +115,7 @@ class Loop:
         Collective over all ranks, now or then.
 
         Args:
-            close: The method of the strategy, or of a server, that frees it.
+            close: The method of the strategy, or of a server, that frees the memory.
         """
         if cls.shows_vectors:
             atexit.register(close)
@@ -185,7 +185,7 @@ class Loop:
             self._strategy.request_pause(reason)
 
     def report(self, step: int, values: dict[str, float], show: bool = True, record: bool = True) -> None:
-        """Print (``show``) and write to the metrics (``record``) what was measured at ``step``. Local; chief only."""
+        """Print (``show``) values measured at ``step``, and write them to the metrics (``record``). Chief only."""
         if show and self._files.console is not None:
             self._files.console.measured(step, {**values, **self._unprinted})
             self._unprinted.clear()
@@ -225,7 +225,7 @@ class Loop:
             NonFiniteLoss: The loss is not finite and ``--nan`` is ``stop``.
         """
         self._begin()
-        # An overflow shows in the loss, for which there is a policy.
+        # An overflow makes the loss non-finite, which ``--nan`` handles.
         with np.errstate(all="ignore"):
             while (work := self._next()) is not None:
                 self._step(work)
@@ -243,14 +243,14 @@ class Loop:
             hook.end(self)
 
     def _next(self) -> WorkItem | None:
-        """Return the next batch to compute a gradient of, None at the end. May wait for other workers."""
+        """Return the next work item, whose gradient to compute; None at the end. May wait for other workers."""
         while isinstance(work := self._strategy.next(), ConsistentPoint):
             self._pause(work)
         self._step_began = time.perf_counter()
         return work
 
     def _pause(self, point: ConsistentPoint) -> None:
-        """Call the hooks while all workers hold the same complete parameters."""
+        """Call the hooks at a consistent point."""
         began = time.perf_counter()
         with HOOKS:
             for at_consistent_point in self._at_consistent_point:

@@ -47,10 +47,10 @@ def kept_run_dir(folder: Path) -> str | None:
 def make_state_writer(
     cluster: Cluster, plan: Plan, run_dir: str, synchronous: bool, record: Mapping[str, Any]
 ) -> StateWriter | None:
-    """Return the writer of this host's states; None on ranks that do not have one. Local.
+    """Return the writer of this host's states; None on ranks that write none. Local.
 
-    The first worker of each host has one if all workers take the same steps, otherwise the chief alone: these ranks
-    have complete snapshots.
+    If all workers take the same steps, the first worker of each host has a writer; otherwise only the chief has one.
+    These ranks have complete snapshots.
 
     Args:
         record: As for ``make_checkpoints``.
@@ -62,10 +62,10 @@ def make_state_writer(
 
 
 class KeepInMemory(Hook):
-    """Keeps the newest state in memory, as often as 1 % of the time allows by the chief's clock.
+    """Keeps the newest state in memory, as often as about 1 % of the training time allows, by the chief's clock.
 
     Args:
-        writer: Writes the state; None on ranks that do not.
+        writer: Writes the state; None on ranks that write none.
     """
 
     def __init__(self, state: RunState, writer: StateWriter | None) -> None:
@@ -104,12 +104,12 @@ class KeepInMemory(Hook):
         self._is_requested = False
         now = time.perf_counter()
         self._seconds = [*self._seconds[-2:], now - self._stepped_at]
-        # The first save in memory also allocates memory and opens connections, and at any save other ranks may come
-        # late. At the beginning, the interval is therefore at most the time since the beginning.
+        # The first save in memory also allocates memory and opens connections, and at any save other ranks may be late.
+        # At the beginning, the interval is therefore at most the time since the beginning.
         self._due_at = now + min(min(self._seconds) / _SHARE, now - self._began)
 
     def end(self, loop: TrainingLoop) -> None:
-        """Remove the states: the last checkpoint is on disk."""
+        """Remove this host's states, because the last checkpoint is on disk."""
         if self._writer is not None:
             self._writer.remove()
 
@@ -128,13 +128,13 @@ def resume_from_memory(
         vectors: The vectors of this rank, by name; None if it has none.
         shared_vectors: Memory that this rank fills together with others; None if there is none.
         run_dir: See ``kept_run_dir``.
-        newer_than: Only a state of a higher step.
+        newer_than: Use only a state of a higher step than this.
 
     Returns:
-        Its progress and extra state on ranks with vectors; None on all ranks if there is no such state.
+        The progress and the extra state of this state on ranks with vectors; None on all ranks if there is no state.
 
     Raises:
-        CheckpointError: On all ranks: the newest state is of another model, optimizer or seed.
+        CheckpointError: The newest state is of another model, optimizer or seed; on all ranks.
     """
     if run_dir is None:
         return None

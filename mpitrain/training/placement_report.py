@@ -20,7 +20,7 @@ def placement_report(network: Network, plan: Plan, devices: Sequence[Device], re
 
     Args:
         devices: The devices of one worker.
-        resident: Whether vectors live on every worker's device.
+        resident: Whether the vectors are in the memory of every worker's device.
     """
     alone = plan.workers == 1
     names = ", ".join(device.name for device in devices) if alone else "own device, as above"
@@ -52,7 +52,7 @@ def _convolutions(model: object, device: Any) -> list[str]:
 
 
 def _holder(plan: Plan, resident: bool) -> str:
-    """Return who holds the vectors that training changes."""
+    """Return a description of the memory that holds the vectors that training changes."""
     config = plan.config
     if resident:
         return _ON_DEVICES

@@ -31,11 +31,11 @@ _BEFORE_REPORT_S = 0.5  # delay of an error report for each of up to four lower 
 class Rank:
     """This process as a rank, which this package controls until it exits.
 
-    Construction starts the rank's reaper if a launcher started the rank, and registers with ``mpitrain run`` if that
-    did. Call ``start`` next.
+    If a launcher started the rank, construction starts the rank's reaper; if this launcher is ``mpitrain run``, it also
+    registers the rank. Call ``start`` next.
 
     Args:
-        forks: Whether this process may become the reaper, and a child of it the rank.
+        forks: Whether this process may become the reaper, and a child process of it the rank.
 
     Attributes:
         status: The status of this rank that ``mpitrain run`` reads.
@@ -124,7 +124,7 @@ class Rank:
         sys.exit(error.exit_status)
 
     def _let_lower_ranks_report(self) -> None:
-        """Wait before an error is reported: if all ranks fail in the same way, the lowest ends the others meanwhile."""
+        """Wait before an error is reported: if all ranks fail in the same way, the lowest rank ends this one."""
         time.sleep(0.0 if self._cluster is None else _BEFORE_REPORT_S * min(self._cluster.rank, 4))
 
 

@@ -21,7 +21,7 @@ _THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS
 
 
 def limit_threads(cluster: Cluster, requested: int | None, devices: int) -> int:
-    """Set and return the number of BLAS threads: as requested, or from the environment, or this rank's share of cores.
+    """Set and return the number of BLAS threads: as requested, from the environment, or this rank's share of cores.
 
     The devices of a rank compute at the same time and share its threads.
     """
@@ -32,7 +32,7 @@ def limit_threads(cluster: Cluster, requested: int | None, devices: int) -> int:
 
 
 def restart_blas_threads() -> None:
-    """End OpenBLAS's threads; the next product starts new ones, which inherit this thread's flush-to-zero.
+    """End OpenBLAS's threads; the next product starts new ones, which inherit this thread's flush mode.
 
     No other thread may be computing with BLAS.
     """
@@ -53,7 +53,7 @@ def check_devices(cluster: Cluster, config: RunConfig, job: Job, devices: Sequen
     """Check that the model supports the precision on some worker's device. Collective over all ranks.
 
     Raises:
-        ConfigError: On every rank: it does not.
+        ConfigError: The precision is not supported; on every rank.
     """
     precision, layers = config.device.precision, isinstance(job.model, Layer)
     on_gpus = cluster.any(devices[0].is_gpu)

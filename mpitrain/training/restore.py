@@ -1,4 +1,4 @@
-"""Where training begins: initial values, or the values of a checkpoint."""
+"""The state in which training begins: initial values, or the values of a checkpoint or of a state in memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .memory_recovery import resume_from_memory
 
 @dataclass(frozen=True)
 class Beginning:
-    """Where training begins; the same on all ranks.
+    """The state in which training begins; the same on all ranks.
 
     Attributes:
         extra_state: The extra state of the resumed run.
@@ -58,12 +58,12 @@ def restore(
     ranks skip it and try the previous one.
 
     Args:
-        vectors: ``Strategy.initial_vectors``, of which some rank must have some.
+        vectors: ``Strategy.initial_vectors``; at least one rank must have them.
         shared_vectors: ``Strategy.shared_vectors``.
         run_dir: See ``kept_run_dir``.
 
     Raises:
-        CheckpointError: On every rank: all checkpoints are damaged, or the newest intact one does not fit.
+        CheckpointError: All checkpoints are damaged, or the newest intact one does not fit; on every rank.
     """
     kept = resume_from_memory(cluster, plan, vectors, shared_vectors, run_dir, newer_than=resume_plan.step)
     if kept is not None:
@@ -102,7 +102,7 @@ def _read(cluster: Cluster, plan: Plan, vectors: dict[str, Array] | None, path: 
     """Fill the vectors from a checkpoint.
 
     Raises:
-        DamagedCheckpoint: On every rank: one of them found the checkpoint damaged.
+        DamagedCheckpoint: A rank has found the checkpoint damaged; on every rank.
     """
     restored = Restored(Progress(0, 0), StoredState())
     with cluster.agree("reading a checkpoint"):
@@ -115,7 +115,7 @@ def _read(cluster: Cluster, plan: Plan, vectors: dict[str, Array] | None, path: 
 def _initialize(
     cluster: Cluster, plan: Plan, network: Network, init_from: Path | None, vectors: dict[str, Array] | None
 ) -> None:
-    """Set initial values; ``init_from`` is a file that has some of them."""
+    """Set initial values; ``init_from`` is a file that contains some of them."""
     with cluster.agree("initializing"):
         if vectors is not None:
             _clear(vectors)

@@ -76,7 +76,7 @@ class ScriptRank(Rank):
 
     @contextlib.contextmanager
     def errors_end_the_run(self) -> Iterator[None]:
-        """See ``Rank``; but the script or notebook handles the end of a script, and any error of a single process."""
+        """See ``Rank``. The script or notebook itself handles ``SystemExit``, and any error of a single process."""
         try:
             yield
         except BaseException as error:
@@ -98,7 +98,7 @@ class ScriptRank(Rank):
         """Record that a training of the script begins.
 
         Raises:
-            ConfigError: It would resume an earlier training of the same script, in the directory of ``mpitrain run``.
+            ConfigError: This training would resume an earlier one of the script, in the directory of ``mpitrain run``.
         """
         if config.run.run_dir is None and RUN_DIR_VARIABLE in os.environ:
             if self._used_run_dir:
@@ -108,7 +108,7 @@ class ScriptRank(Rank):
             self._used_run_dir = True
 
     def finish(self, stopped: bool) -> None:
-        """Wait for the other ranks; the script continues, and is done when it exits. Collective over all ranks."""
+        """Wait for the other ranks. The script continues; its exit ends the rank. Collective over all ranks."""
         self._stopped = stopped
         activity.set_limits(0.0, activity.LONG_LIMIT_S)
         self._await_others()
@@ -116,7 +116,7 @@ class ScriptRank(Rank):
         signal.signal(signal.SIGINT, signal.default_int_handler if self.is_alone else signal.SIG_DFL)
 
     def _fail_alone(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        """Report an exception that ends a script without a launcher: errors of its user in one line."""
+        """Report an exception that ends a script without a launcher; report a user's error in one line."""
         if isinstance(error, UserError):
             self.fail(error)
         sys.__excepthook__(kind, error, traceback)
@@ -140,12 +140,12 @@ class ScriptRank(Rank):
 
 
 def _has_threads() -> bool:
-    """Return whether this process has threads: they would not exist in the rank, its child."""
+    """Return whether this process has several threads: its child process, the rank, would lack them."""
     return len(os.listdir("/proc/self/task")) > 1
 
 
 def run_script(parse: Callable[[], ScriptRequest]) -> NoReturn:
-    """Run a script on this rank, and exit with its status. It may train, and is then collective over all ranks."""
+    """Run a script on this rank, and exit with its status. Collective over all ranks if it trains."""
     rank = ScriptRank()
     try:
         request = parse()

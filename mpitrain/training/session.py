@@ -42,7 +42,7 @@ class Session:
     Attributes:
         run_dir: The run directory.
         loop: The worker's training loop; None on a server, and if there is nothing to train.
-        stopped: Whether the run was asked to stop early; valid afterwards, and the same on every rank.
+        stopped: Whether the run was asked to stop early; valid at the end of the session, and the same on every rank.
     """
 
     run_dir: Path
@@ -56,7 +56,7 @@ def training_session(cluster: Cluster, request: TrainRequest, rank_status: RankS
 
     A parameter server serves before the block, until the workers have ended.
     """
-    # Threads that compute are started later, and inherit the mode.
+    # Threads that compute are started later, and inherit the flush mode.
     with subnormals.flushed(request.config.device.flush_denormals):
         restart_blas_threads()
         setup = set_up(cluster, request, rank_status)

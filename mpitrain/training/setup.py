@@ -1,4 +1,4 @@
-"""The values that the ranks of a run agree on before training: the job, its plan, devices, and where the run writes."""
+"""The values that the ranks of a run agree on before training: the job, its plan, devices, and the run's files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TrainRequest:
     """The training that a rank performs.
 
     Attributes:
-        job_file: Its path; of a script that trains, the path of the script.
+        job_file: The path of the job file, or of the script that trains.
         arguments: The job function's arguments, for the record.
         config: The run's options as the user gave them.
         make: Makes the job; may fail on one rank only.
@@ -71,7 +71,7 @@ class Setup:
     """The values that the ranks of a run have agreed on.
 
     Attributes:
-        devices: Those of this rank.
+        devices: The devices of this rank.
         threads: The number of this rank's BLAS threads.
         ranks: A table of all ranks.
         notes: Lines for the chief to print.
@@ -90,7 +90,7 @@ class Setup:
 
 
 def set_up(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile) -> Setup:
-    """Assign roles and devices, make the job, and find out where the run writes. Collective over all ranks."""
+    """Assign roles and devices, make the job, and determine the files of the run. Collective over all ranks."""
     config = request.config
     cluster.assign(config)
     rank_status.set_role(cluster.role, cluster.task_index)
@@ -120,7 +120,7 @@ def set_up(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile)
 
 
 def _find_run(cluster: Cluster, request: TrainRequest, plan: Plan, ranks: str) -> tuple[RunFiles, ResumePlan]:
-    """Return where the run writes, and the checkpoint that it resumes from. Collective over all ranks."""
+    """Return the files of the run, and how the run resumes. Collective over all ranks."""
     config, files, resume_plan = plan.config, RunFiles(Path()), ResumePlan()
     with cluster.agree("reading the run directory"):
         if cluster.chief:
@@ -153,7 +153,7 @@ def resumes_at(config: RunConfig) -> tuple[int, int]:
 
 
 def _find_files(request: TrainRequest, config: RunConfig, ranks: str) -> RunFiles:
-    """Return the files of the run, in a directory that exists; nothing in it has changed yet."""
+    """Return the files of the run, in a directory that exists; no file in it has changed yet."""
     folder = _requested_run_dir(config) or new_run_dir(request.name)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,8 @@ from ..plan.hook import Hook, TrainingLoop
 from ..plan.progress import ConsistentPoint
 
 PERIOD_S = 10.0  # period over which workers are compared
-# These steps are not compared, because kernels are compiled; their rate gives the first period in steps.
+# Number of first steps, which are not compared, because kernels are compiled; their rate gives the first period in
+# steps.
 _FIRST_STEPS = 10
 _TIMES_TYPICAL, _SHARE = 2.0, 0.2  # slow: more than twice the others' median, and by more than a fifth of the period
 _WAIT = span("wait")
@@ -22,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class ReportSlowWorker(Hook):
-    """Warns once of a worker that needs much more time for a batch and its loss than the others.
+    """Warns once about a worker that needs much more time for a batch and its loss than the others.
 
     Every ``PERIOD_S`` seconds or so, the workers exchange how long they have computed. Time in the backward pass and
     in hooks does not count, because it may contain waiting for other workers.
@@ -65,7 +66,7 @@ def slow_worker(seconds: Sequence[float], period_s: float) -> int | None:
 
 
 def _typical(seconds: Sequence[float]) -> float:
-    """Return the median of all but the slowest worker."""
+    """Return the median of all values except the largest."""
     return statistics.median(sorted(seconds)[:-1])
 
 

@@ -37,7 +37,8 @@ class SteppedLoop(Loop):
     step is divided until the script calls ``update``; whether the script has needed a divided step by then determines
     whether the later steps are divided. All workers make the same decision.
 
-    With gradient accumulation, the last three are repeated for each micro-batch of a step, and no step is divided.
+    With gradient accumulation, the last three calls are repeated for each micro-batch of a step, and no step is
+    divided.
 
     With several optimizers, all steps are divided, and a step ends when the next batch is taken.
 
@@ -51,12 +52,12 @@ class SteppedLoop(Loop):
 
     _stepped_model: SteppedModel
     _divided: DividedStep | None = None  # set if steps can be divided
-    _divided_model: DividedModel  # then
-    _dividing: UpdatesOnRequest  # the strategy, then
+    _divided_model: DividedModel  # set if ``_divided`` is set
+    _dividing: UpdatesOnRequest  # the strategy; set if ``_divided`` is set
     _n_optimizers = 1
     # Set if the script must not change parameters, because other ranks or copies use them.
     _watched: DividedModel | None = None
-    _overlaps: bool | None = None  # whether steps are not divided; None until the first one is decided
+    _overlaps: bool | None = None  # whether steps are not divided; None until this is decided in the first step
     _work: WorkItem | None = None  # the work item, until its step is finished
     _parts: list[Batch]  # the unfinished micro-batches of this step
     _in_forward = _computed = False  # whether the first of them was handed out, and whether its gradient is computed
@@ -102,7 +103,7 @@ class SteppedLoop(Loop):
         self._end()
 
     def take(self) -> WorkItem | None:
-        """Return the next batch to compute a gradient of, None at the end; the same until its step is finished.
+        """Return the next work item, None at the end; the same item until its step is finished.
 
         May wait for other workers.
         """
@@ -114,7 +115,7 @@ class SteppedLoop(Loop):
 
     @contextlib.contextmanager
     def inference(self) -> Iterator[None]:
-        """Compute in evaluation mode, in ``local`` with the parameters of the first worker; restore everything.
+        """Run the block in evaluation mode, in ``local`` with the first worker's parameters; then restore everything.
 
         Collective over the workers if they take the same steps.
 
@@ -152,7 +153,7 @@ class SteppedLoop(Loop):
 
     @property
     def overlaps(self) -> bool | None:
-        """Whether steps are not divided; None if this is not decided, or not possible."""
+        """Whether steps are not divided; None if this is not decided yet, or if steps cannot be divided."""
         return None if self._divided is None else self._overlaps
 
     @property
@@ -166,7 +167,7 @@ class SteppedLoop(Loop):
         return self._divided_step is not None or not self._computed
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
-        """Update with other options from now on. Local; all workers must set the same.
+        """Update with the options of this optimizer from now on. Local; all workers must set the same options.
 
         Raises:
             JobError: The options cannot change in this mode, or on this device.
@@ -208,11 +209,11 @@ class SteppedLoop(Loop):
         return {name: self._strategy.vector(name) for name in self.plan.optimizer.slots}, strategy.rule_step
 
     def set_slots(self, slots: Mapping[str, Array], updates: int) -> None:
-        """Set what ``slots`` returns. Collective over the workers."""
+        """Set the values that ``slots`` returns. Collective over the workers."""
         self.check_slots("load_state_dict").set_slots(slots, updates)
 
     def check_slots(self, method: str) -> UpdatesOnRequest:
-        """Return the strategy for a method of the optimizer, which uses its slots. Local.
+        """Return the strategy, for a method of the optimizer that uses the slots. Local.
 
         Raises:
             JobError: Slots cannot be used now, or not in this mode.
@@ -227,7 +228,7 @@ class SteppedLoop(Loop):
         return self._strategy
 
     def start_of(self, work: WorkItem) -> int:
-        """Return the position of the first example of a step: of all workers' batches if they take the same steps."""
+        """Return the position of the step's first example, among all workers' batches if they take the same steps."""
         return self.data_cursor if self.synchronous else work.position
 
     def micro_batch(self) -> Batch:
@@ -249,7 +250,7 @@ class SteppedLoop(Loop):
         return part
 
     def backward(self, loss: Any, optimizers: Sequence[int] = (0,)) -> None:
-        """Compute the gradient of a loss, the mean over the micro-batch. Ranges of it may be averaged meanwhile.
+        """Compute the gradient of a loss, the mean over the micro-batch. Its ranges may be averaged meanwhile.
 
         Args:
             optimizers: The indices of the optimizers whose parameters get the gradient.
@@ -318,7 +319,7 @@ class SteppedLoop(Loop):
         self._finish()
 
     def _finish(self) -> None:
-        """Forget the work item, show the parameters to the script, and call the hooks."""
+        """Clear the work item, show the parameters to the script, and call the hooks."""
         self._stepped_model.show_params()
         STEP.__exit__(None, None, None)
         self._work = None
@@ -336,18 +337,18 @@ class SteppedLoop(Loop):
         """Check that the script has not changed parameters directly since the last update."""
         if self._watched is not None:
             self._watched.check_params()
-        if self._divided is not None and self.step & (self.step + 1) == 0:  # scripts that do this do it early
+        if self._divided is not None and self.step & (self.step + 1) == 0:  # scripts do this in early steps
             self._divided_model.check_data_pointers()
 
     # Divided steps.
 
     @property
     def _divided_step(self) -> DividedStep | None:
-        """This step if it is divided, at least until that is decided."""
+        """This step if it is divided, or if this is not decided yet; else None."""
         return None if self._overlaps else self._divided
 
     def _decide(self, divide: bool) -> None:
-        """Decide whether steps are divided, if they are not decided yet: if a worker must. Collective at first."""
+        """If this is not decided yet, divide steps if a worker must. Collective over the workers in the first step."""
         if self._overlaps is None:
             with _WAIT:
                 self._overlaps = not self.cluster.workers.allreduce(divide, op=MPI.LOR)
@@ -378,7 +379,7 @@ class SteppedLoop(Loop):
         has_replaced = self._divided_model.collect_replaced_grads()
         self._decide(divide=divide or has_replaced or step.n_backward > 1)
         self.n_updates += 1
-        if self._overlaps:  # from the next step on
+        if self._overlaps:  # decided just now: this gradient is submitted as a whole
             self._strategy.begin(step.take_over())
             with np.errstate(all="ignore"):
                 self._strategy.ready(0)

@@ -37,7 +37,7 @@ class ChiefFiles:
 
     Attributes:
         events: None if no TensorBoard events are written.
-        logger: Records in an external service; None if there is none.
+        logger: The logger of an external service; None if there is none.
     """
 
     metrics: MetricsFile
@@ -53,7 +53,7 @@ class Telemetry:
 
     Args:
         folder: The run directory.
-        console: The chief's; None on other ranks.
+        console: The chief's console; None on other ranks.
     """
 
     def __init__(self, cluster: Cluster, config: RunConfig, folder: Path, console: Console | None) -> None:
@@ -69,15 +69,15 @@ class Telemetry:
         """Write the run's record, and begin to write logs, metrics and heartbeats. Collective over all ranks.
 
         Args:
-            record: The chief's; None on other ranks.
+            record: The record of the run on the chief; None on other ranks.
             step: The step at which training begins.
 
         Returns:
-            The metrics on the chief, None on other ranks.
+            The metrics file on the chief, None on other ranks.
 
         Raises:
-            LaunchError: On every rank: a file in the run directory cannot be written.
-            ConfigError: On every rank: ``--logger`` or ``--tensorboard`` needs a package, or cannot be used.
+            LaunchError: A file in the run directory cannot be written; on every rank.
+            ConfigError: ``--logger`` or ``--tensorboard`` needs a package, or cannot be used; on every rank.
         """
         with self._cluster.agree("opening the run directory"):
             try:

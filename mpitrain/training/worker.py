@@ -1,4 +1,4 @@
-"""The part of a worker in a training run."""
+"""A worker's part of a training run."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Worker:
         return {} if self._setup.files.record is None else self._setup.files.record.tables
 
     def _restore(self) -> Beginning:
-        """Fill the strategy's vectors, and start it."""
+        """Fill the strategy's vectors, and start the strategy."""
         setup, strategy = self._setup, self._strategy
         run_dir = kept_run_dir(setup.files.folder)
         shared_vectors = getattr(strategy, "shared_vectors", None)
@@ -147,7 +147,7 @@ class Worker:
             return make_model(self._setup.job, self._setup.plan, devices, state, _sum_over(cluster.workers), resident)
 
     def _open_files(self, beginning: Beginning) -> None:
-        """Open the files of the run, unless the run is only validated and its records do not change."""
+        """Open the files of the run, unless the run was complete before, so that its records do not change."""
         files = self._setup.files
         if not beginning.is_complete(self._setup.plan):
             for change in files.record.changes() if files.record is not None else ():
@@ -197,7 +197,7 @@ class Worker:
             raise
 
     def _end(self) -> RunEnd:
-        """Return how training ended. Collective over the workers, because each may have requested the end."""
+        """Return how training ended. Collective over the workers, because any of them may have requested the end."""
         loop = self.loop
         with _WAIT:
             all_workers = self._setup.cluster.workers.allgather((self._stop.reason, loop.stop_reason))
@@ -236,9 +236,10 @@ class Worker:
 
 
 def _sum_over(workers: MPI.Intracomm) -> Callable[[Array], None] | None:
-    """Return a sum over the workers whose order does not depend on the MPI library; None for one worker.
+    """Return a function that sums over the workers in an order independent of the MPI library; None for one worker.
 
-    It has a separate communicator, because the strategy's operations may be in progress. Collective over the workers.
+    The function has its own communicator, because operations of the strategy may be in progress. Collective over the
+    workers.
     """
     if workers.size == 1:
         return None
