@@ -19,7 +19,7 @@ class Compression(NamedTuple):
     Attributes:
         name: ``bfloat16``, ``float16``, ``float32``, ``int8``, ``int4``, ``powersgd`` or ``topk``; or
             ``package.module:Class``, a codec of the user's own.
-        rank: Of ``powersgd``, else 0.
+        rank: The rank of ``powersgd``, else 0.
         fraction: The part of the elements that ``topk`` sends, else 0.
     """
 
@@ -33,7 +33,7 @@ class Compression(NamedTuple):
 
     @property
     def is_class(self) -> bool:
-        """Whether it is a codec of the user's own."""
+        """Whether the compression is a codec of the user's own."""
         return ":" in self.name
 
 

@@ -72,7 +72,8 @@ class TrainingLoop(Protocol):
     def request_pause(self, reason: str) -> None:
         """Request a ``ConsistentPoint`` as soon as possible. Local; no effect except on the chief.
 
-        The last point includes the requests made after the last step. No point follows a request made at the last one.
+        The last point includes the requests made after the last step. No point follows a request made at the last
+        point.
 
         Args:
             reason: A name that ``ConsistentPoint.reasons`` includes at that point, on all workers.
@@ -82,7 +83,7 @@ class TrainingLoop(Protocol):
         """Print values of ``step``, and append them to ``metrics.jsonl``. Local; no effect except on the chief.
 
         Args:
-            show, record: Whether to do so.
+            show, record: Whether to print the values, and whether to append them.
         """
 
     def add_validation(self, step: int, values: dict[str, float]) -> None:
@@ -92,20 +93,20 @@ class TrainingLoop(Protocol):
 class Hook:
     """Base class of hooks; the training loop calls its methods on every worker.
 
-    In ``sync`` and ``local`` all workers are then at the same step, so a method may communicate over
+    In ``sync`` and ``local``, all workers call a method at the same step, so it may communicate over
     ``loop.cluster.workers``. In ``async``, ``ssp`` and ``backup`` each worker runs at its own pace, so ``after_step``
     must not communicate. Only the chief should write files. Messages of Python's ``logging`` are printed by the chief.
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs, such as the best loss so far; saved in every checkpoint, on the chief.
+        """Return the state that a resumed run needs, such as the best loss; checkpoints contain the chief's state.
 
         Values are numbers, strings, and lists and dicts of these.
         """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what the chief's ``state_dict`` returned. Called on all workers before ``begin``, on a resume."""
+        """Restore the chief's state. Called before ``begin`` on all workers of a resumed run."""
 
     def begin(self, loop: TrainingLoop) -> None:
         """Called once on all workers, before the first step."""
@@ -114,11 +115,11 @@ class Hook:
         """Called after every step of this worker.
 
         ``loop.step`` counts the steps done, in the parameter-server modes by all workers combined; ``loop.loss`` is the
-        mean loss of the last one.
+        mean loss of the last step.
         """
 
     def at_consistent_point(self, loop: TrainingLoop, point: ConsistentPoint) -> None:
-        """Called on all workers while they hold the same complete parameters; may communicate in every mode.
+        """Called on all workers while none computes and the trained model is complete; may communicate in every mode.
 
         In ``sync`` after every step; in ``local`` after each averaging; in ``async``, ``ssp`` and ``backup`` whenever
         the workers pause: to validate, to save, or because a hook has called ``request_pause``; in every mode at the

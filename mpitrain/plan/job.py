@@ -48,16 +48,17 @@ class Job:
         train: Examples to train on: a split, or for a PyTorch module also an object with ``__len__`` and
             ``__getitem__``, such as a ``torch.utils.data.Dataset``. Its examples are tuples, inputs followed by the
             label, or dicts with ``labels``.
-        validation: Examples to measure on, or None.
+        validation: Examples for validation, or None.
         batch_size: Examples per worker and step; ``--batch-size`` overrides it.
         train_steps: Number of training steps; ``--train-steps`` overrides it.
         moving_average: Moving average of the parameters, used for validation, or None.
-        hooks: Called by the training loop, in addition to the built-in ones.
-        pins: With parameter servers: maps a variable's name to its server (from 0), or a function of name, shape and
+        hooks: Called by the training loop, in addition to the built-in hooks.
+        pins: With parameter servers: a dict from variable names to servers (from 0), or a function of name, shape and
             bytes that returns the server, or None to leave the choice to ``--placement``.
-        metrics: Functions of the outputs and labels of all validation examples by name, beside loss and accuracy:
-            ``{"auc": lambda outputs, labels: roc_auc_score(labels, outputs[:, 1])}``. They get arrays, of a PyTorch
-            module tensors on the CPU, and return a number or a dict of numbers. Or objects of torchmetrics.
+        metrics: Functions of the outputs and labels of all validation examples by name, in addition to loss and
+            accuracy: ``{"auc": lambda outputs, labels: roc_auc_score(labels, outputs[:, 1])}``. They get arrays (for a
+                PyTorch module, tensors on the CPU), and return a number or a dict of numbers. Values may also be
+                objects of torchmetrics.
         source: The file and the line that made this object, for errors.
     """
 
@@ -101,31 +102,31 @@ class Job:
 
     @property
     def network(self) -> Network:
-        """The model and its loss as the rest of the package uses them; made again after the job file replaced one."""
+        """The model and its loss as the rest of the package uses them; made again if one was replaced."""
         if self._network.model is not self.model or self._network.loss is not self.loss:
             self._network = make_network(self.model, self.loss)
         return self._network
 
     @property
     def rule(self) -> Optimizer:
-        """The optimizer, translated if it is one of torch."""
+        """The optimizer, translated if it is a PyTorch optimizer."""
         if self._rule is None or self._rule[0] is not self.optimizer:
             self._rule = self.optimizer, self.network.rule_of(self.optimizer)
         return self._rule[1]
 
     @property
     def train_split(self) -> Split:
-        """The examples to train on."""
+        """The training examples."""
         split = self._split("train")
         assert split is not None
         return split
 
     @property
     def validation_split(self) -> Split | None:
-        """The examples to measure on, or None.
+        """The validation examples, or None.
 
         Raises:
-            DataError: Its classes have other names than those of the training examples.
+            DataError: The classes have other names than the classes of the training examples.
         """
         split = self._split("validation")
         names, own = (getattr(one, "class_names", ()) for one in (self.train_split, split))
@@ -178,7 +179,7 @@ class Job:
 
 
 def _check_methods(option: str, base: type, kind: type, names: Sequence[str]) -> None:
-    """Check that methods of ``kind``, which may be the user's, take the arguments of the class ``base``."""
+    """Check that methods of ``kind``, a class that may be the user's, take the arguments of those of ``base``."""
     for name in names:
         wanted, signature = (
             list(inspect.signature(getattr(base, name)).parameters),
@@ -241,7 +242,7 @@ def make_job(path: Path, function: JobFunction, arguments: dict[str, Any], seed:
     """Call a job file's function and return its job.
 
     If the file has imported torch, its random numbers are seeded first: a module gets its initial values when it is
-    made, and all ranks must make the same. If the function imports torch, it is called again.
+    made, and they must be the same on all ranks. If the function imports torch, it is called again.
 
     Raises:
         JobError: The function raises, or does not return a Job.
@@ -273,7 +274,7 @@ def errors_located(path: Path, job: Job) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _errors_described(path: Path, source: str = "") -> Iterator[None]:
-    """Turn exceptions of the job file's code into a ``JobError``, and name its line in errors of this package.
+    """Turn exceptions of the job file's code into a ``JobError``, and add the file's line to errors of this package.
 
     A command-line parser in the job file exits, because it does not know the arguments of ``mpitrain``.
 
@@ -293,7 +294,7 @@ def _errors_described(path: Path, source: str = "") -> Iterator[None]:
 def _describe(path: Path, error: BaseException, source: str) -> str:
     """Return the error as one line, with the line of the job file that raised it."""
     if isinstance(error, SyntaxError):
-        line = "" if error.lineno is None else f", line {error.lineno}"  # there is none for a null byte
+        line = "" if error.lineno is None else f", line {error.lineno}"  # a null byte has no line number
         return f"{error.filename or path}{line}: {error.msg}"
     place = (_place(path, error, source) or f"job file {path}") + _deeper_place(path, error, source)
     text = " ".join(str(error).split())
@@ -302,7 +303,7 @@ def _describe(path: Path, error: BaseException, source: str) -> str:
 
 
 def _suggestion(error: BaseException) -> str:
-    """Return the valid name that is most similar to the one that the error is about; empty if there is none."""
+    """Return a hint with the valid name most similar to the invalid name of the error; empty if there is none."""
     unknown, known = getattr(error, "name", None), list[str]()
     if isinstance(error, AttributeError):
         known = [*(getattr(error.obj, "__all__", None) or dir(error.obj))]
@@ -341,7 +342,7 @@ def _deeper_place(path: Path, error: BaseException, source: str) -> str:
 
 
 def _is_users(file: str) -> bool:
-    """Return whether a file is a module of the user's, not of Python, of this package or of an installed one."""
+    """Return whether a file is the user's own module, not one of Python, this package or an installed package."""
     path = Path(file)
     is_installed = not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
     others = sysconfig.get_path("stdlib"), Path(__file__).parents[1]

@@ -51,7 +51,7 @@ class LayerNetwork:
         return self.loss.classes(self.model.output_shape)
 
     def starts(self, layout: Layout) -> list[int]:
-        """Return for each child of the model the first element of its own parameters, or of its successors' if none."""
+        """For each child of the model, return the first element of its parameters; if none, its successor's."""
         begin = {entry.name: entry.start for entry in layout.entries if entry.kind == "param"}
         start, layer_starts = layout.n_trained, []
         for name, child in reversed(self.model.children()):

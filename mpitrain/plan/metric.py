@@ -35,10 +35,10 @@ Metric: TypeAlias = Callable[[Any, Any], Any] | MetricObject
 
 
 class Goal(NamedTuple):
-    """A metric that is to be improved.
+    """A metric whose value should improve.
 
     Attributes:
-        name: Its name, without ``PREFIX``.
+        name: The name of the metric, without ``PREFIX``.
         is_higher_better: Whether higher values are better; else lower ones are.
     """
 
@@ -106,10 +106,10 @@ def measure(metrics: Mapping[str, Metric], outputs: Any, labels: Any) -> dict[st
     """Return the values of all metrics. Local.
 
     Args:
-        outputs, labels: Of all examples: arrays, tensors, or trees of these.
+        outputs, labels: The outputs and labels of all examples: arrays, tensors, or trees of these.
 
     Returns:
-        By name; a metric that returns a dict has a value ``NAME_KEY`` for each key.
+        The values by name; a metric that returns a dict has a value ``NAME_KEY`` for each key.
 
     Raises:
         JobError: A metric fails, or returns no number; the message names it, and its line.
@@ -155,7 +155,7 @@ def _result(name: str, metric: Metric, outputs: Any, labels: Any) -> Any:
         metric.reset()
         metric.update(outputs, labels)
         result = metric.compute()
-        metric.reset()  # frees what it has stored
+        metric.reset()  # frees the batches that it has stored
         return result
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)[1:]

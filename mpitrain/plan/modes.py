@@ -24,15 +24,16 @@ class Mode:
         name: The value of ``--mode``.
         strategy: The class or function that makes a worker's strategy, ``package.module:name``; it takes ``(cluster,
             plan, devices, state)``.
-        uses_servers: Whether parameters live on servers, or in a node's shared memory, and workers run at their own
+        uses_servers: Whether parameters are on servers, or in a node's shared memory, and workers run at their own
             pace.
         is_asynchronous: Whether a worker's gradient is applied without waiting for other workers' gradients.
-        bounds_staleness: Whether a worker waits for the slowest one, and its staleness is its lead over that one.
+        bounds_staleness: Whether a worker waits for the slowest worker, and its staleness is its lead over the slowest
+            worker.
         drops_late_gradients: Whether a step uses the first gradients of several workers, and drops later ones.
         averages_params: Whether workers train parameters of their own, which are averaged in place of gradients.
         keeps_vectors_on_gpus: Whether the vectors are on every worker's GPU if all have one. float16 requires this,
             because its loss scale is the same on all GPUs.
-        compressions: The values of ``--compress`` that it supports, without their numbers.
+        compressions: The values of ``--compress`` that the mode supports, without their numbers.
     """
 
     name: str
@@ -51,7 +52,7 @@ class Mode:
         return not self.uses_servers and not self.averages_params
 
 
-# Values that ``local`` supports, too; float32 is for vectors in float64.
+# Values that all modes support; float32 compresses vectors in float64.
 _IN_ALL = ("bfloat16", "float16", "float32", "int8")
 _OF_SERVERS = (*_IN_ALL, "topk")
 

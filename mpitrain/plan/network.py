@@ -45,10 +45,10 @@ class Network(Protocol):
     loss: Any
 
     def as_split(self, dataset: object) -> object:
-        """Return a dataset that the model can use as a split; return anything else as it is."""
+        """Return a dataset that the model can use as a split of its examples; return any other object unchanged."""
 
     def rule_of(self, optimizer: Any) -> Any:
-        """Translate an optimizer of torch for this model, or a function that makes one; return anything else as it is.
+        """Translate a PyTorch optimizer, or a function that makes one, for this model; return other objects unchanged.
 
         Raises:
             JobError: This package does not support the optimizer.
@@ -65,7 +65,7 @@ class Network(Protocol):
         """Check that the model and the loss accept the validation examples. Called after ``lay_out``.
 
         Raises:
-            JobError: They do not.
+            JobError: The model or the loss does not accept them.
         """
 
     @property
@@ -85,11 +85,11 @@ class Network(Protocol):
     def writes_grads_once(self) -> bool:
         """Whether a backward pass writes the gradient of each parameter once, not in parts.
 
-        Ranges of it are then final early, and are copied from a GPU during the backward pass.
+        Ranges of the gradient are then final early, and are copied from a GPU during the backward pass.
         """
 
     def joined(self, parts: Sequence[Any]) -> Any:
-        """Return outputs, or labels, of several batches as one value, which metrics get; see ``OnOutputs``."""
+        """Join the outputs, or the labels, of several batches to one value for metrics; see ``OnOutputs``."""
 
     @property
     def has_own_loop(self) -> bool:
@@ -114,7 +114,7 @@ def make_network(model: object, loss: object) -> Network:
     """Return the network of a job's model and loss.
 
     Raises:
-        JobError: They are not a model and a loss of the same framework.
+        JobError: The model and the loss are not a model and a loss of the same framework.
     """
     torch = sys.modules.get("torch")  # a module exists only if the job has imported torch
     if torch is not None and isinstance(model, torch.nn.Module):

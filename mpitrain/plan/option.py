@@ -28,16 +28,16 @@ class OptionInfo:
     """Metadata of an option: help text, limits, choices and modes.
 
     Attributes:
-        help: What the option does, without facts that follow from the other attributes.
+        help: The effect of the option, without facts that follow from the other attributes.
         metavar: The text that help shows in place of a value; None for the type's name.
-        minimum, above, maximum, below: The valid numbers: at least, more than, at most, less than.
+        minimum, above, maximum, below: Limits of the valid numbers: at least, more than, at most, less than.
         default_text: For an option that is None unless given: its default, or what determines it.
-        also: A second spelling of its flag.
+        also: A second spelling of the flag.
         choices: The valid words; empty if the type determines the valid values.
         modes: Returns whether the option is valid in a mode; None if it is valid in all modes.
-        is_repeated: Whether its flag may be given several times; its value is then a tuple.
+        is_repeated: Whether the flag may be given several times; the option's value is then a tuple.
         has_negative: Whether a boolean option also has a flag ``--no-NAME``.
-        is_common: Whether ``--help`` describes it; ``--help-all`` describes all options.
+        is_common: Whether ``--help`` describes the option; ``--help-all`` describes all options.
     """
 
     help: str
@@ -56,7 +56,7 @@ class OptionInfo:
 
     @property
     def limits(self) -> str:
-        """The valid numbers, such as ``> 0 and <= 1``; empty if all are."""
+        """The limits of the valid numbers, such as ``> 0 and <= 1``; empty if all numbers are valid."""
         limits = {name: getattr(self, name) for name in _LIMITS}
         return " and ".join(f"{_LIMITS[name][0]} {limit}" for name, limit in limits.items() if limit is not None)
 
@@ -75,7 +75,7 @@ class OptionInfo:
         return () if self.modes is None else names_of_modes(self.modes)
 
     def help_text(self) -> str:
-        """Return the help of its flag: modes, limits that are not obvious, and the default if it is None."""
+        """Return the help of the flag, with its modes, limits that are not obvious, and ``default_text``."""
         text = self.help
         if self.mode_names:
             text = f"{', '.join(self.mode_names)}: {text[0].lower()}{text[1:]}"
@@ -100,8 +100,8 @@ class OptionGroup:
     """Base class of dataclasses all of whose fields are options.
 
     Raises:
-        ConfigError: A number is outside of its limits, or a word is none of the choices; the message states the valid
-            values.
+        ConfigError: A number is outside of its limits, or a word is not one of the choices; the message states the
+            valid values.
     """
 
     def __post_init__(self) -> None:
@@ -124,7 +124,7 @@ def flag(name: str) -> str:
 
 
 def choices_of(hint: Any) -> tuple[str, ...]:
-    """Return the words that a type allows, ``Literal`` of strings or the same or None; empty for other types."""
+    """Return the words that a ``Literal`` of strings, or such a type or None, allows; empty for other types."""
     if typing.get_origin(hint) is Literal:
         words = typing.get_args(hint)
         return words if all(isinstance(word, str) for word in words) else ()
@@ -134,7 +134,7 @@ def choices_of(hint: Any) -> tuple[str, ...]:
 
 @functools.cache
 def _choices(group: Any) -> dict[str, tuple[str, ...]]:
-    """Return the choices of each option of a group that has any."""
+    """Return the choices of each option of a group that has choices."""
     hints = typing.get_type_hints(group)
     choices = {
         field.name: info_of(field).choices or choices_of(hints[field.name]) for field in dataclasses.fields(group)

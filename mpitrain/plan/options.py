@@ -35,8 +35,8 @@ class DescribedOption(click.Option):
     """An option that belongs to a group in the help text.
 
     Args:
-        group: The title of the group; empty for the last one.
-        is_common: Whether ``--help`` describes it, not only ``--help-all``.
+        group: The title of the group; empty for the last group.
+        is_common: Whether ``--help`` describes the option, not only ``--help-all``.
     """
 
     def __init__(self, *args: Any, group: str, is_common: bool, **attributes: Any) -> None:
@@ -89,12 +89,12 @@ def examples(*commands: str) -> str:
 
 
 def run_options(**defaults: Any) -> list[click.Option]:
-    """Return an option for each field of ``RunConfig``'s groups; ``defaults`` override the fields' own."""
+    """Return an option for each field of ``RunConfig``'s groups; ``defaults`` override the fields' defaults."""
     return [option for group in GROUPS for option in options_of(group, **defaults)]
 
 
 def options_of(kind: type, **defaults: Any) -> list[click.Option]:
-    """Return a flag for each option of a dataclass; ``defaults`` override the fields' own."""
+    """Return a flag for each option of a dataclass; ``defaults`` override the fields' defaults."""
     hints, group = typing.get_type_hints(kind), inspect.cleandoc(kind.__doc__ or "").partition("\n")[0].rstrip(".")
     return [
         _option(field.name, hints[field.name], defaults.get(field.name, field.default), info_of(field), group)
@@ -138,7 +138,7 @@ def convert(option: click.Option, value: Any) -> Any:
     """Return a Python value as the command line would pass it to an option.
 
     Raises:
-        click.BadParameter: It is not valid.
+        click.BadParameter: The value is not valid.
     """
     if option.multiple:
         return _texts(value)
@@ -216,7 +216,7 @@ def _words(name: str, value: Any) -> list[str]:
 
 
 def job_options(path: Path, function: JobFunction) -> list[click.Option]:
-    """Return an option for each parameter of a job function, with help from its docstring, in a group of the job.
+    """Return an option for each parameter of a job function, with help from its docstring, in the job's group.
 
     Raises:
         JobError: A parameter's type cannot be parsed from a flag, or its name is an option of every run.

@@ -32,15 +32,16 @@ class Placement:
 def assign_servers(
     layout: Layout, servers: int, policy: Policy, itemsize: int, pins: Pins | None = None
 ) -> list[Placement]:
-    """Distribute the variables over the servers; every element is on exactly one.
+    """Distribute the variables over the servers; every element is on exactly one server.
 
     ``round_robin`` assigns variables in the order of the vector; ``greedy`` assigns the largest remaining variable to
     the server with the fewest bytes (longest processing time first, Graham 1969); ``partitioned`` splits every variable
-    into as many ranges as there are servers. A pinned variable is placed unsplit on its server; ``greedy`` counts it.
+    into as many ranges as there are servers. A pinned variable is placed unsplit on its server; ``greedy`` counts its
+    bytes.
 
     Args:
         itemsize: Bytes of an element.
-        pins: Server of a variable by name; or a function of name, shape and bytes that returns it, or None.
+        pins: Server of a variable by name; or a function of name, shape and bytes that returns the server, or None.
 
     Raises:
         JobError: A variable is pinned to a server that does not exist, or a pinned name is not in the model.

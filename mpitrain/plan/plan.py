@@ -40,7 +40,8 @@ class Plan:
         placements: The server of each range of the vector.
         workers: Number of ranks that compute gradients.
         validate_steps: Steps between two validations; 0 for never.
-        worker_momentum: Momentum that workers apply before gradients are sent; then the optimizer has none.
+        worker_momentum: Momentum that workers apply before gradients are sent, in place of the optimizer; None if they
+            do not.
     """
 
     config: RunConfig
@@ -81,7 +82,7 @@ class Plan:
 
     @property
     def vectors(self) -> list[str]:
-        """Names of the vectors that training changes: ``params``, the slots, and ``average`` if there is one."""
+        """Names of the vectors that training changes, which are ``params``, the slots, and ``average`` if it exists."""
         return ["params", *self.optimizer.slots, *(["average"] if self.moving_average is not None else [])]
 
     def next_pause(self, step: int) -> int:
@@ -106,7 +107,7 @@ class Plan:
 
     @property
     def layer_borders(self) -> dict[int, int]:
-        """For each layer whose completion in backward completes a bucket: its index, and the bucket's first element."""
+        """The index of each layer whose completion in backward completes a bucket, and the bucket's first element."""
         latest = {start: layer for layer, start in enumerate(self.layer_starts)}
         return {latest[bucket.lo]: bucket.lo for bucket in self.buckets if bucket.lo > 0}
 
@@ -116,10 +117,10 @@ class Plan:
         return 1.0 / (self.batch if self.config.mode.averages_params else self.step_examples)
 
     def updater(self, vectors: Mapping[str, Array], frozen: Array | None = None) -> Updater:
-        """Return the optimizer bound to vectors of shape (layout.size,).
+        """Return an ``Updater`` that applies the optimizer to these vectors, shape (layout.size,).
 
         Args:
-            frozen: See ``Updater``: usually ``TrainingState.frozen``.
+            frozen: Usually ``TrainingState.frozen``; see ``Updater``.
         """
         slots, average = {name: vectors[name] for name in self.optimizer.slots}, vectors.get("average")
         return Updater(self.optimizer, self.layout, vectors["params"], slots, average, self.moving_average, frozen)
@@ -166,7 +167,7 @@ def make_plan(job: Job, config: RunConfig, workers: int) -> Plan:
 
 
 def _check_grad_norm(job: Job, config: RunConfig) -> None:
-    """Refuse to measure the gradient with an optimizer that measures the direction of its steps instead."""
+    """Reject ``--log-grad-norm`` if the optimizer measures the norm of its steps' direction, not of the gradient."""
     trust = job.rule.trust_ratio
     if config.output.log_grad_norm and trust is not None and trust.after_rule:
         raise ConfigError(f"--log-grad-norm does not work with the optimizer {job.rule.name}; remove the flag")
@@ -176,7 +177,7 @@ def _divide_momentum(rule: Optimizer, config: RunConfig) -> tuple[Optimizer, Mom
     """Return the optimizer of the servers, and the momentum that workers apply if they send few elements at a time.
 
     Raises:
-        ConfigError: The optimizer decays gradients before momentum, or has momentum that differs by groups.
+        ConfigError: The optimizer applies ``l2`` before momentum, or its groups have different momentum.
     """
     compression = config.compression
     sends_few = compression is not None and compression.fraction > 0 and config.mode.is_asynchronous

@@ -1,4 +1,4 @@
-"""Programs: programs that ranks run besides jobs and scripts that train; they need not know this package."""
+"""Programs that ranks can run in place of jobs and scripts that train; they need not use this package."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .option import OptionGroup, option
 from .options import group_words
 from .script import only_defines
 
-# Commands that start ranks of their own, and the parts of them that ``mpitrain run -n N`` replaces.
+# Commands and modules that start ranks themselves, which ``mpitrain run -n N`` replaces.
 _STARTERS = ("torchrun", "mpirun", "mpiexec", "srun", "horovodrun", "deepspeed")
 _STARTER_COMMANDS = (("accelerate", "launch"), ("mpitrain", "run"))
 _STARTER_MODULES = ("torch.distributed.run", "torch.distributed.launch")
@@ -62,7 +62,7 @@ class ProgramRequest:
 
     Attributes:
         argv: The command that every rank executes, with its arguments.
-        name: Names the run directory, and the run in tables.
+        name: The name of the run in the run directory's name and in tables.
         options: The options of the run.
     """
 
@@ -110,7 +110,7 @@ def script_request(path: Path, arguments: Sequence[str], options: ProgramOptions
     """Return the request for a Python script.
 
     Raises:
-        LaunchError: It is not a file, or only defines functions or classes.
+        LaunchError: The path is not a file, or the script only defines functions or classes.
     """
     if not path.is_file():
         raise LaunchError(f"{path}: no such file")
@@ -126,7 +126,7 @@ def module_request(module: str, arguments: Sequence[str], options: ProgramOption
     """Return the request for a Python module, as of ``python -m MODULE``.
 
     Raises:
-        LaunchError: It starts ranks itself.
+        LaunchError: The module starts ranks itself.
     """
     if module in _STARTER_MODULES:
         raise _starts_ranks(module)
@@ -137,7 +137,7 @@ def command_request(words: Sequence[str], options: ProgramOptions) -> ProgramReq
     """Return the request for a command.
 
     Raises:
-        LaunchError: There is no such program, or it starts ranks itself.
+        LaunchError: There is no such program, or the program starts ranks itself.
     """
     if not words:
         raise ConfigError("there is no command after --; give one, such as -- python train.py")

@@ -18,11 +18,11 @@ class Progress(NamedTuple):
 
 
 class WorkItem(NamedTuple):
-    """A batch to compute a gradient of.
+    """A batch for which a worker computes a gradient.
 
     Attributes:
         step: The 0-based step that the gradient is for.
-        position: Index of its first example in the endless stream of examples.
+        position: Index of the batch's first example in the endless stream of examples.
     """
 
     step: int
@@ -30,12 +30,12 @@ class WorkItem(NamedTuple):
 
 
 class ConsistentPoint(NamedTuple):
-    """All workers hold the same complete parameters, and none computes. The same on all workers.
+    """A pause in which no worker computes and the trained model is complete. The same on all workers.
 
     Attributes:
         step: Number of completed steps.
         data_cursor: Number of examples taken from the endless stream.
-        reasons: Why the chief has requested it (``TrainingLoop.request_pause``); empty if it comes regularly.
+        reasons: Why the chief has requested the point (``TrainingLoop.request_pause``); empty for a regular point.
         last: Whether training ends here.
     """
 

@@ -23,13 +23,13 @@ class Workload(Protocol):
     """The work that the ranks of a run execute; the launcher uses only this interface.
 
     Attributes:
-        name: Names the run directory.
+        name: The name of the run in the run directory's name.
         command: The ``mpitrain`` command that every rank runs.
-        words: Its arguments.
+        words: The arguments of this command.
         run_dir: The run directory that was given, or None.
         time_limit: Seconds that the run may take, or None.
         keeps_checkpoints: Whether restarts and later starts resume from checkpoints in the run directory.
-        resumes: Whether a later start in the same run directory resumes by itself.
+        resumes: Whether a later start in the same run directory resumes the run without further options.
     """
 
     @property
@@ -54,14 +54,14 @@ class Workload(Protocol):
     def resumes(self) -> bool: ...
 
     def check_ranks(self, ranks: int) -> None:
-        """Check that this number of ranks can execute it.
+        """Check that this number of ranks can execute the workload.
 
         Raises:
-            ConfigError: It cannot.
+            ConfigError: They cannot.
         """
 
     def restarted(self, checkpoint: Path | None, time_limit: float | None) -> Workload:
-        """Return what the ranks execute after a restart.
+        """Return the workload that the ranks execute after a restart.
 
         Args:
             checkpoint: The newest checkpoint, or None.
@@ -69,7 +69,7 @@ class Workload(Protocol):
         """
 
     def with_run_dir(self, run_dir: Path | None) -> Workload:
-        """Return the same in another run directory; None: the launcher chooses one."""
+        """Return the same workload in another run directory; if None, the launcher chooses the directory."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class JobRequest:
         return [str(self.path), *flag_words(self.options), *flag_words(self.arguments)]
 
     def with_options(self, **options: Any) -> JobRequest:
-        """Return the request with other options of the run; None leaves one out."""
+        """Return the request with other options of the run; None removes an option."""
         merged = {**self.options, **options}
         return replace(self, options={name: value for name, value in merged.items() if value is not None})
 
@@ -151,8 +151,8 @@ class LaunchRequest:
     """A run to start.
 
     Attributes:
-        options: How its ranks are started.
-        workload: What they execute.
+        options: How the ranks are started.
+        workload: The work that the ranks execute.
     """
 
     options: LaunchOptions
@@ -179,12 +179,12 @@ def workload_request(
 
     Args:
         target: A file, or the words of a command.
-        values: As for ``job_request``; for a program its options, and for a script that is one also the script's flags.
+        values: As for ``job_request``; for a program its options, and for a Python script also the script's flags.
         other_names: Names that the caller takes, to suggest for a mistyped one.
         is_job: Whether the file is known to be a job file.
 
     Raises:
-        UserError: As of ``job_request``, or the program cannot be started.
+        UserError: As for ``job_request``, or the program cannot be started.
     """
     if isinstance(target, Path) and (is_job or not is_program(target)):
         return job_request(target, values, other_names)
@@ -225,13 +225,13 @@ def job_request(path: Path, values: Mapping[str, Any], other_names: Iterable[str
 
 
 def split_values(names: Iterable[str], values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split keyword arguments into those with these names and the others, without those that are None."""
+    """Split keyword arguments, except those that are None, into those with these names and the others."""
     chosen, others = set(names), {name: value for name, value in values.items() if value is not None}
     return {name: others.pop(name) for name in [*others] if name in chosen}, others
 
 
 def unknown_name(name: str, known: Iterable[str]) -> ConfigError:
-    """Return the error for a keyword argument that is none of the known options and parameters."""
+    """Return the error for a keyword argument that is neither a known option nor a known parameter."""
     near = nearest(name, [*known])
     hint = f"; did you mean {near!r}?" if near else ""
     return ConfigError(f"{name!r} is neither an option of a run nor a parameter of the job{hint}")

@@ -29,7 +29,7 @@ def server_ranks(
         hosts: Use only ranks on these hosts, round-robin in this order; overrides ``placement``.
 
     Raises:
-        ConfigError: No rank is on one of the hosts, or the hosts have too few ranks.
+        ConfigError: One of the hosts has no rank, or the hosts have too few ranks.
     """
     if hosts is not None:
         return _on_hosts(host_of, servers, hosts)
@@ -57,7 +57,7 @@ def _on_hosts(host_of: Sequence[str], servers: int, hosts: Sequence[str]) -> lis
 
 
 def _find_host(name: str, known: Sequence[str]) -> str:
-    """Return the host of this name, ignoring domains: a scheduler's name and the host's own may differ in it."""
+    """Return the host of this name, ignoring domains: the scheduler's and the host's own name may differ there."""
     matches = [host for host in known if host.split(".")[0] == name.split(".")[0]]
     if name in known:
         return name

@@ -10,7 +10,7 @@ from typing import Any
 
 from .config import RunConfig
 
-_STARTS = {"Trainer", "train"}  # names of this package by which scripts train
+_STARTS = {"Trainer", "train"}  # names of this package with which scripts train
 _LITERALS = (ast.Constant, ast.Tuple, ast.List, ast.Dict, ast.Set, ast.UnaryOp, ast.unaryop, ast.expr_context)
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
@@ -21,9 +21,9 @@ class ScriptRequest:
 
     Attributes:
         path: The script.
-        arguments: Its command line.
+        arguments: The script's command-line arguments.
         options: The run's options that were given on the command line; they replace the options in the script.
-        config: The same, with defaults.
+        config: The same options, with the defaults of all others.
     """
 
     path: Path
@@ -40,8 +40,8 @@ class ScriptRequest:
 def is_script(path: Path) -> bool:
     """Return whether a Python file trains by itself: it uses ``train`` or ``Trainer``, and defines no ``job``.
 
-    It may also import modules from its own folder that use them. A file that defines ``job`` is a script only if it
-    also trains as soon as it is imported.
+    The file may also import modules from its own folder that use these names. A file that defines ``job`` is a script
+    only if it also trains as soon as it is imported.
     """
     tree = _parsed(path)
     if tree is None:
@@ -56,7 +56,7 @@ def is_script(path: Path) -> bool:
 def is_program(path: Path) -> bool:
     """Return whether a Python file is neither a job file nor a script that trains with this package.
 
-    A file that uses ``Job`` of this package is a job file, possibly one with a mistake.
+    A file that uses ``Job`` of this package is a job file, possibly a faulty one.
     """
     tree = _parsed(path)
     if tree is None or is_script(path) or _refers_to(tree, tree.body, {"Job"}):
@@ -71,7 +71,7 @@ def is_program(path: Path) -> bool:
 
 
 def only_defines(path: Path) -> bool:
-    """Return whether a Python file has functions or classes, but no statement that does anything."""
+    """Return whether a Python file has functions or classes, but no statement with an effect."""
     tree = _parsed(path)
     if tree is None:
         return False
@@ -126,7 +126,7 @@ def _refers_to(tree: ast.Module, statements: Iterable[ast.stmt], wanted: set[str
 
 
 def _modules_beside(path: Path, tree: ast.Module) -> dict[Path, ast.Module]:
-    """Return the modules in the folder of a file, or in packages there, that it imports, also through others."""
+    """Return the modules in a file's folder, or in packages there, that it imports directly or indirectly."""
     modules: dict[Path, ast.Module] = {}
     importing = [tree]
     while importing:
@@ -159,7 +159,7 @@ def _imports_package(tree: ast.Module) -> bool:
 
 
 def _is_constant(node: ast.stmt) -> bool:
-    """Return whether a statement is a docstring, or gives a name to a value that is written down."""
+    """Return whether a statement is a docstring, or assigns a literal to a name."""
     if isinstance(node, (ast.Expr, ast.Assign, ast.AnnAssign)):
         return node.value is None or all(isinstance(part, _LITERALS) for part in ast.walk(node.value))
     return isinstance(node, ast.Pass)
