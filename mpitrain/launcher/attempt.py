@@ -48,7 +48,7 @@ class AttemptResult:
     Attributes:
         pid: The launcher's process id.
         status: The launcher's exit status; negative if a signal killed it.
-        output: The latest output of ranks and launcher, including what was filtered out.
+        output: The latest output of ranks and launcher, including filtered output.
         filtered_output: The launcher output that was not shown.
         ended_at: When the launcher had ended, in seconds since the epoch.
         statuses: The status records of all ranks that registered.
@@ -83,7 +83,7 @@ class Attempt:
         ranks: Number of ranks to start; None if the launcher determines it.
         hosts: The hosts that the user named.
         link_timeout_s: Seconds without an answer after which a host is lost.
-        stopping: A text for a message: the action of ranks that are asked to stop.
+        stopping: The action of ranks that are asked to stop, as text for a message.
         accepts: Answers a request to scale the run; returns whether the ranks must stop for the request.
     """
 
@@ -209,7 +209,7 @@ class Attempt:
             self._kill(process)  # the launcher would wait for its daemon on the lost host
 
     def _check_reapers(self, statuses: Sequence[rank_status.RankStatus]) -> None:
-        """End local ranks that are not watched, because their reaper is stopped, and was at the last check."""
+        """End local ranks that nothing watches, because their reaper is stopped, as it was at the last check."""
         stopped = {s.reaper: s.rank for s in statuses if is_local(s.host) and process_state(s.reaper) == "T"}
         for reaper in stopped.keys() & self._stopped_reapers:
             say(f"process {reaper}, which watches rank {stopped[reaper]}, is stopped; ending the rank")
@@ -231,7 +231,7 @@ class Attempt:
             self._check_stop(process, running, now)
 
     def _handle_scaling(self, process: subprocess.Popen[bytes]) -> None:
-        """Ask the ranks to save and exit if the run is to continue on others."""
+        """Ask the ranks to save and exit if the run is to continue on other ranks."""
         if self._phase is not _Phase.RUNNING:
             return
         request = read_request(self._run_dir)
@@ -239,7 +239,7 @@ class Attempt:
             self._stop(process)
 
     def _report_early_exits(self, statuses: Sequence[rank_status.RankStatus]) -> None:
-        """Report once that some ranks have exited long ago and others have not, which may wait for them forever."""
+        """Report once that some ranks exited long ago while others still run, which may wait for them forever."""
         ended = [status for status in statuses if status.ended_at]
         running = [status.rank for status in statuses if not status.ended_at]
         if ended and running and not self._reported_early_exits:
@@ -253,7 +253,7 @@ class Attempt:
                 )
 
     def _check_stop(self, process: subprocess.Popen[bytes], ranks: int, now: float) -> None:
-        """Repeat the request to save and exit; end the ranks if none can fulfil it."""
+        """Repeat the request to save and exit; end the ranks if no rank can fulfil it."""
         doing = rank_status.read_activities(self._run_dir)
         interrupted = self._interrupts.received[:1] == [signal.SIGINT]  # a scheduler sets its own limit
         if not interrupted or len(doing) < ranks or any(activity.busy for activity in doing.values()):
@@ -308,7 +308,7 @@ class Attempt:
         host_watcher.signal_ranks(str(self._run_dir), signal.SIGCONT)
 
     def _all_ranks_ready(self) -> bool:
-        """Return whether every rank would save on a signal; before that there is nothing to save."""
+        """Return whether every rank is ready to save on a signal; before, there is nothing to save."""
         statuses = rank_status.read(self._run_dir)
         expected = len(statuses) if self._ranks is None else self._ranks
         return bool(statuses) and len(statuses) == expected and all(status.ready for status in statuses)
@@ -335,7 +335,7 @@ class Attempt:
         ended_well = process.returncode in (0, os.EX_TEMPFAIL) and all(status.done for status in statuses)
         if self._phase is not _Phase.ENDING and (ended_well or process.returncode == 2):
             return {}
-        _kill_group(process)  # such as an ssh whose remote side waits for the dead launcher
+        _kill_group(process)  # for example an ssh whose remote side waits for the dead launcher
         host_watcher.end_ranks(str(self._run_dir))  # and the processes that they have started
         # A killed Open MPI launcher leaves a session directory that breaks a later one with the same process id.
         within_s = time.time() - began + 1.0
@@ -371,10 +371,10 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
 
 def _begin() -> None:
     """Set up the launcher's process (runs between fork and exec)."""
-    os.setpgid(0, 0)  # only this parent receives the terminal's Ctrl-C; it decides what to forward
+    os.setpgid(0, 0)  # Ctrl-C in the terminal then reaches only the parent, which decides what to forward
     end_with_parent(signal.SIGTERM)  # lets the launcher end its ranks
 
 
 def _listed(activities: Mapping[int, rank_status.LongActivity]) -> str:
-    """Return what ranks are doing, as the end of a sentence."""
+    """Return the activities of ranks, as the end of a sentence."""
     return "".join(f"; rank {rank}: {activity.doing}" for rank, activity in list(activities.items())[:_LISTED])

@@ -44,7 +44,7 @@ def compose(
     host starts the ranks.
     """
     words, environment = launcher.arguments(spec, machine)
-    # Include variables that this package set in this process: the shell that the command is pasted into lacks them.
+    # Include variables that this package set in this process: a shell into which a user pastes the command lacks them.
     ours = {n: value for n, value in environment.items() if n == "PATH" or machine.environ.get(n, value) == value}
     if is_restart and spec.agent is None and (start_arguments := restart_arguments(machine.environ)):
         more = launcher.restart_arguments(start_arguments, machine.environ)

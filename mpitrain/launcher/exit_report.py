@@ -1,4 +1,4 @@
-"""Parse what launchers print about ended processes, and describe which rank ended, where and how."""
+"""Parse the output of launchers about ended processes, and describe which rank ended, where and how."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ..process.rank_status import RankStatus
 from ..process.reaper import EXITED, HANGS
 
-# Open MPI's launcher, 4 and 5; Intel MPI's; MPICH's.
+# The output of the launchers of Open MPI 4 and 5, of Intel MPI, and of MPICH.
 _OPEN_MPI_SIGNAL = re.compile(r"process rank (\d+)\s+with PID (\d+)\s+on node (\S+)\s+exited\s+on\s+signal (\d+)")
 _OPEN_MPI_STATUS = re.compile(r"Process name: \[\S+?,(\d+)\]\s+Exit code:\s+(\d+)")
 _INTEL = re.compile(r"=\s+RANK (\d+) PID (\d+) RUNNING AT (\S+)\s+=\s+(?:KILLED BY SIGNAL|EXIT STATUS): (\d+)( \()?")
@@ -34,8 +34,8 @@ class RankExit(NamedTuple):
 
     Attributes:
         rank, pid: None if the launcher did not report it.
-        signal: The signal that killed it; 0 for none.
-        status: Its exit status if it was not killed.
+        signal: The signal that killed the process; 0 for none.
+        status: The exit status of a process that was not killed.
     """
 
     rank: int | None
@@ -46,7 +46,7 @@ class RankExit(NamedTuple):
 
 
 def parse_exits(output: str) -> list[RankExit]:
-    """Return the ended processes in a launcher's output; those killed by its cleanup come last."""
+    """Return the ended processes in a launcher's output; processes killed by its cleanup come last."""
     exits = [RankExit(int(r), int(p) or None, h, int(s), 0) for r, p, h, s in _OPEN_MPI_SIGNAL.findall(output)]
     exits += [RankExit(int(r), None, "", 0, int(s)) for r, s in _OPEN_MPI_STATUS.findall(output)]
     for rank, pid, host, number, by_signal in _INTEL.findall(output):
@@ -70,8 +70,8 @@ def recorded_exits(statuses: Sequence[RankStatus]) -> list[RankExit]:
     """Return the recorded abnormal rank exits, the likely cause first.
 
     A rank that loses its connection to another rank exits with a status or aborts; ranks that were killed by another
-    signal are therefore sorted before those. Ranks killed by the launcher's cleanup die together with the reaper that
-    would record their exit.
+    signal are therefore sorted first. Ranks killed by the launcher's cleanup die together with the reaper that would
+    record their exit.
     """
     bad = [status for status in statuses if status.ended_at and (status.signal or status.status)]
     bad.sort(key=lambda status: (not status.hang, _is_secondary(status.signal, status.status), status.ended_at))
@@ -79,7 +79,7 @@ def recorded_exits(statuses: Sequence[RankStatus]) -> list[RankExit]:
 
 
 def first_error(statuses: Sequence[RankStatus]) -> RankStatus | None:
-    """Return the rank that ended first with an exception; prefer those that do not follow from a lost rank."""
+    """Return the rank that ended first with an exception; prefer exceptions that do not follow from a lost rank."""
     failed = [status for status in statuses if status.error]
     failed.sort(key=lambda status: (is_secondary_error(status), status.ended_at or math.inf))
     return failed[0] if failed else None

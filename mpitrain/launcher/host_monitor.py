@@ -25,7 +25,7 @@ _AGAIN_S = 2.0  # pause before a watcher that has ended is started again
 
 
 class HostMonitor:
-    """Exchanges heartbeats with a watcher on every other host. A host that has never answered is not judged.
+    """Exchanges heartbeats with a watcher on every other host. A host that has never answered does not count as lost.
 
     Args:
         hosts: The other hosts.

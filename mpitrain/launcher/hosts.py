@@ -16,7 +16,7 @@ _ANSWER_S = 15.0
 
 
 class Host(NamedTuple):
-    """A host and its number of ranks (slots); 0 if the user gave none."""
+    """A host and its number of ranks (slots); 0 if the user gave no number."""
 
     name: str
     slots: int
@@ -29,7 +29,7 @@ def parse_hosts(text: str) -> list[Host]:
     """Parse the value of ``--hosts a:4,b:4``.
 
     Raises:
-        LaunchError: It names no host, or a number of ranks is invalid.
+        LaunchError: The text names no host, or a number of ranks is invalid.
     """
     return _merged([_parse(part, f"--hosts {text}") for part in text.split(",") if part.strip()], f"--hosts {text}")
 
@@ -129,7 +129,7 @@ class RemoteAgent:
         """Start a shell command on a host; its standard input and output are pipes. None if the agent cannot be run."""
         pipe, null = subprocess.PIPE, subprocess.DEVNULL
         try:
-            # In a session of its own: the terminal's Ctrl-C must not end it.
+            # In its own session, so that Ctrl-C in the terminal does not end the agent.
             return subprocess.Popen(
                 [*self._words, host, command], stdin=pipe, stdout=pipe, stderr=null, start_new_session=True
             )

@@ -14,13 +14,13 @@ _ONCE_S = 0.1  # a scheduler may signal each process of a job and also the whole
 class Interrupts:
     """The signals received by this process, in order; the handler only records them.
 
-    Further signals within 0.1 s of the first count as duplicates of it.
+    Further signals within 0.1 s of the first one count as its duplicates.
     """
 
     def __init__(self) -> None:
         self.received: list[int] = []
         self._first_at = 0.0
-        self._echoed = 0  # times that Ctrl-C was pressed before the last ``end_echo``
+        self._echoed = 0  # number of times that Ctrl-C was pressed before the last ``end_echo``
 
     @contextmanager
     def recorded(self) -> Iterator[None]:

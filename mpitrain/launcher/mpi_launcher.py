@@ -33,7 +33,7 @@ class LaunchSpec:
 
     Attributes:
         ranks: Number of ranks; None for as many as the launcher has slots for in an allocation.
-        hosts: Hosts and their numbers of ranks; None for the launcher's default: the allocation's hosts, or this one.
+        hosts: Hosts and their numbers of ranks; None for the launcher's default: the allocation's hosts, or this host.
         agent: Program that starts processes on other hosts; None for ``ssh``, or the user's environment.
         network: Network between the hosts, as ``10.1.0.0/16`` or an interface name; None for the launcher's choice.
         env: Variables for the ranks.
@@ -77,8 +77,8 @@ class Arguments(NamedTuple):
     """The arguments and variables with which a launcher is started.
 
     Attributes:
-        words: Its arguments, besides ``-n`` and the program.
-        environment: Variables to set, unless the user has.
+        words: The launcher's arguments, except ``-n`` and the program.
+        environment: Variables to set, unless the user has set them.
     """
 
     words: list[str]
@@ -90,11 +90,11 @@ class Launcher(ABC):
     """An ``mpirun`` program; a subclass for each MPI library.
 
     Attributes:
-        program: Its path.
-        major: Its major version.
+        program: The path of the program.
+        major: The major version of the library.
         flavor: The name of the MPI library, as in ``pip install 'mpitrain[FLAVOR]'``.
-        mpi_version_mark: Part of what ``MPI_Get_library_version`` returns.
-        launcher_version_mark: Part of what ``mpirun --version`` prints.
+        mpi_version_mark: Part of the text that ``MPI_Get_library_version`` returns.
+        launcher_version_mark: Part of the text that ``mpirun --version`` prints.
         agent_takes_arguments: Whether the program that starts processes on other hosts may have arguments.
     """
 
@@ -115,7 +115,8 @@ class Launcher(ABC):
         """Return the further arguments of a restart in an allocation, and variables that replace those in ``environ``.
 
         Args:
-            start_arguments: For the command that starts the launcher's daemons in the allocation, such as ``srun``.
+            start_arguments: Arguments for the command that starts the launcher's daemons in the allocation, such as
+                ``srun``.
         """
 
     def network_argument(self, network: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from .mpi_launcher import Arguments, Launcher, LaunchSpec, LocalMachine, binds_itself, is_oversubscribed
 
-# Variables to forward to ranks on other hosts if set: Open MPI forwards only its own.
+# Variables to forward to ranks on other hosts if set: Open MPI forwards only its own variables.
 _PASSED = (
     "MPITRAIN_",
     "PYTHON",
@@ -23,7 +23,7 @@ _PASSED = (
     "UCX_",
 )
 _PASSED_NAMES = ("LD_LIBRARY_PATH", "VIRTUAL_ENV", "TZ")
-# Valid on this host only.
+# Variables that are valid on this host only.
 _NOT_PASSED = ("MPITRAIN_TERMINAL_COLUMNS",)
 
 
@@ -70,7 +70,7 @@ def _binding(spec: LaunchSpec, machine: LocalMachine) -> list[str]:
     if binds_itself(spec, machine):
         return []
     if spec.hosts is not None or spec.ranks is None or machine.allocated:
-        # The core counts of remote hosts are unknown, so ranks are not bound; their numbers of threads divide the
+        # The core counts of remote hosts are unknown, so ranks are not bound; the threads of all ranks divide the
         # cores.
         return ["--bind-to", "none"]
     if spec.ranks > machine.cores:

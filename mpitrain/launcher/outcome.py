@@ -32,7 +32,7 @@ _TRANSIENT_ERROR = "listener thread failed to start"
 
 class Kind(Enum):
     FINISHED = auto()
-    STOPPED = auto()  # stopped before the last step, because the run was asked to
+    STOPPED = auto()  # stopped before the last step, because the run was asked to stop
     USER_ERROR = auto()
     FAILED = auto()
     LAUNCH_FAILED = auto()  # failed before any rank started
@@ -43,7 +43,7 @@ class Outcome:
     """How an attempt ended.
 
     Attributes:
-        reason: A line about which rank died and how; empty if none did, or if it has been printed.
+        reason: A line that says which rank died, and how; empty if no rank died, or if the line has been printed.
         step: The number of completed steps at the failure; None if training had not started.
         rank: The rank that failed first; None if unknown.
         is_killed: Whether SIGKILL has ended that rank, or the launcher; their own code rarely sends it.
@@ -74,12 +74,12 @@ def classify(result: AttemptResult, ranks: int, launcher: str, is_recorded_as_st
 
     Args:
         ranks: The number of ranks started.
-        launcher: Its name and process id, for messages.
+        launcher: The launcher's name and process id, for messages.
         is_recorded_as_stopped: Whether the run's heartbeat records that it was stopped before its last step.
     """
     outcome = _classify_exit(_Evidence(result.status, result.output, result.statuses, ranks, launcher))
     if outcome.kind is Kind.FINISHED and is_recorded_as_stopped:
-        outcome = Outcome(Kind.STOPPED)  # the signal also ended the launcher's daemons, and it exits with 0 then
+        outcome = Outcome(Kind.STOPPED)  # the signal also ended the launcher's daemons; the launcher then exits with 0
     if result.is_reported and outcome.kind in (Kind.STOPPED, Kind.FAILED):
         outcome = Outcome(Kind.FAILED, step=outcome.step)  # stopped: the launcher continued the ranks
     return replace(
@@ -96,15 +96,15 @@ class _Evidence:
 
     Attributes:
         status: The launcher's exit status.
-        output: What it printed.
+        output: The output of ranks and launcher.
         statuses: The records of the ranks.
         ranks: The number of ranks started.
-        launcher: Its name and process id.
+        launcher: The launcher's name and process id.
         exits: The ends of ranks as far as they are recorded, the likely cause first.
         lost: The hosts that the launcher reports as lost, as text.
         is_program: Whether the ranks execute a program.
         step: The last completed step.
-        ended_well: Whether the launcher's status is one of success.
+        ended_well: Whether the launcher's status means success.
     """
 
     def __init__(self, status: int, output: str, statuses: Sequence[RankStatus], ranks: int, launcher: str) -> None:
@@ -132,9 +132,9 @@ def _classify_exit(evidence: _Evidence) -> Outcome:
 def _end_of_training(evidence: _Evidence) -> Outcome | None:
     """All ranks have finished.
 
-    Their records are more reliable than the launcher's status: Open MPI's launcher exits with 0 when it has lost a
-    host, and with an error if a library crashes after training has finished. A script may raise an exception after it
-    has trained.
+    The records of the ranks are more reliable than the launcher's status: Open MPI's launcher exits with 0 when it has
+    lost a host, and with an error if a library crashes after training has finished. A script may raise an exception
+    after it has trained.
     """
     statuses, ranks = evidence.statuses, evidence.ranks
     done = all(
@@ -156,7 +156,7 @@ def _end_without_ranks(evidence: _Evidence) -> Outcome | None:
 
 
 def _user_error(evidence: _Evidence) -> Outcome | None:
-    """A rank has reported an error of the user."""
+    """A rank has reported a user error."""
     return Outcome(Kind.USER_ERROR) if any(status.is_user_error for status in evidence.statuses) else None
 
 
@@ -179,7 +179,7 @@ def _exception(evidence: _Evidence) -> Outcome | None:
 
 
 def _early_exit(evidence: _Evidence) -> Outcome | None:
-    """A rank of a program has exited with status 0, and the launcher has ended the others for it."""
+    """A rank of a program has exited with status 0, and therefore the launcher has ended the others."""
     early = first_to_finish(evidence.statuses)
     if early is None or evidence.status < 0 or evidence.lost:
         return None

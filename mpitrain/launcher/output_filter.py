@@ -48,11 +48,11 @@ _LONGEST_BLOCK = 40  # maximum number of lines of a launcher comment
 
 
 class LauncherFilter:
-    """Takes the bytes of a stream and returns those to show.
+    """Takes the bytes of a stream and returns the bytes to show.
 
     Lines that may come from the launcher are held back until complete. Other lines are forwarded immediately, because
-    a progress bar has no line ends. A warning printed by several ranks is shown once; one that the chief printed first
-    is shown as often as the chief prints it.
+    a progress bar has no line ends. A warning printed by several ranks is shown once; a warning that the chief printed
+    first is shown as often as the chief prints it.
 
     Attributes:
         dropped: The bytes that were filtered out.
@@ -64,10 +64,10 @@ class LauncherFilter:
         self._passing = False  # the current line is forwarded as it arrives
         self._block: list[bytes] | None = None
         self._warned: dict[bytes, bool] = {}  # for each warning, whether the chief printed it first
-        self._blank = b""  # blank lines, dropped if the next line is
+        self._blank = b""  # blank lines, dropped if the next line is dropped
 
     def feed(self, data: bytes) -> bytes:
-        """Return the bytes to show now, from ``data`` and from what was held back."""
+        """Return the bytes to show now, from ``data`` and from bytes that were held back."""
         shown = b""
         for part in re.split(rb"(?<=\n)", data):
             within = self._passing
@@ -80,7 +80,7 @@ class LauncherFilter:
         return shown
 
     def rest(self) -> bytes:
-        """Return what is still held back at the end of the stream."""
+        """Return the bytes that are still held back at the end of the stream."""
         held = b"".join(self._block or []) + self._line
         shown, self._blank = self._blank + held, b""
         self._block, self._line = None, b""

@@ -43,7 +43,7 @@ def make_launch_spec(options: LaunchOptions, launcher: Launcher, machine: LocalM
         named = parse_hosts(options.hosts)
     elif options.hostfile is not None:
         named = read_hostfile(options.hostfile)
-    elif options.min_ranks is not None:  # a restart without lost hosts must name the others
+    elif options.min_ranks is not None:  # a restart without lost hosts must name the other hosts
         named = [Host(*host) for host in allocated_hosts(machine.environ)] or None
     hosts = None if named is None else assign_ranks(named, options.ranks)
     ranks = options.ranks if hosts is None else sum(host.slots for host in hosts)
@@ -79,7 +79,7 @@ def check_restarts(options: LaunchOptions, spec: LaunchSpec, workload: Workload)
     """Check that ``--min-ranks`` and ``--recover`` can be satisfied.
 
     Raises:
-        ConfigError: They cannot, or have no effect.
+        ConfigError: They cannot be satisfied, or have no effect.
     """
     if options.recover is not None:
         if not options.max_restarts:

@@ -16,7 +16,7 @@ class Interruption:
     Attributes:
         time: When the first rank ended, in seconds since the epoch.
         step: The number of completed steps; None if training had not started.
-        restarts: The number of restarts since then, of which all but the last one failed before training.
+        restarts: The number of restarts since then; all except the last one failed before training.
     """
 
     time: float
@@ -28,13 +28,13 @@ class Restarts:
     """The restarts of a run after failures.
 
     Args:
-        max_restarts: How many there may be.
-        resumes_from_state: Whether the ranks of a restart continue from saved states, as a program need not.
-        time_limit_s: The time that the run may take, or None.
+        max_restarts: The maximum number of restarts.
+        resumes_from_state: Whether the ranks of a restart continue from saved states; a program need not do so.
+        time_limit_s: The time that the run may take, in seconds, or None.
 
     Attributes:
         count: The number of restarts.
-        interruption: The interruption that the next attempt is to end; None if no failure precedes it.
+        interruption: The interruption that the next attempt is to end; None if no failure precedes this attempt.
     """
 
     def __init__(self, max_restarts: int, resumes_from_state: bool, time_limit_s: float | None) -> None:
@@ -49,7 +49,7 @@ class Restarts:
 
         Args:
             ranks: The number of ranks.
-            elapsed_s: The time since the run has begun.
+            elapsed_s: The time since the run began, in seconds.
         """
         if self.count >= self.max_restarts:
             return f"--max-restarts {self.max_restarts} reached"
@@ -84,13 +84,13 @@ def restart_delay_s(restart: int) -> float:
 def has_advanced(now: Outcome, before: Outcome | None, ranks: int) -> bool:
     """Return whether training has advanced since the failure before this one; True at the first failure.
 
-    As ranks may be at different steps, it counts only if it exceeds their number.
+    As ranks may be at different steps, an advance counts only if it is more steps than there are ranks.
     """
     return before is None or (now.step is not None and (before.step is None or now.step > before.step + ranks))
 
 
 def reason_to_give_up(now: Outcome, before: Outcome | None, ranks: int) -> str:
-    """Return why another attempt would fail in the same way; empty if it might not.
+    """Return why another attempt would fail in the same way; empty if it might succeed.
 
     The two failed steps may differ by up to ``ranks``: in the asynchronous modes ranks are not at the same step.
     """

@@ -13,7 +13,7 @@ class SavedStates:
     """The states that a run has saved.
 
     Args:
-        resumes: Whether checkpoints that exist already are this run's.
+        resumes: Whether checkpoints that exist already belong to this run.
         keeps_state: Whether the ranks keep the newest state in memory.
     """
 
@@ -26,7 +26,7 @@ class SavedStates:
         return next((path for path, time_ns in self._checkpoints() if (path, time_ns) not in self._earlier), None)
 
     def describe(self) -> str:
-        """Return a description of what a restart resumes from, considering the states on this host."""
+        """Return a description of the state from which a restart resumes, considering the states on this host."""
         path, state = self.newest_checkpoint(), self._newer_state()
         if state is not None:
             return f"the state of step {state.step:,} in memory"

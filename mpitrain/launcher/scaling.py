@@ -1,8 +1,8 @@
 """Requests to continue a live run on other ranks or hosts: ``mpitrain scale`` sends one, the supervisor answers it.
 
-A request is a file in the run directory. It is there until the supervisor has refused it or the ranks have ended, so
-that a run has one request at a time, and ranks that stop can see why. The answer is another file, which stays until
-the run ends; an identifier shows which request it belongs to.
+A request is a file in the run directory. It exists until the supervisor has refused it or the ranks have ended, so that
+a run has one request at a time, and ranks that stop can see why. The answer is another file, which stays until the run
+ends; an identifier shows to which request the answer belongs.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class ScaleRequest:
     """The ranks of a run from now on.
 
     Attributes:
-        ranks: Their number; None for all slots of the hosts.
+        ranks: The number of ranks; None for all slots of the hosts.
         hosts: Hosts as for ``--hosts``; None for the same hosts.
         identifier: Text that no other request has.
 
     Raises:
-        LaunchError: Neither is set, or the hosts are malformed.
+        LaunchError: Neither ``ranks`` nor ``hosts`` is set, or the hosts are malformed.
     """
 
     ranks: int | None = None
@@ -54,8 +54,8 @@ def send_request(run_dir: Path, request: ScaleRequest) -> None:
     The supervisor answers when all ranks have started. A caller that does not wait until then withdraws the request.
 
     Raises:
-        LaunchError: ``mpitrain run`` does not supervise the run, it has another request, it refuses this one, it ends
-            before it answers, or the directory cannot be written.
+        LaunchError: ``mpitrain run`` does not supervise the run, or refuses the request; the run has another request,
+            or ends before the answer; or the directory cannot be written.
     """
     if launcher_of(run_dir) is None:
         raise LaunchError(f"{run_dir} is not the directory of a live run that mpitrain run has started")

@@ -129,7 +129,7 @@ class _Supervisor:
         options, workload = launch.request.options, launch.request.workload
         self._restarts = Restarts(options.max_restarts, workload.keeps_checkpoints, workload.time_limit)
         self._continues = False  # whether the present attempt follows another one
-        self._next_spec: LaunchSpec | None = None  # the next attempt, for which the ranks of the present one stop
+        self._next_spec: LaunchSpec | None = None  # of the next attempt, for which the present ranks stop
         self._ranks_were_killed = False  # whether the ranks of the last attempt were killed
         if not (launch.keeps_state and launch.request.workload.resumes):
             state_folder.remove(str(launch.run_dir))  # left by a run whose supervisor was killed
@@ -168,7 +168,7 @@ class _Supervisor:
                 return STOPPED_EARLY if outcome.kind is Kind.STOPPED else 0
 
     def clean_up(self) -> None:
-        """Remove what restarts need, here and on hosts whose ranks have not ended by themselves."""
+        """Remove files and processes for restarts on this host, and if ranks were killed on all others."""
         run_dir = str(self._launch.run_dir)
         remove_requests(self._launch.run_dir)
         if not self._launch.request.options.max_restarts:
@@ -255,7 +255,7 @@ class _Supervisor:
         )
 
     def _workload(self) -> Workload:
-        """Return what the ranks execute; a restart resumes from the run's newest checkpoint, in the remaining time."""
+        """Return the work of the ranks; a restart resumes from the run's newest checkpoint, in the remaining time."""
         workload = self._launch.request.workload
         if not self._continues:
             return workload
@@ -265,7 +265,7 @@ class _Supervisor:
         )
 
     def _prepare_restart(self, outcome: Outcome) -> bool:
-        """Prepare another attempt and wait for the restart delay; return False if there is none."""
+        """Prepare another attempt and wait for the restart delay; return False if there is no other attempt."""
         restarts, ranks = self._restarts, self._spec.ranks or 1
         why = restarts.reason_not_to_restart(outcome, ranks, self._elapsed_s())
         if not why and outcome.lost_hosts:
@@ -338,7 +338,7 @@ class _Supervisor:
         return 128 + number
 
     def _save_state(self) -> None:
-        """Write the newest state in memory as a checkpoint, because the run ends without one of that step."""
+        """Write the newest state in memory as a checkpoint, because the run ends without a checkpoint of its step."""
         if message := self._saved.save_state():
             say(message)
 
@@ -365,7 +365,7 @@ def _is_recorded_as_stopped(run_dir: Path, earlier: status.Status | None) -> boo
     """Return whether the run's heartbeat records that it was stopped before its last step.
 
     Args:
-        earlier: The record before this attempt; an attempt that has nothing to train does not change it.
+        earlier: The heartbeat before this attempt; an attempt that has nothing to train does not change it.
     """
     recorded = status.read(run_dir)
     is_new = recorded is not None and (earlier is None or recorded.started_at != earlier.started_at)

@@ -1,4 +1,4 @@
-"""What a launch prints: the output of its ranks, and lines of the launcher, which share one terminal."""
+"""The output of a launch: the output of its ranks, and lines of the launcher, which share one terminal."""
 
 from __future__ import annotations
 

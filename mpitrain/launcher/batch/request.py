@@ -63,10 +63,10 @@ class SubmitRequest:
     """A batch job to submit.
 
     Attributes:
-        resources: What it requests.
-        options: How it is made and submitted.
-        workload: What its ranks execute.
-        points: The combinations of values of a sweep; each is the run of an array task.
+        resources: The resources that the job requests.
+        options: How the job is made and submitted.
+        workload: The work that the ranks execute.
+        points: The combinations of values of a sweep; an array task runs each of them.
 
     Raises:
         ConfigError: The values of a point contradict the other options.
@@ -89,7 +89,7 @@ def submit_flags() -> list[click.Option]:
 
 
 def read_submit_options(values: Mapping[str, Any]) -> tuple[Resources, SubmitOptions]:
-    """Return the options of a batch job; those in the site file replace defaults.
+    """Return the options of a batch job; values in the site file replace defaults.
 
     Args:
         values: The options that the user has set, converted, by name.

@@ -23,7 +23,7 @@ from .script import render
 
 
 def submit_one(request: SubmitRequest) -> Path:
-    """Submit a job that is no array; return its run directory."""
+    """Submit a job that is not an array; return its run directory."""
     batch = make_batch(request, Path.cwd(), sys.executable)
     if batch.in_tasks:
         raise ConfigError("an array has several runs; submit it with the command mpitrain submit")
@@ -129,6 +129,6 @@ def _submitted(number: str, log: Path, batch: Batch) -> str:
 
 
 def _shown(path: Path, batch: Batch) -> str:
-    """Return a path as the user would type it: relative to the working directory if it is below it."""
+    """Return a path as the user would type it: relative to the working directory if that contains the path."""
     near = path.relative_to(batch.folder) if path.is_relative_to(batch.folder) else path
     return shlex.quote(str(near))

@@ -73,7 +73,7 @@ def _point(sweep: str, option: click.Option, value: str) -> Point:
     """Return the point of one value.
 
     Raises:
-        ConfigError: The option does not accept it.
+        ConfigError: The option does not accept the value.
     """
     try:
         converted = option.type.convert(value, option, None)
