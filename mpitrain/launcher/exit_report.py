@@ -86,7 +86,7 @@ def first_error(statuses: Sequence[RankStatus]) -> RankStatus | None:
 
 
 def is_secondary_error(status: RankStatus) -> bool:
-    """Return whether this rank's exception can follow from another rank's exit: of MPI, gloo, a store, the backend."""
+    """Return whether a rank's exception (of MPI, gloo, a store, the backend) can follow from another rank's exit."""
     return status.error.startswith(_LOST_RANK) or _LOST_PEER.search(status.error) is not None
 
 

@@ -44,7 +44,7 @@ class Mpich(Launcher):
 
 @dataclass(frozen=True)
 class IntelMpi(Mpich):
-    """``mpiexec.hydra`` of Intel MPI; ``mpirun`` is a shell script that signals end without being forwarded."""
+    """``mpiexec.hydra`` of Intel MPI; ``mpirun`` is a shell script that ends on signals and does not forward them."""
 
     flavor = "intel"
     mpi_version_mark = launcher_version_mark = "Intel(R) MPI"

@@ -249,7 +249,7 @@ def _step_of(statuses: Sequence[RankStatus]) -> int | None:
 
 
 def _step_at_end(status: RankStatus | None, evidence: _Evidence) -> int | None:
-    """Return the last step that a rank has completed; of all ranks if it takes none, as a server, or is unknown."""
+    """Return the last step that a rank has completed, or any rank if this one is unknown or a server."""
     step = None if status is None else _step_of([status])
     return evidence.step if step is None else step
 

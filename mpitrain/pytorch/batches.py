@@ -92,7 +92,7 @@ def to_tensor(array: Array, dtype: np.dtype[Any], device: Any = "cpu") -> Tensor
 
 
 def converted(tree: Any, dtype: np.dtype[Any], device: Any) -> Any:
-    """Return a tree of tensors on the device, floating-point ones of type ``dtype``."""
+    """Return a tree with its tensors on the device, floating-point tensors converted to ``dtype``."""
     if isinstance(tree, Tensor):
         wanted = TORCH_DTYPES[dtype.char] if tree.is_floating_point() else tree.dtype
         return tree.to(device=device, dtype=wanted)
@@ -147,7 +147,7 @@ class _OneByOne:
 
 
 def _collate(examples: Any) -> Any:
-    """Return a batch of tensors: by torch's ``default_collate``, unless the examples are in the form of a batch."""
+    """Return a batch of tensors: by torch's ``default_collate``, unless the examples are the columns of a batch."""
     if isinstance(examples, Columns):
         columns = examples.columns.items()
         return {name: torch.from_numpy(item) if isinstance(item, np.ndarray) else item for name, item in columns}
@@ -163,7 +163,8 @@ def as_split(dataset: Any, collate_fn: Callable[[list[Any]], Any] | None = None)
         collate_fn: Makes a batch from a list of examples of a dataset; None for torch's ``default_collate``.
 
     Raises:
-        JobError: It is a ``DataLoader`` or an ``IterableDataset``, or a ``Split`` that has no examples to collate.
+        JobError: The dataset is a ``DataLoader``, a stream without a length, or a ``Split`` without examples to
+            collate.
     """
     if collate_fn is not None and isinstance(dataset, Split) and not isinstance(dataset, DatasetSplit):
         raise JobError(
@@ -201,7 +202,7 @@ def as_split(dataset: Any, collate_fn: Callable[[list[Any]], Any] | None = None)
 
 
 def as_tensors(batch: Batch, device: torch.device, pin: bool = False) -> Any:
-    """Return a batch on a device, as torch's DataLoader does.
+    """Return a batch on a device, in the form in which torch's DataLoader returns it.
 
     Args:
         pin: Whether to copy to a GPU asynchronously, from page-locked memory.

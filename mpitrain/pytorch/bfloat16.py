@@ -1,4 +1,4 @@
-"""Parameters of a module in bfloat16: copies of their values in the flat vectors, which are float32."""
+"""Parameters of a module in bfloat16: rounded copies of their float32 values in the flat vectors."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from ..data.trees import map_children
 
 
 def to_array(tensor: Tensor) -> Array:
-    """Return the values of a tensor in host memory, which they may share; of bfloat16 as float32: NumPy has none."""
+    """Return a tensor's values in host memory, perhaps shared; bfloat16 becomes float32, because NumPy lacks it."""
     host = tensor.detach().cpu()
     values: Array = (host.float() if host.dtype == torch.bfloat16 else host).numpy()
     return values
 
 
 def to_bfloat16(tree: Any) -> Any:
-    """Return a tree of tensors with the floating-point ones in bfloat16."""
+    """Return a tree of tensors with its floating-point tensors in bfloat16."""
     if isinstance(tree, Tensor):
         return tree.bfloat16() if tree.is_floating_point() else tree
     return map_children(to_bfloat16, tree)
 
 
 class Bfloat16Copies:
-    """The parameters in bfloat16 of a module, rounded from their values in the flat vector.
+    """The bfloat16 parameters of a module, rounded from their values in the flat vector.
 
     Args:
-        names, params: Of the module; parameters of other types are left out.
+        names, params: The parameters of the module; those of other types are ignored.
     """
 
     def __init__(self, names: Sequence[str], params: Sequence[nn.Parameter]) -> None:
@@ -47,7 +47,7 @@ class Bfloat16Copies:
         self._first = [copy.view(-1)[:1] for copy in self._copies if copy.numel()]
 
     def load(self) -> None:
-        """Copy the values to the parameters. Autograd does not record it."""
+        """Copy the values to the parameters. Autograd does not record the copy."""
         if self._copies:
             torch._foreach_copy_(self._copies, self._values)
 
@@ -62,7 +62,7 @@ class Bfloat16Copies:
             self._recorded = torch.cat(self._first).view(torch.int16)
 
     def changed(self) -> str | None:
-        """Return the name of a parameter whose element is not the recorded one; None if there is none."""
+        """Return the name of a parameter whose recorded element has changed; None if no element has changed."""
         if not self._first or torch.equal(now := torch.cat(self._first).view(torch.int16), self._recorded):
             return None
         return [name for name, copy in zip(self.names, self._copies, strict=True) if copy.numel()][

@@ -27,15 +27,15 @@ class Gradients:
     gradient in this step get zeros.
 
     The gradient of a parameter in bfloat16 is added to the flat gradient after the backward pass, in the flat
-    gradient's type. Scripts see a copy of it.
+    gradient's type. Scripts see a copy of this gradient.
 
     A parameter's gradient may be computed in several parts: one for each use by a large linear layer, one by autograd,
-    more with reentrant checkpointing. It counts as complete when it has a part for each use, and as many other parts as
-    in earlier steps. The first step announces nothing before its end.
+    more with reentrant checkpointing. A gradient counts as complete when it has a part for each use, and as many other
+    parts as in earlier steps. The first step announces nothing before its end.
 
     Args:
         names, params: The parameters.
-        layout: The layout that contains them.
+        layout: The layout that contains the parameters.
         buckets: The ranges to announce, last first.
     """
 
@@ -133,7 +133,7 @@ class Gradients:
         return self._task is not None and torch._C._current_graph_task_id() == self._task
 
     def set_task(self, _: Tensor) -> None:
-        """Set the current backward pass as the backward pass of the training step: a hook of the loss."""
+        """Record that the current backward pass is that of the training step; called as a hook of the loss."""
         self._task = torch._C._current_graph_task_id()
 
     def count_use(self, index: int) -> None:
@@ -146,7 +146,7 @@ class Gradients:
         return self._next > 0
 
     def begin(self, keep: bool = False) -> None:
-        """Prepare for a backward pass, before the forward pass; ``keep`` the gradients, for ``attach``."""
+        """Prepare for a backward pass, before the forward pass; with ``keep``, keep the gradients for ``attach``."""
         if not keep:
             for parameter in self._params:
                 parameter.grad = None
@@ -176,7 +176,7 @@ class Gradients:
             self._next += 1
 
     def add_product(self, index: int, a: Tensor, b: Tensor) -> None:
-        """Add the product of two matrices to the gradient of a parameter; a part of it."""
+        """Add the product of two matrices to the gradient of a parameter, as a part of this gradient."""
         if index in self._written:
             self._views[index].addmm_(a, b)
         else:
@@ -190,7 +190,7 @@ class Gradients:
                 self._hooked[index] = parameter.register_post_accumulate_grad_hook(partial(self._count_part, index))
 
     def _count_part(self, index: int, *_: Tensor) -> None:
-        """Note that a part of a parameter's gradient is computed."""
+        """Count a part of a parameter's gradient as computed."""
         bucket = self._bucket_of[index]
         parts = self._parts[index] = self._parts[index] + 1
         if parts == self._parts_expected[index]:
@@ -209,7 +209,7 @@ class Gradients:
         while self._next < len(self._members) and not self._missing[self._next]:
             self._collect(self._members[self._next])
             self._next += 1
-        if before < self._next < len(self._members):  # the caller announces the end
+        if before < self._next < len(self._members):  # the caller announces the last bucket
             self._on_ready(self._starts[self._next - 1])
             # The strategy may have changed these parameters: autograd then refuses to read them in this backward pass.
             increment_version([self._params[i] for members in self._members[before : self._next] for i in members])

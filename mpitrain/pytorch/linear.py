@@ -1,7 +1,7 @@
 """``torch.nn.Linear`` layers that write their weights' gradients directly to the flat gradient.
 
-Autograd would give each gradient new memory, from which it is copied: for a large layer and a small batch the copy
-takes as long as the product itself.
+Autograd would give each gradient new memory, from which the gradient is copied: for a large layer and a small batch the
+copy takes as long as the product itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from .bfloat16 import is_copied
 
-LEAST_ELEMENTS = 1 << 18  # minimum size of a weight; for smaller ones, calling Python takes longer than the copy
+LEAST_ELEMENTS = 1 << 18  # minimum size of a weight; for smaller weights, calling Python takes longer than a copy
 
 
 class Sink(Protocol):
@@ -38,7 +38,7 @@ def write_gradients(model: nn.Module, params: Sequence[nn.Parameter], sink: Sink
     """Let the large linear layers of a model write the gradients of their weights to ``sink``.
 
     Args:
-        params: The parameters; the sink knows them by their index.
+        params: The parameters; the sink identifies them by their index.
     """
     index_of = {id(parameter): index for index, parameter in enumerate(params)}
     copyreg.pickle(nn.Linear, _reduced)  # type: ignore[arg-type]
@@ -63,7 +63,7 @@ def _forward(layer: nn.Linear, param: nn.Parameter, sink: Sink, index: int, x: T
     weight = layer.weight  # inside ``functional_call``, the weight is another tensor
     is_transformed = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
     is_plain = not (is_transformed or torch.is_autocast_enabled(x.device.type) or weight._backward_hooks)
-    is_plain = is_plain and not is_copied(weight)  # the gradient of a copy has another type than the flat one
+    is_plain = is_plain and not is_copied(weight)  # the gradient of a copy has another type than the flat gradient
     if is_plain and weight is param and weight.requires_grad and torch.is_grad_enabled() and x.dtype == weight.dtype:
         sink.count_use(index)
         return _Linear.apply(x, weight, layer.bias, sink, index)  # type: ignore[no-any-return]

@@ -36,7 +36,7 @@ class HasSlots(Protocol):
 
 
 class Owner(Protocol):
-    """Holds the optimizer's state while it trains."""
+    """Holds the optimizer's state during training."""
 
     def step(self) -> None:
         """Update the parameters."""
@@ -57,7 +57,7 @@ class LiveOptimizer:
     Args:
         optimizer: Its methods call the methods of ``owner`` from now on: ``step``, ``state_dict`` and
             ``load_state_dict``.
-        model: Whose parameters it has.
+        model: The model whose parameters the optimizer has.
         clip_norm: Maximum Euclidean norm of the whole gradient, or None.
         scheduler: The scheduler that ``advance_scheduler`` calls, or None.
         index: Its position if it is one of several optimizers, else None.
@@ -103,7 +103,7 @@ class LiveOptimizer:
         optimizer.register_load_state_dict_post_hook(lambda _: owner.use_state())
 
     def is_of(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Return whether this is the optimizer."""
+        """Return whether this object tracks ``optimizer``."""
         return self._optimizer is optimizer
 
     @property
@@ -138,7 +138,7 @@ class LiveOptimizer:
         """Return whether options have changed since ``begin_backward``, and whether ``rule`` has changed.
 
         Args:
-            may_change: Whether no update can have used them.
+            may_change: Whether no update can have used the options yet.
 
         Raises:
             JobError: The options must not change now, or not in this way.
@@ -239,7 +239,7 @@ class LiveOptimizer:
                 raise JobError(f"{name} has no rate after {self._scheduler_steps - 1} steps: {error}") from error
 
     def state(self) -> dict[str, Any]:
-        """Return the state for checkpoints besides the slots: the options, and the state of all schedulers."""
+        """Return the state for checkpoints, without the slots: the options, and the state of all schedulers."""
         return {
             "given": self._given,
             "groups": self.options,

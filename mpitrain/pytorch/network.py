@@ -38,7 +38,7 @@ class Buffers(NamedTuple):
     Attributes:
         averaged: Buffers of finite floating-point numbers that ``state_dict`` contains, such as running statistics.
             They are part of the flat vectors; each worker's changes are averaged.
-        kept: All others. Each worker has its own; checkpoints contain the chief's.
+        kept: All other buffers. Each worker has its own; checkpoints contain the chief's.
         transient: The names of buffers in ``kept`` that ``state_dict`` does not contain.
     """
 
@@ -59,14 +59,14 @@ class Buffers(NamedTuple):
 
 
 class LossInLoop:
-    """In place of a loss, if the user's own loop computes it."""
+    """Takes the place of the loss if the user's own loop computes the loss."""
 
     def __call__(self, outputs: Any, labels: Any) -> Tensor:
         raise JobError("the loss is computed by the script's own loop; use mpitrain.load to evaluate the model")
 
 
 class LossOfModel:
-    """In place of a loss, if the module returns it: as a tensor, as ``loss`` of its outputs, or first in a tuple."""
+    """The loss that a module returns: as a tensor, as ``loss`` of its outputs, or first in a tuple."""
 
     def __call__(self, outputs: Any, labels: Any) -> Tensor:
         loss = outputs
@@ -143,7 +143,7 @@ class TorchNetwork:
             raise JobError("the model has lazy parameters: run it once on an example before training")
         batch = None if self.has_own_loop else _first(train, dtype, self)
         if batch is not None and any(map(is_lazy, self.model.parameters())):
-            with evaluating(self.model):  # statistics that are still to be made must not contain these examples
+            with evaluating(self.model):  # lazy statistics must not contain these examples
                 self._run(self.inputs_of(batch, np.float32))  # gives lazy modules their shapes
         _check_parameters(self.model, np.dtype(dtype))
         if np.dtype(dtype) == np.float64:
@@ -211,7 +211,7 @@ class TorchNetwork:
 
         Args:
             inputs: The examples.
-            purpose: What they are used for, for messages.
+            purpose: The use of the examples, for messages.
 
         Raises:
             JobError: The module or the loss fails, or the loss is not one number.
@@ -286,7 +286,7 @@ def load_buffers(model: nn.Module, buffers: Buffers, extra_state: ExtraState) ->
 
 def owners_of(model: nn.Module, names: Iterable[str]) -> list[tuple[dict[str, Any], str]]:
     """Return for each buffer the dict that holds it, and its key: a forward pass may replace the tensor."""
-    # A compiled module is followed by the one that it wraps, which has the same name and owns the buffers.
+    # A compiled module is followed by the module that it wraps, which has the same name and owns the buffers.
     modules = {plain_name(path): module for path, module in model.named_modules()}
     buffers = []
     for name in names:
@@ -304,7 +304,7 @@ def _first(train: Split, dtype: Any, network: TorchNetwork) -> Batch:
 
 
 def _advice(inputs: Inputs) -> str:
-    """Return what to do about images as ``image_folder`` reads them; empty for other inputs."""
+    """Return advice on images as ``image_folder`` reads them; empty for other inputs."""
     are_images = any(isinstance(one, Tensor) and one.dim() == 4 and one.shape[-1] in (1, 3) for one in inputs.args)
     if not are_images:
         return ""

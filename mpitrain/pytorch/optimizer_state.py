@@ -79,7 +79,7 @@ def slots_of(
     """Return the optimizer's state as slots, shape (layout.size,), by name, and the number of updates since it was new.
 
     Raises:
-        JobError: The state is not that of an optimizer with these options, or its parameters differ in their steps.
+        JobError: The state is of an optimizer with other options, or its parameters have different numbers of steps.
     """
     slots = {slot: np.zeros(layout.size, dtype) for slot in rule.slots}
     views, updates = {slot: layout.views(vector) for slot, vector in slots.items()}, set[int]()

@@ -30,8 +30,8 @@ def on_host(tree: Any) -> Any:
 def joined(parts: Sequence[Any]) -> Any:
     """Return trees of tensors of several batches as one, joined along the first dimension.
 
-    Numbers, such as a loss that a model returns, become a tensor with one element per batch; of other values, the first
-    is returned.
+    Tensors without dimensions, such as a loss that a model returns, become a tensor with one element per batch; of
+    other values, the first is returned.
     """
     first = parts[0]
     if isinstance(first, Tensor):
@@ -42,7 +42,7 @@ def joined(parts: Sequence[Any]) -> Any:
 
 
 def outputs_of(model: nn.Module, batch: Any, dtype: Any, device: Any) -> tuple[Any, Any]:
-    """Return a module's outputs and the labels for a batch of a ``DataLoader``, as ``on_host`` does.
+    """Return a module's outputs and the labels for a batch of a ``DataLoader``, converted by ``on_host``.
 
     Args:
         dtype: Type of the parameters; floating-point inputs are converted to it.
@@ -58,7 +58,7 @@ def outputs_of(model: nn.Module, batch: Any, dtype: Any, device: Any) -> tuple[A
 
 
 def share_of(loader: Any, rank: int, size: int) -> Iterable[tuple[int, Any]]:
-    """Return every ``size``-th batch of a loader from the batch ``rank`` on, with their numbers. Local.
+    """Return every ``size``-th batch of a loader from the batch ``rank`` on, with its number. Local.
 
     Raises:
         JobError: The loader is not a ``DataLoader`` whose batches are the same on all ranks.

@@ -20,7 +20,7 @@ def exclusive() -> Iterator[None]:
 
 @contextmanager
 def released() -> Iterator[None]:
-    """Let other threads compute in this context, if it is inside ``exclusive``; keep this thread's random numbers.
+    """Let other threads compute in this context, if it is inside ``exclusive``; keep this thread's random state.
 
     A script's own loop computes in one thread, without ``exclusive``.
     """

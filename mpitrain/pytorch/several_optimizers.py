@@ -54,7 +54,7 @@ def as_one(optimizers: Sequence[LiveOptimizer], model: nn.Module) -> SeveralOpti
     """Return the rule that updates with several optimizers.
 
     Raises:
-        JobError: Two have the same parameter.
+        JobError: Two optimizers have the same parameter.
     """
     members = [optimizer.rule for optimizer in optimizers if isinstance(optimizer.rule, TorchTensors)]
     for name, _ in parameters_of(model):

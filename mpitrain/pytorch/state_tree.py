@@ -25,7 +25,7 @@ def flatten(name: str, tree: Any) -> dict[str, Value]:
         name: The owner of the state, for errors.
 
     Raises:
-        JobError: It has a value that cannot be stored.
+        JobError: The tree has a value that cannot be stored.
     """
     arrays: list[Array] = []
 
@@ -63,10 +63,10 @@ def flatten(name: str, tree: Any) -> dict[str, Value]:
 
 
 def unflatten(values: Mapping[str, Value]) -> Any:
-    """Return the tree of ``flatten``.
+    """Return the tree that ``flatten`` has converted to these values.
 
     Raises:
-        CheckpointError: The values are not a tree.
+        CheckpointError: The values do not describe a tree.
     """
 
     def decoded(item: Any) -> Any:

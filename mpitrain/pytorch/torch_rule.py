@@ -28,7 +28,7 @@ class TorchRule(Optimizer):
     ``mu_product`` of NAdam, is stored in every element of a slot, except ``step``, which is the step of the run.
 
     Attributes:
-        kind: One of ``ELEMENTWISE``.
+        kind: The class of the optimizer, one of ``ELEMENTWISE``.
         options: The options of a parameter group, without its parameters and its learning rate.
         vectors, numbers: Names of the state, from ``state_of``; the names of a group may differ from those of other
             groups.

@@ -1,7 +1,7 @@
 """PyTorch's optimizers as optimizers of ``mpitrain.optim``.
 
-SGD, Adam and AdamW are translated, because compiled rules compute the same faster. PyTorch's own code is called for
-the other optimizers: elementwise ones on parts of the vectors (``torch_rule``), others on whole tensors
+SGD, Adam and AdamW are translated, because compiled rules compute the same updates faster. PyTorch's own code is called
+for the other optimizers: elementwise ones on parts of the vectors (``torch_rule``), others on whole tensors
 (``whole_tensors``).
 """
 
@@ -152,7 +152,7 @@ def _adam(groups: Sequence[Mapping[str, Any]]) -> tuple[type[optim.Optimizer], l
 
 
 def _is_decoupled(group: Mapping[str, Any]) -> bool:
-    """Whether an Adam subtracts weight decay from the parameters, as AdamW does."""
+    """Return whether an Adam subtracts weight decay from the parameters, as AdamW does."""
     return bool(group.get("decoupled_weight_decay"))
 
 

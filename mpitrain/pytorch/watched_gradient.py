@@ -1,4 +1,4 @@
-"""Gradients that detect when a script uses them: it then needs the gradients of all workers."""
+"""Gradients that detect when a script uses them: the script then needs the gradients of all workers."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ OnUse = Callable[[bool], None]
 class WatchedGradient(Tensor):
     """A view of the flat gradient that calls ``on_use`` before an operation of torch reads or changes it.
 
-    The argument is whether the operation sets the gradient to zero. Autograd adds to it without a call. The results of
-    operations are ordinary tensors.
+    The argument is whether the operation sets the gradient to zero. Autograd adds to the gradient without a call. The
+    results of operations are ordinary tensors.
     """
 
     on_use: OnUse

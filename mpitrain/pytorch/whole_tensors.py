@@ -31,12 +31,12 @@ class TorchTensors(WholeTensorOptimizer):
 
     Checkpoints contain the optimizer's ``state`` and groups; state in its other attributes is not saved. One rank
     updates all tensors, unless they are known to be updated separately: a class declares this by the attribute
-        ``updates_tensors_separately = True``.
+    ``updates_tensors_separately = True``.
 
     Attributes:
         optimizer: The optimizer, with the options that its groups have at each update.
         parameters: The parameters of the model that the optimizer has, by name.
-        index: Its position among the optimizers of a script; None if there is one.
+        index: Its position among the optimizers of a script; None if there is only one.
         own: The names of the parameters that this rank updates; it keeps state only for these.
         changed: The options of groups that the optimizer itself has changed; other ranks may have other values.
     """
@@ -98,7 +98,7 @@ class TorchTensors(WholeTensorOptimizer):
             self.optimizer.state.clear()
         for stored_name in stored_names:
             kind, _, name = stored_name.removeprefix(_NAMESPACE).partition(": ")
-            # Marks the value as used, although it may belong to another rank.
+            # This call marks the value as used, although the value may belong to another rank.
             values = values_of(state, stored_name, _VERSION)
             if kind != self.name:
                 raise CheckpointError(
@@ -120,7 +120,7 @@ class TorchTensors(WholeTensorOptimizer):
             self.changed.update(saved)
 
     def keep_own_state(self) -> None:
-        """Keep the state of this rank's parameters alone, in tensors that no result of ``state_dict`` shares."""
+        """Keep only the state of this rank's parameters, in tensors that no result of ``state_dict`` shares."""
         for name, parameter in self.parameters.items():
             if name not in self.own:
                 self.optimizer.state.pop(parameter, None)
