@@ -18,7 +18,7 @@ class Failure:
     Attributes:
         reason: One line: the rank, its host, and what happened.
         rank: The rank that failed first; None if unknown.
-        traceback: Of its exception; empty if there is none.
+        traceback: The traceback of the rank's exception; empty if there is none.
     """
 
     reason: str
@@ -27,7 +27,7 @@ class Failure:
 
 
 def record_failure(run_dir: Path, failure: Failure | None) -> None:
-    """Record how a run failed; None: it did not. A directory that cannot be written is not changed."""
+    """Record how a run failed; None if it did not fail. A directory that cannot be written is not changed."""
     with contextlib.suppress(OSError):
         if failure is None:
             (run_dir / FAILURE).unlink(missing_ok=True)
@@ -38,7 +38,7 @@ def record_failure(run_dir: Path, failure: Failure | None) -> None:
 
 
 def read_failure(run_dir: Path) -> Failure | None:
-    """Return how a run failed; None if it did not, or has no valid record of it."""
+    """Return how a run failed; None if it did not fail, or has no valid record."""
     try:
         return Failure(**json.loads((run_dir / FAILURE).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):

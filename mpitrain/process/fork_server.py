@@ -2,20 +2,20 @@
 
 The first rank of a host forks the server before it becomes a reaper, when its modules are imported and MPI has not
 started. The server has its own session, so that it survives the launcher. After a failure the launcher starts this file
-as a script, the *client*, in place of Python with all modules: it sends its arguments, environment, working directory,
-file descriptors and processors to the server, which forks a process that continues as if the launcher had started it.
-The client passes signals on to that process, and ends as it ends.
+as a script, the *client*, in place of Python with all modules: the client sends its arguments, environment, working
+directory, file descriptors and processors to the server, which forks a process that continues as if the launcher had
+started it. The client passes signals on to that process, and ends as it ends.
 
     launcher ── client ─ ─ socket ─ ─ server
                   │ signals             │ forks
                   └────────────────► reaper ── rank
 
-If the client ends, the kernel sends the reaper a signal that ends it, because the socket is closed, and the rank ends
-with its reaper. If there is no server, the client becomes a rank in the ordinary way.
+If the client ends, a pipe is closed, the kernel sends the reaper a signal that ends it, and the rank ends with its
+reaper. If there is no server, the client becomes a rank in the ordinary way.
 
-The socket is in Linux's abstract namespace: it is not a file, and vanishes with the server. Both sides check the user.
-The server ends on request, or when there has been no rank for longer than a restart can be delayed. As a script this
-file needs Python's standard library only.
+The socket is in Linux's abstract namespace: it is not a file, and disappears with the server. Both sides check the
+user. The server ends on request, or when there has been no rank for longer than a restart can be delayed. As a script,
+this file needs only Python's standard library.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _IDLE_S = 90.0
 _POLL_S = 1.0
 _ANSWER_S = 5.0
 _FIRST_FREE = 512  # descriptors from this number on do not collide with those that a launcher opens
-_MAX_DESCRIPTORS = 250  # of one message
+_MAX_DESCRIPTORS = 250  # maximum number of descriptors in a message
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _NUMBER = struct.Struct("i")
@@ -56,7 +56,7 @@ def start_server(run_dir: str, is_restart: bool, run: Callable[[list[str]], obje
 
     Args:
         run_dir: The absolute path of the run directory.
-        is_restart: Whether the server may be there already; otherwise an existing server belongs to an earlier run, and
+        is_restart: Whether the server may exist already; otherwise an existing server belongs to an earlier run, and
             ends.
         run: Runs the ``mpitrain`` command with these arguments, and raises SystemExit at its end.
     """
@@ -87,7 +87,7 @@ def stop_server(run_dir: str, wait: bool = True) -> None:
     """Let the server of a run on this host end, if there is one, once the processes that it has forked have ended.
 
     Args:
-        wait: Whether to wait for its end, at most 5 s.
+        wait: Whether to wait for the end of the server, at most 5 s.
     """
     connection = _connect(run_dir)
     if connection is not None:
@@ -106,7 +106,7 @@ def import_in_server(run_dir: str, module: str) -> None:
 
 
 class _Request(NamedTuple):
-    """The request of a client: a process with these properties.
+    """The request of a client for a process with these properties.
 
     Attributes:
         descriptors: The descriptor numbers in this process, by their numbers in the client.
@@ -123,7 +123,7 @@ class _Request(NamedTuple):
 
 
 def _serve(listening: socket.socket, parent: int) -> _Request:
-    """Fork a process for each client; return in these. Does not return in the server."""
+    """Fork a process for each client; return in these processes, but not in the server."""
     for number in _PASSED_ON:
         signal.signal(number, signal.SIG_IGN)
     woken, wake = os.pipe()
@@ -169,7 +169,7 @@ def _serve(listening: socket.socket, parent: int) -> _Request:
 
 
 def _import(module: str) -> None:
-    """Import a module while no rank needs the processor; not if it starts threads, which a fork would lose."""
+    """Import a module at idle priority. If it starts threads, which a fork would lose, the server exits."""
     if module in sys.modules:
         return
     with contextlib.suppress(OSError):
@@ -194,7 +194,7 @@ def _become(request: _Request) -> None:
     """Continue as if the launcher had started this process with the properties that the client requests."""
     for ignored in (*_PASSED_ON, signal.SIGCHLD):
         signal.signal(ignored, signal.SIG_DFL)
-    # Variables that modules have set in the environment, such as the MPI components to use.
+    # Keep variables that modules have set in the environment, such as the MPI components to use.
     started_with = {entry.partition(b"=")[0] for entry in _read("/proc/self/environ").split(b"\0")}
     added = {name: value for name, value in os.environ.items() if os.fsencode(name) not in started_with}
     os.environ.clear()
@@ -210,7 +210,7 @@ def _become(request: _Request) -> None:
         os.sched_setaffinity(0, request.processors)
     os.chdir(request.folder)
     sys.argv[1:] = request.arguments
-    # The kernel ends this process (SIGIO) when the client ends, which alone can write to the pipe.
+    # The kernel ends this process (SIGIO) when the client ends, because only the client can write to the pipe.
     fcntl.fcntl(alive, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(alive, fcntl.F_SETFL, fcntl.fcntl(alive, fcntl.F_GETFL) | os.O_ASYNC)
     if select.select([alive], [], [], 0)[0]:  # the client had already ended
@@ -247,7 +247,7 @@ def _receive(connection: socket.socket) -> _Request | str | None:
 
 
 def start_client(arguments: list[str]) -> NoReturn:
-    """Become a rank that the server has forked, or a new one if there is no server."""
+    """Become a rank that the server has forked, or a new rank if there is no server."""
     run_dir = os.environ.get("MPITRAIN_RUN_DIR", "")
     reading, writing = os.pipe()
     connection = _connect(run_dir)

@@ -1,8 +1,9 @@
-"""A process on every other host of a run: answers the supervisor's heartbeats, and ends the ranks if none arrive.
+"""A process on every other host of a run: answers the supervisor's heartbeats, and ends the ranks if no heartbeats
+arrive.
 
-The supervisor starts it with the remote agent, as a script: it needs Python's standard library only. It prints the UDP
+The supervisor starts it with the remote agent, as a script that needs only Python's standard library. It prints the UDP
 port at which it answers. With the arguments ``end RUN_DIR SECONDS`` the script only ends the ranks of a run, and
-removes what MPI libraries have left in the shared memory and the temporary files of the host within SECONDS.
+removes files that MPI libraries have left in the shared memory and the temporary directory of the host within SECONDS.
 
 Heartbeats are datagrams: a TCP connection retries less and less often, and would notice late that the link has
 returned.
@@ -25,7 +26,7 @@ from collections.abc import Iterator
 _POLL_S = 0.5
 _ENDING_S = 5.0
 # Names of Open MPI, MPICH, Intel MPI and UCX in /dev/shm, and of the session directories of Open MPI's launcher and
-# daemons, with their pid: a later daemon with the same pid does not start if it finds one.
+# daemons, with their pid: a later daemon with the same pid does not start if it finds such a directory.
 _SHM = "/dev/shm"
 _SEGMENT = re.compile(r"(sm_segment|vader_segment|osc_sm|osc_rdma|osc_ucx|mpich_shm|Intel_MPI|ucx_shm)[\w.:-]*")
 _SESSION = re.compile(r"(?:ompi|prted)\.(\d+)")
@@ -41,7 +42,7 @@ def watch(address: str, token: bytes, run_dir: str, timeout_s: float) -> None:
 
     Args:
         address: This host's IP address, at which it answers.
-        token: Begins every heartbeat of this run.
+        token: The beginning of every heartbeat of this run.
     """
     family, kind, protocol, _, target = socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as answers:
@@ -95,8 +96,8 @@ def signal_ranks(run_dir: str, number: signal.Signals) -> None:
 def remove_leftovers(run_dir: str, within_s: float) -> None:
     """Remove leftover files of the MPI libraries of killed ranks on this host: shared memory, and Open MPI's sessions.
 
-    A file is removed if it belongs to this user, is named like such a file, and is not used: no process has mapped the
-    memory, and the process of the session has ended.
+    A file is removed if it belongs to this user, has the name of such a file, and is not used: no process has mapped
+    the memory, and the process of the session has ended.
 
     Args:
         within_s: Only files that were written within this many seconds.
@@ -118,7 +119,7 @@ def remove_ended_sessions(run_dir: str, within_s: float) -> set[str]:
 
 
 def remove_unused(files: set[str]) -> None:
-    """Remove files in shared memory that no process has mapped; takes 0.2 s if there are any."""
+    """Remove files in shared memory that no process has mapped; takes 0.2 s if there are files."""
     unused = set(files)
     for _ in range(2):  # checked twice: another process may be about to map a file that it has just created
         if unused:

@@ -5,25 +5,26 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-# What ``mpitrain run`` passes to its ranks besides the run directory: how often it has restarted them and may, an
-# identifier of this attempt, the network that its user has chosen, and whether to keep the newest state in memory.
+# Variables that ``mpitrain run`` passes to its ranks besides the run directory: how often it has restarted them and may
+# do so, an identifier of this attempt, the network that its user has chosen, and whether to keep the newest state in
+# memory.
 RESTART_COUNT = "MPITRAIN_RESTART_COUNT"
 MAX_RESTARTS = "MPITRAIN_MAX_RESTARTS"
 ATTEMPT = "MPITRAIN_ATTEMPT"
 NETWORK = "MPITRAIN_NETWORK"
 KEEPS_STATE = "MPITRAIN_KEEPS_STATE"
-# After a restart: when training was interrupted, in seconds since the epoch, at which step, and the number of restarts
-# since then.
+# After a restart: the time when training was interrupted, in seconds since the epoch; the step; and the number of
+# restarts since then.
 FAILED_AT = "MPITRAIN_FAILED_AT"
 FAILED_STEP = "MPITRAIN_FAILED_STEP"
 RESTARTS_SINCE = "MPITRAIN_RESTARTS_SINCE"
 
-# The rank number: set by Open MPI's launcher; by MPICH's, Intel MPI's and srun with PMI; by launchers with PMIx.
+# The rank number, set by Open MPI's launcher; by MPICH's, Intel MPI's and srun with PMI; by launchers with PMIx.
 _RANK = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 
 
 def set_home() -> None:
-    """Set HOME if it is not: Open MPI and its mpirun fail without it, as in containers and under some schedulers.
+    """Set HOME if it is not set, as in containers and under some schedulers: Open MPI and its mpirun need it.
 
     Any path works, even a missing one.
     """

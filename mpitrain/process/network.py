@@ -26,7 +26,7 @@ def parse_subnet(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | N
 
 
 def interface_of(network: str) -> str:
-    """Return the name of this host's interface in a network such as ``10.1.0.0/16``; interface names pass unchanged.
+    """Return the name of this host's interface in a network such as ``10.1.0.0/16``; return a name unchanged.
 
     Raises:
         LaunchError: This host has no such interface.
@@ -64,7 +64,7 @@ def _address_of(interface: str) -> ipaddress.IPv4Address | None:
 
 
 def address_in(network: str) -> str | None:
-    """Return this host's IPv4 address in a network such as ``10.1.0.0/16``, or of an interface; None if it has none."""
+    """Return this host's IPv4 address in a network such as ``10.1.0.0/16``, or of an interface; None if none."""
     try:
         address = _address_of(interface_of(network))
     except LaunchError:

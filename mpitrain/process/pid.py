@@ -1,4 +1,4 @@
-"""Processes of this machine, identified by process id and start time, because ids are reused."""
+"""Processes of this machine, identified by process id and start time, because process ids are reused."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Status files: each rank registers in a directory that ``mpitrain run`` watches, and keeps its current step there.
 
 The launcher can only report that its processes have ended. When a rank dies, the user needs to know its number, its
-activity and its host. These must be on disk before, because a killed process cannot write any more. A file is one line:
-the step, which is written through a memory map and costs less than a microsecond, and the other values as JSON.
+activity and its host. These data must be on disk before the death, because a killed process cannot write any more. A
+file is one line: the step, which is written through a memory map and costs less than a microsecond, and the other
+values as JSON.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ RUN_DIR_VARIABLE = "MPITRAIN_RUN_DIR"  # the run directory in which the ranks of
 _FOLDER = ".ranks"
 _ACTIVITY, _FAILED = "activity-", "failed"  # names of the files that reapers write
 _TRACEBACK = "traceback-"
-MEETING = "meeting-"  # begins the name of the folder in which the ranks of a program find each other
+MEETING = "meeting-"  # prefix of the name of the folder in which the ranks of a program find each other
 _STEP_DIGITS = 19
 _SIZE = 4096
 _LONGEST_ERROR = 1000
@@ -37,21 +38,21 @@ class RankStatus:
     """The status of one rank.
 
     Attributes:
-        start: Start time of its process, which distinguishes processes that have the same id.
+        start: Start time of the rank's process, which distinguishes processes that have the same id.
         role: ``worker`` or ``ps``; empty before roles are assigned.
-        task: Its index among the ranks of that role.
+        task: The rank's index among the ranks of that role.
         reaper: Process id of the reaper: the launcher's child and the rank's parent.
-        ready: Whether a signal makes it save and exit, instead of killing it.
-        is_training: Whether it has begun to train or to serve; true for a program from its start.
-        error: The unexpected exception that it ended with.
-        is_user_error: Whether it ended with a user's error, which has been printed.
+        ready: Whether a signal makes the rank save and exit, instead of killing it.
+        is_training: Whether the rank has begun to train or to serve; true for a program from its start.
+        error: The exception with which the rank ended; empty if there is none.
+        is_user_error: Whether this exception is a user error, which has been printed.
         hang: The activity in which the rank made no progress, so that its reaper ended it.
-        done: Whether it has finished training and written everything.
-        stopped: Whether it finished before the last step.
+        done: Whether the rank has finished training and written everything.
+        stopped: Whether the rank finished before the last step.
         ended_at: When the process ended, in seconds since the epoch on its host; 0 if the end was not observed.
         signal, status: The signal that killed it, 0 for none; otherwise its exit status.
         step: Number of completed steps.
-        is_program: Whether it runs a program that need not know this package.
+        is_program: Whether the rank runs a program, which need not use this package.
         last_line: The last line on standard error of a program that has exited with a status; empty if it has none.
     """
 
@@ -83,7 +84,7 @@ class LongActivity:
 
     Attributes:
         doing: A description.
-        busy: Whether it may soon be done: it neither waits for others nor takes far longer than usual.
+        busy: Whether the rank may soon be done: it neither waits for others nor takes far longer than usual.
     """
 
     doing: str
@@ -94,7 +95,7 @@ class RankStatusFile:
     """A rank's status file. Every method is local, and a failing disk does not fail the run.
 
     Args:
-        run_dir: The run directory; None if the rank is not watched; then nothing is written.
+        run_dir: The run directory; None if the rank is not watched: nothing is written then.
     """
 
     def __init__(self, run_dir: Path | None, rank: int) -> None:
@@ -129,7 +130,7 @@ class RankStatusFile:
         self._update(is_training=True)
 
     def set_done(self, stopped: bool) -> None:
-        """Record that training has ended, and whether it was before the last step."""
+        """Record that training has ended, and whether it has ended before the last step."""
         activity.become("done")
         self._update(done=True, stopped=stopped)
 
@@ -239,7 +240,7 @@ def any_failed(run_dir: Path) -> bool:
 
 
 def age_s(run_dir: Path) -> float | None:
-    """Return the age in seconds of the oldest status file, with a minute to spare; None if there is none."""
+    """Return the age in seconds of the oldest status file, plus a minute; None if there is no status file."""
     with contextlib.suppress(OSError):
         return time.time() - min(path.stat().st_mtime for path in folder_of(run_dir).iterdir()) + 60.0
     return None

@@ -1,8 +1,8 @@
 """The reaper: a process that watches its rank, ends it if it hangs, and records how it ended for ``mpitrain run``.
 
-Each launcher reports killed processes in its own format, and names the wrong rank if others notice the death first, as
-ranks on other hosts do when a connection closes. Only the parent of the rank's process receives its exit status. The
-process that the launcher started therefore becomes the reaper, and the rank is its child.
+Each launcher reports killed processes in its own format, and names the wrong rank if other ranks notice the death
+first, as ranks on other hosts do when a connection closes. Only the parent of the rank's process receives its exit
+status. The process that the launcher started therefore becomes the reaper, and the rank is its child.
 """
 
 from __future__ import annotations
@@ -40,10 +40,12 @@ _STATES = {"T": "stopped by a signal", "D": "in an uninterruptible system call"}
 def become_reaper(run_dir: Path | None, rank: int) -> None:
     """Fork; return in the child, which becomes the rank. The parent waits for it, and ends in the same way.
 
-    Call before MPI starts. If the reaper is killed, the kernel kills the rank; if the launcher is killed, both.
+    Call before MPI starts. If the reaper is killed, the kernel kills the rank; if the launcher is killed, the kernel
+    kills both.
 
     Args:
-        run_dir: Where ``mpitrain run`` reads the ranks' status files; None if it did not start this rank.
+        run_dir: The directory in which ``mpitrain run`` reads the ranks' status files; None if it did not start this
+            rank.
     """
     end_with_parent(signal.SIGKILL)  # a killed launcher does not end its ranks
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the launcher may have ignored it
@@ -59,7 +61,7 @@ def become_reaper(run_dir: Path | None, rank: int) -> None:
 def fork_rank() -> int:
     """Fork; return 0 in the child, which the kernel kills if this process, its reaper, ends."""
     reaper = os.getpid()
-    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD, *PASSED_ON))  # no signal may be lost
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD, *PASSED_ON))  # no signal must be lost
     child = os.fork()
     if child:
         return child
@@ -82,8 +84,8 @@ class Reaper:
     A subclass may override ``look``, ``pass_on`` and ``end``.
 
     Args:
-        page: Where the rank marks its activities.
-        file: A file to which it writes its Python stacks.
+        page: The memory in which the rank marks its activities.
+        file: The descriptor of a file to which the rank writes its Python stacks.
     """
 
     def __init__(self, run_dir: Path | None, rank: int, child: int, page: activity.ActivityPage, file: int) -> None:
@@ -125,8 +127,8 @@ class Reaper:
         """Record how the rank ended, and end in the same way.
 
         Args:
-            killed_by: The signal that killed it; 0 for none.
-            status: Its exit status if it was not killed.
+            killed_by: The signal that killed the rank; 0 for none.
+            status: The exit status of a rank that was not killed.
         """
         if not killed_by and not status and self.page.read().kinds[:1] != ("done",):
             status = EXITED  # launchers ignore status 0, and the other ranks would wait forever
@@ -209,7 +211,7 @@ class Reaper:
             self._recorded = doing
 
     def _read_stacks(self) -> str:
-        """Return the Python stacks of the rank's threads; empty if no process of it can write them."""
+        """Return the Python stacks of the rank's threads; empty if no process of the rank can write them."""
         pid = self.page.stacks_pid
         if not pid or not self.is_descendant(pid):
             return ""

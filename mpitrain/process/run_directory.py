@@ -34,7 +34,7 @@ class LauncherProcess(NamedTuple):
 
     @property
     def is_local(self) -> bool:
-        """Whether it runs on this host."""
+        """Whether the process runs on this host."""
         return self.host == socket.gethostname()
 
 
@@ -42,7 +42,7 @@ def make_run_dir(name: str, requested: Path | None) -> tuple[Path, list[Path]]:
     """Return the run directory, and the folders created for it, innermost first; by default a new run directory.
 
     Raises:
-        LaunchError: It cannot be written, or has links or other files in place of files that a run writes.
+        LaunchError: The directory cannot be written, or has links or other files in place of files that a run writes.
     """
     try:
         folder = requested or new_run_dir(name)

@@ -61,7 +61,7 @@ class TimeLimit:
 
     Args:
         end: When the run will be ended, in seconds since the epoch; None for never.
-        began: When it began.
+        began: When the run began, in seconds since the epoch.
     """
 
     def __init__(self, end: float | None, began: float) -> None:

@@ -1,6 +1,7 @@
 """Answers to ``mpitrain stacks``: activity and stacks of each rank of a live run, in files in the run directory.
 
-The command creates a folder in the run's ``logs``; every rank's reaper looks for it, and writes one file into it.
+The command creates a folder in the run's ``logs``; every rank's reaper looks for this folder, and writes one file into
+it.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ class RankStacks:
     """The activity of a rank.
 
     Attributes:
-        role: Such as ``worker 0``; empty while it starts.
-        state: The letter of its process's state in /proc.
+        role: The rank's role, such as ``worker 0``; empty while the rank starts.
+        state: The letter of the process's state in /proc.
         doing: A description.
         idle_s: Seconds since the rank began this activity.
-        waits_for: The rank that it waits for, if it waits for a single known one.
-        stacks: The Python stacks of its threads; empty if its process is stopped.
+        waits_for: The rank for which this rank waits, if it waits for a single known rank; else None.
+        stacks: The Python stacks of the rank's threads; empty if its process is stopped.
     """
 
     rank: int

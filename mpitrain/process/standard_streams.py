@@ -25,7 +25,7 @@ def open_closed_streams() -> None:
 
 
 def discard(stream: TextIO) -> None:
-    """Send what is still buffered, and everything printed later, to the null device."""
+    """Send the buffered output, and everything printed later, to the null device."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, stream.fileno())
     os.close(null)

@@ -1,9 +1,10 @@
-"""Where a host keeps the newest state of a run, outside MPI, so that it survives the ranks.
+"""The folder in which a host keeps the newest state of a run, outside MPI, so that the state survives the ranks.
 
 The folder is in shared memory, and in the temporary directory where shared memory is too small. Its name is a function
-of host and run directory, so that a later start finds it. Only its owner can enter it.
+of host and run directory, so that a later start finds it. Only its owner can access it.
 
-As a script, ``remove RUN_DIR``, it removes the folders of a run on this host: it needs Python's standard library only.
+As a script with the arguments ``remove RUN_DIR``, this file removes the folders of a run on this host; it needs only
+Python's standard library.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ def folders(run_dir: str) -> list[Path]:
 
 
 def make(folder: Path, run_dir: str) -> None:
-    """Create a folder of ``folders``.
+    """Create one of the ``folders``.
 
     Raises:
-        OSError: It cannot be created, or another user owns it.
+        OSError: The folder cannot be created, or another user owns its parent.
     """
     folder.parent.mkdir(mode=0o700, exist_ok=True)
     if not _is_private(folder.parent):

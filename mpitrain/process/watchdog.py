@@ -40,8 +40,8 @@ class Watchdog:
     """Measures how long one process has made no progress.
 
     Any change of its activity is progress. A process that waits for others gets twice the limit of long operations,
-    because another rank may validate and then save. A stopped process has the ordinary limit, whatever its activity
-    was.
+    because another rank may validate and then save. A stopped process has the ordinary limit, whatever its last
+    activity was.
     """
 
     def __init__(self) -> None:
@@ -53,8 +53,8 @@ class Watchdog:
         """Return whether the process hangs.
 
         Args:
-            seen: Its activity now.
-            stopped: Whether the kernel has stopped it.
+            seen: The present activity of the process.
+            stopped: Whether the kernel has stopped the process.
             elapsed_s: Seconds since the last call, without the time in which the calling process was suspended.
         """
         before, self._seen = self._seen, seen
@@ -67,7 +67,7 @@ class Watchdog:
         return self.idle_s > self.limit_s(seen, stopped)
 
     def is_informed(self, seen: Activity) -> bool:
-        """Return whether the activity can show a hang: a program's activity can, after its first report of progress."""
+        """Return whether the activity can show a hang, as that of a program can after its first report."""
         return seen.kinds[:1] != ("program",) or seen.count > 0
 
     def is_busy(self, seen: Activity, stopped: bool) -> bool:
@@ -101,7 +101,7 @@ def is_waiting(seen: Activity) -> bool:
 
 
 def _is_long(seen: Activity) -> bool:
-    """Return whether the activity is expected to be long: by default the first steps are, too."""
+    """Return whether the activity is expected to be long; by default, the first steps are expected to be long, too."""
     return not _LONG.isdisjoint(seen.kinds) or (seen.limit_s is None and seen.steps < _MEASURED_STEPS)
 
 

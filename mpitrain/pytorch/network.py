@@ -169,7 +169,7 @@ class TorchNetwork:
             views[name][...] = to_array(value)
 
     def takes_integers(self, split: Split) -> bool:
-        """Return whether the examples are integers without a scale, such as indices; scaled ones are measurements."""
+        """Return whether the examples are integers without a scale, such as indices; others are measurements."""
         return split.has_integers and split.scale == 1
 
     def joined(self, parts: Sequence[Any]) -> Any:

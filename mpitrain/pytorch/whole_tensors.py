@@ -161,7 +161,7 @@ def _is_plain(value: Any) -> bool:
 
 @contextmanager
 def _restricted(optimizer: torch.optim.Optimizer, gradients: Mapping[int, Tensor]) -> Iterator[bool]:
-    """Restrict an optimizer to the parameters with these ids, and to these gradients; yield whether it has any."""
+    """Restrict an optimizer to the parameters with these ids, and to these gradients; yield whether any remain."""
     groups = optimizer.param_groups
     all_params = [group["params"] for group in groups]
     own = [param for params in all_params for param in params if id(param) in gradients and param.requires_grad]
