@@ -48,7 +48,7 @@ def terminal_columns() -> int:
 
 
 def print_wrapped(text: str, *, error: bool = True) -> None:
-    """Print lines on standard error, or else standard output; wrapped between words if that is a terminal."""
+    """Print lines on standard error if ``error``, else on standard output; on a terminal, wrap them between words."""
     stream = sys.stderr if error else sys.stdout
     columns = os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
     print(wrap(text, columns), file=stream, flush=True)

@@ -96,10 +96,10 @@ def check_installed(name: str) -> None:
         name: The value of ``--logger``.
 
     Raises:
-        ConfigError: It is not.
+        ConfigError: The package is not installed.
     """
     spec = importlib.util.find_spec(name)
-    if spec is None or spec.origin is None:  # a folder of this name is no package
+    if spec is None or spec.origin is None:  # a folder of this name is not a package
         raise ConfigError(f"--logger {name} requires {name}; run pip install 'mpitrain[{name}]'")
 
 

@@ -33,9 +33,9 @@ class RankLog:
     Messages are written to the file from ``open`` on, with those captured before.
 
     Args:
-        console: The chief's; None on other ranks.
+        console: The chief's console; None on other ranks.
         warns: Whether a rank without console prints warnings. Without ``mpitrain run``, which removes duplicates, only
-            the chief should.
+            the chief should print them.
     """
 
     def __init__(self, console: Console | None, warns: bool) -> None:
@@ -58,7 +58,7 @@ class RankLog:
         """Begin to write the log file in a run directory.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: The file cannot be written.
         """
         path = path_for(folder, rank)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -92,7 +92,7 @@ class RankLog:
 
 
 def show_warnings(shown: bool) -> None:
-    """Print each warning of this process as one line, or none of them; until a ``RankLog`` captures them."""
+    """Print each warning of this process as one line, or print no warnings, until a ``RankLog`` captures them."""
 
     def show(
         message: Warning | str,
@@ -110,7 +110,7 @@ def show_warnings(shown: bool) -> None:
 
 
 class _FileHandler(logging.FileHandler):
-    """Loses messages that the disk cannot hold, instead of printing a traceback for each."""
+    """Drops messages that the disk cannot hold, instead of printing a traceback for each."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, logging's name
         if not isinstance(sys.exc_info()[1], OSError):

@@ -1,4 +1,4 @@
-"""The record of what a run trains: its options, job file and versions, and every earlier version of these.
+"""The record of a run: its options, job file and versions, and every earlier version of these.
 
 ``config.toml`` holds the options of the last start. ``history`` has a directory for each start that differs from the
 one before: with ``config.toml``, the job file and, if the job file is in a git checkout, the commit and the difference
@@ -34,7 +34,7 @@ class RunRecord:
     Args:
         folder: The run directory.
         tables: The content of ``config.toml``: ``run`` and ``job`` have the options, ``versions`` the software.
-        job_file: Its path.
+        job_file: The path of the job file.
         ranks: A table of the ranks.
 
     Attributes:
@@ -93,8 +93,8 @@ class RecordedJob(NamedTuple):
     """The options and versions with which a run trained.
 
     Attributes:
-        path: The job file: where the run read it, or the copy in its record if that file has changed.
-        folder: Where the run read it.
+        path: The job file that the run read, or the copy in the run's record if that file has changed.
+        folder: The directory from which the run read the job file.
         tables: The tables of ``config.toml``.
     """
 

@@ -1,8 +1,8 @@
 """TensorBoard events in a run directory: scalars and optional histograms.
 
 Events are created by tensorboardX's classes in the training thread. tensorboardX's own writer is not used: it passes
-events to a thread through a queue that blocks forever after that thread has met a full disk. Here a background thread
-only flushes the file.
+events to a thread through a queue that blocks forever after that thread has failed on a full disk. Here a background
+thread only flushes the file.
 """
 
 from __future__ import annotations

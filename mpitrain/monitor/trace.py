@@ -106,7 +106,7 @@ class Recorder:
         clock: See ``Track``.
 
     Attributes:
-        tracks: The training thread's first.
+        tracks: The tracks of the threads, the training thread's first.
     """
 
     def __init__(self, keep_steps: int, clock: Callable[[], int] = perf_counter_ns) -> None:
@@ -294,7 +294,7 @@ def summarize(ranks: Sequence[RankTrace], aligned: dict[int, Spans], waited: dic
 def waited_for(aligned: dict[int, Spans]) -> dict[int, float]:
     """Return the seconds that all ranks together waited for each rank; they wait at the same places of the same steps.
 
-    The last rank to arrive at a place is the one that the others wait for, from their arrival until its own.
+    The other ranks wait for the rank that arrives last at a place, from their arrival until its arrival.
     """
     arrivals: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
     for rank, spans in aligned.items():

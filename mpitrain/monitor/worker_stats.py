@@ -7,21 +7,21 @@ from typing import Any, NamedTuple, TypeAlias
 
 from .format import format_table, size_of
 
-# The number of bytes in which a worker submits a gradient to a server, by worker and server.
+# The number of bytes of a gradient that a worker submits to a server, by worker and server.
 GradientBytes: TypeAlias = Sequence[Sequence[int]]
 
-_ENOUGH = 50  # number of gradients of the busiest worker before workers are compared
+_ENOUGH = 50  # minimum number of gradients of the busiest worker before workers are compared
 
 
 class WorkerStats(NamedTuple):
     """Statistics of one worker since the run began.
 
     Attributes:
-        steps: Number of its gradients that were used.
-        dropped: Number of its gradients that came too late.
-        staleness_sum, staleness_max: Over its gradients.
-        reads: How often it read the parameters, for gradients or otherwise.
-        histogram: Its gradients by staleness; the last bin also counts all higher values.
+        steps: Number of the worker's gradients that were used.
+        dropped: Number of the worker's gradients that came too late.
+        staleness_sum, staleness_max: Sum and maximum of the staleness of these gradients.
+        reads: Number of times that the worker read the parameters, for gradients or otherwise.
+        histogram: Numbers of gradients by staleness; the last bin also counts all higher values.
     """
 
     steps: int
@@ -33,7 +33,7 @@ class WorkerStats(NamedTuple):
 
 
 def histogram(workers: Sequence[WorkerStats]) -> list[int]:
-    """Return the gradients of all workers by staleness; the last bin also counts all higher values."""
+    """Return the numbers of all workers' gradients by staleness; the last bin also counts all higher values."""
     return [sum(counts) for counts in zip(*(stats.histogram for stats in workers), strict=True)]
 
 
@@ -41,7 +41,7 @@ def moved(workers: Sequence[WorkerStats], nbytes: int, gradient_nbytes: Gradient
     """Return the bytes of parameters read and gradients submitted by each worker, in memory or over a network.
 
     Args:
-        nbytes: Of all parameters.
+        nbytes: Bytes of all parameters.
         gradient_nbytes: Empty if a gradient has the same number of bytes as the parameters.
     """
     sizes = [sum(of_servers) for of_servers in gradient_nbytes] or [nbytes] * len(workers)

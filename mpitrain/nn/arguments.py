@@ -14,7 +14,7 @@ def positive(layer: object, name: str, value: Any) -> int:
     """Return ``value`` as an int >= 1.
 
     Raises:
-        JobError: It is not one.
+        JobError: ``value`` is not an integer >= 1.
     """
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise JobError(f"{_name(layer)}: {name} is {value!r}, must be an integer >= 1")
@@ -25,7 +25,7 @@ def within(layer: object, name: str, value: Any, low: float, high: float) -> flo
     """Return ``value`` as a float in [low, high).
 
     Raises:
-        JobError: It is not one.
+        JobError: ``value`` is not such a number.
     """
     if isinstance(value, bool) or not isinstance(value, Real) or not low <= float(value) < high:
         raise JobError(f"{_name(layer)}: {name} is {value!r}, must be a number in [{low}, {high})")

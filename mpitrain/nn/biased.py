@@ -33,7 +33,7 @@ class Biased(Layer):
         return y
 
     def finish_backward(self, dy: Array, bias_grad: Array | None) -> None:
-        """Replace the gradient of ``finish``'s result, C-contiguous, with the product's; set the bias's."""
+        """Replace the gradient of ``finish``'s result, C-contiguous, with the product's gradient; set ``bias_grad``."""
         if bias_grad is None:
             self.ops.activate_backward(self._kept, *self.activation, dy)
         else:

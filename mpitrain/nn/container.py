@@ -45,7 +45,7 @@ class Sequential(Layer):
         self.layers = layers
         self.integer_inputs = _takes_integers(layers)
         self._names = _names_of(layers)
-        self._first = 0  # backward stops at this child; earlier ones need no gradient
+        self._first = 0  # backward stops at this child; earlier children need no gradient
 
     def children(self) -> list[tuple[str, Layer]]:
         return list(zip(self._names, self.layers, strict=True))

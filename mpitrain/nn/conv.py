@@ -27,7 +27,7 @@ class Conv2D(Biased):
         filters: Channels of an output.
         kernel: Side of the square window, or (height, width).
         stride: Stride of the window, or (down, right).
-        padding: ``same`` adds zeros such that an output has length ceil(length / stride), the odd one at the end;
+        padding: ``same`` adds zeros such that an output has length ceil(length / stride), an odd zero at the end;
             ``valid`` adds none; an integer adds that many on each of the four sides.
         bias: Whether to add a bias.
         weight_init: Initial values of ``weight``, shape (height, width, in_channels, filters).

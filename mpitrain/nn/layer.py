@@ -63,8 +63,8 @@ class Layer:
     them with ``cast_input``, and return arrays created by ``activations``.
 
     A subclass that takes integers, such as indices, may set ``integer_inputs = True``. As the first layer of a model it
-    gets integer examples in their stored type and without the split's ``scale``; other layers get them converted to the
-    parameters' type.
+    gets integer examples in their stored type and without the split's ``scale``; other layers get integer examples
+    converted to the parameters' type.
 
     A subclass whose ``forward`` and ``backward`` enqueue the same GPU work in every training step, except for values in
     arrays, may set ``static = True``. A model with only static layers is recorded as CUDA graphs and replayed. Layers
@@ -78,7 +78,7 @@ class Layer:
         output_shape: Shape of one output example; set for a whole model when it is laid out.
         needs_dx: Set to False by the model if no earlier layer has parameters.
         announces_children: Whether ``backward`` calls ``after_backward(i)``, unless None, as soon as the gradients of
-            child i and all later ones are final: they can then be averaged while earlier ones still compute.
+            child i and all later children are final: they can then be averaged while earlier children still compute.
         before_forward: Called by ``Sequential.forward`` with i before it uses the parameters of child i, unless None.
     """
 
@@ -154,7 +154,7 @@ class Layer:
         )
 
     def cast_output(self, array: Array, tag: str) -> Array:
-        """Return activations or their gradients in the parameters' type; integers as they are."""
+        """Return activations or their gradients in the parameters' type; integers unchanged."""
         if self.compute_dtype is None or array.dtype == self.dtype or array.dtype.kind in "iu":
             return array
         return self._cast(self.device.xp.ascontiguousarray(array), tag, self.dtype)

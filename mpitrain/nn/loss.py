@@ -20,8 +20,8 @@ class Loss:
         device: Device of outputs, labels and gradients.
         scale: Factor of the gradient, but not of the loss: a device array of shape (1,), float64, read when each
             gradient is computed. None for 1.
-        supports_amp: Whether it accepts 16-bit outputs and multiplies by ``scale``; otherwise it gets outputs of the
-            parameters' type, and its gradient is multiplied afterwards.
+        supports_amp: Whether the loss accepts 16-bit outputs and multiplies by ``scale``; otherwise it gets outputs of
+            the parameters' type, and its gradient is multiplied afterwards.
     """
 
     device: Device = CPU
@@ -114,7 +114,7 @@ class SigmoidCrossEntropy(Loss):
     """``-log sigmoid(output)`` where the label is 1, ``-log(1 - sigmoid(output))`` where it is 0.
 
     Outputs (batch, ...), labels of the same shape in [0, 1], or (batch,) for outputs (batch, 1). An example's loss is
-    the mean over its elements. A prediction is correct if all its elements are.
+    the mean over its elements. A prediction is correct if all its elements are correct.
     """
 
     supports_amp = True

@@ -26,7 +26,8 @@ class BatchNorm(Layer):
         momentum: Weight of the old value in the running averages, in [0, 1).
         eps: Added to the variance.
         sync: Compute statistics over the batches of all workers, as if they were one batch; ``forward`` and
-            ``backward`` are then collective over the workers, with two sums and one sum.
+            ``backward`` are then collective over the workers: ``forward`` computes two sums over them, ``backward``
+            one.
         name: Overrides the name that the model assigns.
     """
 
@@ -89,7 +90,7 @@ class BatchNorm(Layer):
         return dy
 
     def _use_batch(self, ctx: Context, batch: int) -> None:
-        """Compute the statistics of this batch, and set the increments of the running ones."""
+        """Compute the statistics of this batch, and set the increments of the running statistics."""
         moments = self.buffer("moments", (3, self.features), np.float64)
         self.ops.moments(self._x, moments)
         self._count: Any = len(self._x)
@@ -107,8 +108,8 @@ class BatchNorm(Layer):
     def _join_workers(self, moments: Array, sum_over_workers: SumOverWorkers) -> None:
         """Replace the moments and the number of rows of this worker's batch with the values of the joined batch.
 
-        First the workers agree on an origin, the mean of all rows up to rounding. The second sum adds moments about
-        this origin, so that nothing cancels however large the mean is.
+        First the workers compute a common origin, the mean of all rows up to rounding. The second sum adds moments
+        about this origin, so that a large mean causes no cancellation.
         """
         origin, offset, variance = moments
         sums = self.buffer("sums", (self.features + 1,), np.float64)

@@ -32,7 +32,7 @@ class Vectors(NamedTuple):
         return self.params, slot0, slot1, self.average
 
     def part(self, start: int, stop: int) -> Vectors:
-        """Return a range of the vectors; it shares their memory."""
+        """Return a range of the vectors, as views."""
         part = slice(start, stop)
         return Vectors(self.params[part], self.average[part], {name: slot[part] for name, slot in self.slots.items()})
 
@@ -44,7 +44,7 @@ class Gradient(NamedTuple):
         rows: Shape (n, >= size - origin), C-contiguous.
         order: Shape (m,), int64: indices of the rows to add, in this order.
         origin: Element of the vectors that corresponds to the rows' first element.
-        measured: Whether ``measure_segments`` has written it, with the factors that only the device has.
+        measured: Whether ``measure_segments`` has written the gradient, with factors that only the device has.
     """
 
     rows: Array
@@ -58,8 +58,8 @@ class Backend(Protocol):
 
     Attributes:
         xp: NumPy, or a module with the same interface.
-        part: Number of elements to which a rule without a compiled version is applied at a time, unless it asks for
-            more.
+        part: Number of elements to which a rule without a compiled version is applied at a time, unless the rule asks
+            for more.
     """
 
     xp: Any
@@ -95,7 +95,7 @@ class Backend(Protocol):
         """Return a range of the vectors to be changed in place; ``store`` must follow."""
 
     def store(self, part: Vectors, start: int, stop: int) -> None:
-        """Keep the changes of what ``load`` returned."""
+        """Store the changes of the range that ``load`` returned."""
 
 
 class CpuBackend:

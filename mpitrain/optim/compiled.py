@@ -84,8 +84,8 @@ def _update_with(block: Any) -> Callable[..., None]:
             constants: Arguments of the rule.
             segments: Shape (k, 3), int64: start, stop, and 1 for trained parameters, else 0.
             scales: Shape (k,), float64: factor of the sum of rows, which gives the gradient; 0 for frozen parameters.
-            l2: Shape (k,), float64: this times params is added to the gradient.
-            decay: Shape (k,), float64: ``rate`` times this times params is subtracted from params before the update.
+            l2: Shape (k,), float64: ``l2 * params`` is added to the gradient.
+            decay: Shape (k,), float64: ``rate * decay * params`` is subtracted from params before the update.
             rows: Shape (n, >= size), C-contiguous: gradients.
             order: Shape (m,), int64: indices of the rows to add, in this order.
             origin: Element of params that corresponds to the rows' first element.
@@ -136,7 +136,7 @@ def _measure_with(direct: Any) -> Callable[..., None]:
         Args:
             sums: Shape (k, 2), float64: output, the sums of squares of params (if ``param_norms``) and of the values
                 written to ``out``.
-            decay: Shape (k,), float64: this times params is added to a direction.
+            decay: Shape (k,), float64: ``decay * params`` is added to a direction.
 
         The other arguments are as in ``update_segments``; ``out`` may be one of the rows.
         """
@@ -163,7 +163,7 @@ def _direction_with(block: Any) -> Callable[..., None]:
     def write_direction(
         p: Array, g: Array, slot0: Array, slot1: Array, constants: Constants, decay: float, step: Array
     ) -> None:
-        """Replace the gradient with the negative step of the rule, plus ``decay * p``; ``step`` is and remains zero."""
+        """Replace the gradient with the rule's negative step, plus ``decay * p``; ``step`` is and remains zero."""
         block(step, g, slot0, slot1, constants)
         shrink = p.dtype.type(decay)
         for i in range(g.size):

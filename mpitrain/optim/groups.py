@@ -23,8 +23,9 @@ class Segment(NamedTuple):
 
     Attributes:
         start, stop: Its elements.
-        trained: Whether it is updated by the rule.
-        added: Whether its gradient is added, as for state. Frozen parameters are neither trained nor added.
+        trained: Whether the rule updates the segment.
+        added: Whether the gradient is added to the segment, as for state. Frozen parameters are neither trained nor
+            added.
         entry: Index of its (first) entry in the layout.
         factor: Factor of the learning rate.
         decayed: Whether ``decay_names`` matches.
@@ -48,19 +49,19 @@ class Group:
 
     Attributes:
         options: The optimizer with the options of the group.
-        measured: The optimizer whose rule gives the direction of which norms are taken; None for the gradient.
+        measured: The optimizer whose rule gives the direction whose norms are measured; None to measure the gradient.
         applied: The optimizer whose rule is applied last.
         factor: Factor of the learning rate; 1 for a layerwise optimizer, whose ``scales`` include the factors.
         adds_l2: Whether ``l2`` may differ from 0.
         segments: The segments, on the host.
-        bounds: Shape (k, 3), int64: start, stop, and whether it is trained.
+        bounds: Shape (k, 3), int64: start, stop, and whether the segment is trained.
         entries: Shape (k,), int64: index of the segment's (first) entry in the layout.
         trained, decayed: Shape (k,), bool: as in ``Segment``.
         factors: Shape (k,), float64: factors of the learning rate.
         decay: Shape (k,), float64: weight decay where ``decay_names`` matches, else 0.
         scales, l2: Shape (k,), float64: arguments of ``update_segments``, which may be set at every step for trained
             segments; those of frozen parameters are 0.
-        sums: Shape (k, 2), float64: results of ``measure_segments``; a part of those of the range.
+        sums: Shape (k, 2), float64: results of ``measure_segments``; a view of the range's ``sums``.
     """
 
     def __init__(self, options: Optimizer, segments: list[Segment], sums: Array, copy_of: CopyOf) -> None:
@@ -89,7 +90,7 @@ class Range:
     Attributes:
         groups: Groups, which differ in options or in the factor of the learning rate.
         sums: Shape (number of segments, 2), float64: the groups' ``sums``.
-        clip: Clip factor that the groups' ``scales`` have; NaN if they have others.
+        clip: The clip factor in the groups' ``scales``; NaN if these have other factors.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What an optimizer is: options, slots and an update rule. ``rules`` has the package's own; ``Updater`` applies them.
+"""The base class of optimizers: options, slots and an update rule. ``rules`` contains the built-in optimizers.
 
 Optimizers are frozen dataclasses, so that they print as they were written. They have lower-case names because job files
 use them like functions: ``optim.adam(1e-3, clip_norm=1.0)``.
@@ -42,8 +42,8 @@ class TrustRatio:
 
     Attributes:
         coefficient: Factor of all ratios.
-        after_rule: Whether the direction is the step of the optimizer's rule, which is then scaled (LAMB). Otherwise it
-            is the gradient, which is scaled before the rule is applied (LARS), and its norm counts as
+        after_rule: Whether the direction is the step of the optimizer's rule, which is then scaled (LAMB). Otherwise
+            the direction is the gradient, which is scaled before the rule is applied (LARS), and its norm counts as
             ``|grads| + weight_decay * |params|``.
     """
 
@@ -83,8 +83,8 @@ class Optimizer(ABC):
 
     Attributes:
         learning_rate: A number, or a schedule: a function from the 0-based step to a number.
-        l2: L2 penalty: this times a parameter is added to its gradient, after clipping.
-        weight_decay: Decoupled weight decay: every step subtracts learning_rate times this times the parameter, in
+        l2: L2 penalty: ``l2 * parameter`` is added to the parameter's gradient, after clipping.
+        weight_decay: Decoupled weight decay: every step subtracts ``learning_rate * weight_decay * parameter``, in
             addition to the gradient's step (Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019).
         decay_names: Patterns (as of files) of the names of parameters to which ``l2`` or ``weight_decay`` apply.
         clip_norm: Maximum Euclidean norm of the whole gradient, which is scaled down if necessary.
@@ -97,9 +97,9 @@ class Optimizer(ABC):
         layer_scaling: Scales the step of each parameter that matches ``decay_names`` by a ratio of norms, or None.
         slots: Names of the vectors that the rule keeps in addition to the parameters; any number, initially zero.
         changes_at_rate_zero: Whether ``update`` may change parameters also at a learning rate of 0; it is then not
-            called for those whose ``rate_factor`` is 0.
-        part: Number of elements that ``update`` should get at least, if there are as many, because a call is slow.
-        trust_ratio: What scales the steps; a subclass may override it.
+            called for parameters whose ``rate_factor`` is 0.
+        part: Minimum number of elements for a call of ``update``, if there are that many, because a call is slow.
+        trust_ratio: The ratio that scales the steps, or None; a subclass may override it.
 
     Raises:
         JobError: A value is not valid; the message names it.
@@ -180,7 +180,7 @@ class Optimizer(ABC):
         """
 
     def fused(self, rate: float, step: int) -> tuple[CompiledRule, Constants] | None:
-        """Return a compiled version of ``update``, and its constants; None without one."""
+        """Return a compiled version of ``update``, and its constants; None if there is none."""
         return None
 
     def __init_subclass__(cls) -> None:
@@ -229,7 +229,7 @@ class Optimizer(ABC):
             raise JobError(f"{update}: with a trust ratio, the step must not depend on params; use weight_decay")
 
     def _step_depends_on_params(self) -> bool:
-        """Whether ``update`` changes random params by another step than zeros."""
+        """Return whether the step of ``update`` differs between random params and params of zeros."""
         values = np.random.default_rng(0).random((2 + len(self.slots), 7))
         at_zero, params_before = values.copy(), values[0].copy()
         at_zero[0] = 0
@@ -297,7 +297,7 @@ class Optimizer(ABC):
         """Check that every group has a parameter; ``names`` are the names of all parameters. Local.
 
         Raises:
-            JobError: A pattern matches none of them.
+            JobError: A pattern matches no name.
         """
         for pattern in self.groups:
             if not any(fnmatchcase(name, pattern) for name in names):

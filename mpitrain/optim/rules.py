@@ -1,7 +1,8 @@
-"""The optimizers of the package. Each is defined here alone: options, slots, update rule, and compiled versions.
+"""The optimizers of the package. Each optimizer is completely defined here: options, slots, update rule, and compiled
+versions.
 
 The arrays of ``update`` are NumPy's or CuPy's; a rule without a compiled version runs this code on both. The compiled
-versions compute the same, with constants that ``fused`` returns.
+versions compute the same values, with constants that ``fused`` returns.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ class adam(Optimizer):
         return _ADAM, (rate, self.beta1, 1 - self.beta1, self.beta2, 1 - self.beta2, eps)
 
     def _corrected(self, rate: float, step: int) -> tuple[float, float]:
-        """Return the rate and ``eps`` that include the corrections of the bias."""
+        """Return the rate and ``eps`` that include the bias corrections."""
         correction1 = 1 - self.beta1 ** (step + 1)
         correction2 = math.sqrt(1 - self.beta2 ** (step + 1))
         return rate * correction2 / correction1, self.eps * correction2

@@ -27,8 +27,8 @@ class Updater:
 
         updater.update(lo, hi, rows, step)
 
-    Otherwise it would ignore clipping and layers, and an update is two calls, with a sum over the ranks that share
-    the vector in between::
+    Otherwise one call would ignore clipping and layers, and an update is two calls, with a sum over the ranks that
+    share the vector in between::
 
         sums = updater.prepare(lo, hi, rows, out, step)
         updater.finish(lo, hi, out, sums_of_all_ranks, step)
@@ -43,7 +43,7 @@ class Updater:
         average: Like ``params``, and a copy of it before the first step; None without moving average.
         moving: Moving average that updates ``average``, or None.
         frozen: Shape (number of the layout's entries,), uint8: 1 for an entry that does not change for now; read at
-            every update. None if all are trained.
+            every update. None if all entries are trained.
         backend: Operations on the vectors.
 
     Attributes:
@@ -105,7 +105,7 @@ class Updater:
         self._apply(of_range, self._gradient(rows, order, origin), rate_scale, step)
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
-        """Update with other options from now on; the slots, and whether it needs sums, are the same."""
+        """Update with this optimizer from now on; its slots and its ``needs_sums`` are the same."""
         assert optimizer.slots == self.optimizer.slots and optimizer.needs_sums == self.needs_sums
         self.optimizer = optimizer
         self._ranges.clear()
@@ -125,7 +125,7 @@ class Updater:
         return self.squared_norm(sums)
 
     def squared_norm(self, sums: Array) -> Any:
-        """Return the gradient's squared norm before clipping, as an array of shape (); of LAMB, the direction's.
+        """Return the gradient's squared norm before clipping, as an array of shape (); for LAMB, of its direction.
 
         Args:
             sums: Results of ``prepare``, added over ranges that cover the whole vector.
@@ -157,7 +157,7 @@ class Updater:
         return sums.reshape(-1)
 
     def finish(self, lo: int, hi: int, out: Array, sums: Array, step: int, *, rate_scale: float = 1.0) -> None:
-        """Run the second half of an update: apply what ``prepare`` has written to out[lo:hi].
+        """Run the second half of an update: apply the values that ``prepare`` has written to out[lo:hi].
 
         Args:
             out: As passed to ``prepare``.
@@ -179,7 +179,7 @@ class Updater:
         self._apply(of_range, self._measured(out), rate_scale, step)
 
     def _use_clip(self, of_range: Range, clip: float) -> None:
-        """Set the scales of a range to this factor, unless they are."""
+        """Set the scales of a range to this factor, unless they have it already."""
         if clip != of_range.clip:
             self._set_clip(of_range, clip)
             of_range.clip = clip
@@ -272,7 +272,7 @@ class Updater:
             yield start, min(start + size, segment.stop)
 
     def _gradient(self, rows: Array, order: Array | None, origin: int = 0) -> Gradient:
-        """Return the gradient of some rows, by default of all in order."""
+        """Return the gradient of some rows, by default of all rows in order."""
         if order is None:
             if len(self._in_order) != len(rows):
                 self._in_order = self._backend.copy_of(np.arange(len(rows)))

@@ -15,8 +15,8 @@ from .optimizer import Optimizer, Slots
 class WholeTensorOptimizer(Optimizer):
     """Base class of optimizers that update whole tensors, with state of any shape, which is not in slots.
 
-    ``strategy.tensor_updates`` divides the tensors among the ranks. Each calls ``update_tensors`` with its own; then
-    ``Updater`` does the rest, such as moving averages.
+    ``strategy.tensor_updates`` divides the tensors among the ranks. Each rank calls ``update_tensors`` with its own
+    tensors; then ``Updater`` does the rest, such as moving averages.
     """
 
     part = 1 << 20
@@ -36,8 +36,8 @@ class WholeTensorOptimizer(Optimizer):
         """Update the parameters with these names, which the model computes with, and their state. Local.
 
         Args:
-            grads: The gradients of some parameters, each of its parameter's shape; those that the optimizer does not
-                have are ignored.
+            grads: The gradients of some parameters, each of its parameter's shape; gradients of other optimizers'
+                parameters are ignored.
         """
 
     @abstractmethod
@@ -49,7 +49,7 @@ class WholeTensorOptimizer(Optimizer):
         """Declare which parameters this rank updates, and restore their state. Local.
 
         Args:
-            names: Their names.
+            names: The names of these parameters.
             state: The results of ``tensor_state``, on any ranks; may have state of other parts of the run.
         """
 

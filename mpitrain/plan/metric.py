@@ -181,7 +181,7 @@ def number_of(what: str, value: Any) -> float:
         what: The name of the value, for errors.
 
     Raises:
-        JobError: It is none of these.
+        JobError: The value is none of these.
     """
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # an array of NumPy, or a tensor of torch
         value = value.item()

@@ -1,4 +1,4 @@
-"""The configurations that ``mpitrain tune`` compares, and the criteria: speed, and what a larger batch is worth."""
+"""The configurations that ``mpitrain tune`` compares, and the criteria: speed, and the value of a larger batch."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Candidate:
     """A configuration that can be chosen.
 
     Attributes:
-        options: The options of the run in which it differs from the user's.
-        scenario: What was predicted.
+        options: The options of the run in which the configuration differs from the user's.
+        scenario: The scenario of the prediction.
         prediction: Its predicted speed.
-        worth: Progress of an example relative to one of the user's configuration, by the noise scale; 1 if the number
-            of examples per step is the same.
+        worth: Progress of an example relative to an example of the user's configuration, by the noise scale; 1 if the
+            number of examples per step is the same.
     """
 
     options: Mapping[str, Any]
@@ -41,7 +41,7 @@ class Candidate:
 
     @property
     def score(self) -> float:
-        """Predicted progress per second: examples/s of the user's configuration that make the same progress."""
+        """Predicted progress per second, as examples/s of the user's configuration that make the same progress."""
         return self.prediction.examples_per_s * self.worth
 
 
@@ -86,7 +86,7 @@ def candidates(probe: Probe, run_options: Mapping[str, Any], changes: Collection
 
 
 def worth_of_batch(examples: int, reference: int, noise_scale: float) -> float:
-    """Return the progress of an example in steps of ``examples``, relative to one in steps of ``reference``.
+    """Return the progress of an example in steps of ``examples`` relative to steps of ``reference`` examples.
 
     Training to a loss needs a number of examples that is proportional to the batch plus the noise scale (McCandlish et
     al. 2018, equation 2.11). Without a noise scale, all steps are assumed to make the same progress.
@@ -123,7 +123,7 @@ def _all_differences(
     if "mode" in changes:
         for mode in MODES:
             if mode != own:
-                # Options of the user's mode are not valid in others.
+                # Options of the user's mode are not valid in other modes.
                 removed = {name: None for name in _OF_ONE_MODE if name in run_options}
                 yield from ({**removed, "mode": mode, **options} for options in _of_mode(probe, mode, {}, changes))
     if "batch" in changes:

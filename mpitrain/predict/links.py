@@ -14,7 +14,7 @@ class Senders:
     """The outgoing links of all nodes. Each sends one transfer after the other.
 
     A link with bursts is a token bucket: after a long enough pause, ``burst_bytes`` are sent as fast as processors move
-        them, and all other bytes at the link's rate.
+    them, and all other bytes at the link's rate.
 
     Args:
         count: Number of nodes.
@@ -32,7 +32,7 @@ class Senders:
         self.sent = np.zeros(count)
 
     def send(self, when: Any, nbytes: float) -> Array:
-        """Return when each node has sent this number of bytes, which it begins at ``when`` or later; shape (count,)."""
+        """Return the times at which each node, from ``when`` on, has sent this number of bytes; shape (count,)."""
         begin = np.maximum(when, self._free)
         tokens = np.minimum(self._burst, self._tokens + self._rate * (begin - self._at))
         at_once = np.minimum(tokens, nbytes)
@@ -61,7 +61,7 @@ class Sender:
         self.sent, self.scale = 0.0, scale
 
     def send(self, when: float, nbytes: float) -> float:
-        """Return when this number of bytes is sent, which begins at ``when`` or later."""
+        """Return the time at which this number of bytes is sent, from ``when`` on."""
         begin = max(when, self._free)
         tokens = min(self._burst, self._tokens + self._rate * (begin - self._at))
         at_once = min(tokens, nbytes)

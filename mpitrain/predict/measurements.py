@@ -79,7 +79,7 @@ class ComputeTimes:
         load_s, forward_s, backward_s: Seconds for a batch of each of these sizes, one rank at a time.
         together: Factor of these times if all ranks compute at once.
         update_rows: Numbers of gradients that an update sums.
-        update_s: Seconds to update the whole vector by the sum of as many gradients.
+        update_s: Seconds to update the whole vector by the sum of each of these numbers of gradients.
         copy_s: Seconds to copy one vector.
         handover_s: Additional seconds if another core has written the vector; 0 if there is one core.
         loop_s: Seconds of a step outside of loading, computing, and updating.
@@ -115,7 +115,7 @@ class CodecTimes:
     """A compression of the whole vector.
 
     Attributes:
-        share: Bytes relative to the uncompressed vector.
+        share: Compressed bytes relative to the uncompressed vector.
         encode_s, decode_s: Seconds for the whole vector.
     """
 
@@ -169,7 +169,7 @@ class Noise:
 
     Attributes:
         scale_examples: The simple noise scale, in examples; 0 if the estimate is not positive.
-        steps: Number of training steps before it was measured.
+        steps: Number of training steps before the measurement.
     """
 
     scale_examples: float
@@ -182,10 +182,10 @@ class Probe:
 
     Attributes:
         step_factors: Times of single steps, relative to their median, of all ranks.
-        codecs: By the value of ``--compress``.
+        codecs: Times of compressions, by the value of ``--compress``.
         within: Transfers between ranks of a node; None if no node has two.
         between: Transfers between nodes; None if there is one node.
-        exchanges: The same by the classes of the strategies.
+        exchanges: Exchanges between nodes by the code of the strategies; None if there is one node.
     """
 
     version: int
@@ -204,7 +204,7 @@ class Probe:
         """Write the file.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: The file cannot be written.
         """
         path.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n", encoding="utf-8")
 
@@ -213,7 +213,7 @@ def read_probe(path: Path) -> Probe:
     """Return the measurements in a file of ``mpitrain probe``.
 
     Raises:
-        RecordError: It cannot be read, or has another version.
+        RecordError: The file cannot be read, or has another version.
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -233,7 +233,7 @@ def from_values(kind: Any, values: Any) -> Any:
     """Return a value of this type from numbers, lists and dicts of JSON.
 
     Raises:
-        KeyError, TypeError, ValueError: They do not match the type.
+        KeyError, TypeError, ValueError: The values do not match the type.
     """
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)

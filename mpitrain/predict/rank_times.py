@@ -13,7 +13,7 @@ from ..errors import ConfigError
 from .measurements import CodecTimes, Probe
 from .scenario import Scenario
 
-# Processor time of an MPI transfer, relative to plain TCP: if it was not measured, and the most that is taken from a
+# Processor time of an MPI transfer, relative to plain TCP: if it was not measured, and the maximum taken from a
 # measurement, because the rest is time of the link.
 _TYPICAL, _MOST = 4.0, 6.0
 _LEAST_NBYTES = 16 << 20  # as in ``comm.background_sums``
@@ -25,10 +25,10 @@ class BucketTimes:
     """A bucket of the gradient.
 
     Attributes:
-        nbytes: Its size.
-        part: Its part of the vector.
-        ready: The fraction of the backward pass after which it is final.
-        leaves: The fraction after which its data begins to travel.
+        nbytes: The size of the bucket in bytes.
+        part: The bucket's fraction of the vector.
+        ready: The fraction of the backward pass after which the bucket is final.
+        leaves: The fraction of the backward pass after which the bucket's transfer begins.
     """
 
     nbytes: float
@@ -41,13 +41,13 @@ class RankTimes:
     """Seconds that a rank of a scenario needs for each part of its work, while all ranks of its node work.
 
     Attributes:
-        load_s, forward_s, backward_s: For a batch.
+        load_s, forward_s, backward_s: Seconds for a batch.
         apply_s, read_s: A server's seconds for the whole vector.
-        copy_s: To copy a vector.
+        copy_s: Seconds to copy a vector.
         handover_s: Additional seconds if another core has written the vector.
         loop_s: Seconds for the rest of a step.
         nbytes: Bytes of a vector.
-        vectors, awaits_params: As of ``JobFacts``.
+        vectors, awaits_params: See ``JobFacts``.
         has_thread: Whether a thread lets MPI move gradients and parameters while the rank computes.
         stretch: Factor of all times because ranks share cores.
         codec: The compression between nodes; None if there is none.
@@ -87,7 +87,7 @@ class RankTimes:
         return self.copy_s * (rows + 1) / 2 if rows > 1 else 0.0
 
     def from_others_s(self, ranks: int) -> float:
-        """Return by how much the update of a vector takes longer because ``ranks`` of a node have divided it.
+        """Return the additional seconds of a vector's update that this number of ranks of a node has divided.
 
         A rank reads the others' gradients in its part, and later the parameters in the parts of all others.
         """
@@ -126,7 +126,7 @@ class RankTimes:
         return self._cpu_s_per_byte(None if exchanges is None else exchanges.pull_s_per_byte)
 
     def _cpu_s_per_byte(self, measured: float | None) -> float:
-        """Return the processor seconds of a byte that MPI moves between nodes; None if they were not measured."""
+        """Return the processor seconds per byte that MPI moves between nodes; ``measured`` may be None."""
         plain = self._plain_cpu_s_per_byte
         return self.stretch * (_TYPICAL * plain if measured is None else min(measured, _MOST * plain))
 
@@ -157,7 +157,8 @@ class RankTimes:
         """Return the buckets in which ``sync`` averages gradients, in the order in which they are ready.
 
         MPI moves data only inside of calls, which backward makes after each layer: a large message is announced in the
-        first, accepted by its receiver in the second, and sent in the third. Large vectors have a thread for it.
+        first, accepted by its receiver in the second, and sent in the third. For large vectors, a thread makes the
+        calls.
         """
         job, scenario = self._probe.job, self._scenario
         ready = dict(zip(reversed(job.layer_starts), reversed(job.ready), strict=True))

@@ -1,4 +1,4 @@
-"""What is predicted: a configuration on some ranks and links, as a value."""
+"""A configuration on some ranks and links, whose speed is predicted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Scenario:
         cores_per_node: Cores that a node's ranks share.
         batch: Examples per worker and gradient.
         within, between: Transfers within a node, and between nodes. All ranks of a node share ``node_bytes_per_s``.
-        limits_receiver: Whether a node also receives no faster than its rate.
+        limits_receiver: Whether the rate of a node's link also limits the bytes that the node receives.
         slow: Factor of the compute time of some workers, by their index.
         spreads: Whether the times of steps vary as the probe has measured.
 
@@ -100,7 +100,7 @@ class Scenario:
         return self.config.gradients_per_step(len(self.workers))
 
     def with_ranks(self, ranks_per_node: tuple[int, ...]) -> Scenario:
-        """Return the same on other ranks."""
+        """Return the same configuration on other ranks."""
         return dataclasses.replace(self, ranks_per_node=ranks_per_node)
 
 
@@ -132,8 +132,8 @@ def shaped(link: LinkTimes, rate: float, burst: float = 0.0, latency_s: float | 
 
     Args:
         rate: Bytes/s of data that a node sends.
-        burst: Bytes that go at once after a pause.
-        latency_s: None for the latency of ``link``.
+        burst: Bytes that are sent at once after a pause.
+        latency_s: The latency; None for the latency of ``link``.
     """
     latency = link.latency_s if latency_s is None else latency_s
     return LinkTimes(latency, link.message_s, rate, rate, burst, link.cpu_s_per_byte)
@@ -143,7 +143,7 @@ def parse_rate(text: str) -> float:
     """Return the bytes of data per second of a link rate such as ``10gbit``.
 
     Raises:
-        ConfigError: It is not a rate.
+        ConfigError: The text is not a rate.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", text)
     if match is None or not float(match[1]):

@@ -27,9 +27,9 @@ class Prediction:
         steps_per_s: Steps per second; in ``async`` and ``ssp`` every gradient is a step.
         examples_per_s: Examples per second that the steps use.
         staleness: Mean number of steps between the parameters of a gradient and its use.
-        dropped: Gradients that are computed and not used, relative to all.
+        dropped: Fraction of the computed gradients that are not used.
         sent_bytes_per_s: Bytes per second that the busiest node sends to others.
-        efficiency: Examples per second relative to as many workers that never wait.
+        efficiency: Examples per second relative to the same number of workers that never wait.
     """
 
     steps_per_s: float
@@ -41,7 +41,7 @@ class Prediction:
 
 
 def predict(probe: Probe, scenario: Scenario, steps: int = 300, seed: int = 0) -> Prediction:
-    """Simulate at most this number of steps per worker, and return what follows.
+    """Simulate at most this number of steps per worker, and return the predicted speed.
 
     Raises:
         ConfigError: The scenario cannot be simulated.
@@ -73,7 +73,7 @@ def check_simpy() -> None:
 
 
 def simulate(probe: Probe, scenario: Scenario, steps: int, seed: int = 0, records: bool = False) -> Timeline:
-    """Return the timeline of a number of steps; in modes with servers of as many steps of every worker."""
+    """Return the timeline of a number of steps; in ``async`` and ``ssp``, of this number of steps of every worker."""
     mode = scenario.config.mode
     if mode.uses_servers:
         check_simpy()

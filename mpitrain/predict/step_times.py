@@ -19,7 +19,7 @@ def step_factors(text: str, probe: Probe) -> tuple[float, ...]:
         text: ``measured``, ``equal``, ``lognormal:SIGMA``, or the path of a file with one time of a step in each line.
 
     Raises:
-        ConfigError: It is none of these.
+        ConfigError: The text is none of these.
     """
     name, _, number = text.partition(":")
     if text == "measured":

@@ -24,8 +24,8 @@ class Timeline:
     """The events of a simulated run.
 
     Attributes:
-        ends: When each step ends, ascending.
-        staleness: Of each gradient: the number of steps since the parameters that it was computed from.
+        ends: The times at which steps end, in seconds, ascending.
+        staleness: For each gradient, the number of steps since the parameters from which it was computed.
         dropped: Number of gradients that were computed and not used.
         sent: Bytes that each node has sent to others.
         spans: The activities of ranks, if they are recorded.

@@ -41,7 +41,7 @@ def _as_spans(spans: list[SimulatedSpan]) -> Spans:
 
 
 def _seconds(spans: list[SimulatedSpan]) -> dict[str, float]:
-    """Return own times by kind: those of a step without what is inside."""
+    """Return the seconds of spans by kind; those of a step without the spans inside."""
     seconds: dict[str, float] = {}
     for span in spans:
         seconds[span.kind] = seconds.get(span.kind, 0.0) + span.took_s

@@ -13,7 +13,7 @@ def parse_subnet(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | N
     """Parse a network such as ``10.1.0.0/16``; return None for a text that may be an interface name.
 
     Raises:
-        LaunchError: It is neither.
+        LaunchError: The text is neither.
     """
     if "/" not in text and "." not in text:
         return None

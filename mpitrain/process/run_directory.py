@@ -60,7 +60,7 @@ def new_run_dir(name: str) -> Path:
     """Create and return a new run directory; its name is unique even if two runs begin in the same second.
 
     Raises:
-        LaunchError: It cannot be created.
+        LaunchError: The directory cannot be created.
     """
     stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     for number in itertools.count(1):

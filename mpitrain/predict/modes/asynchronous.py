@@ -1,4 +1,4 @@
-"""``async`` and ``ssp``: servers apply every gradient on arrival; beside ``strategy.ps.asynchronous``."""
+"""``async`` and ``ssp``: servers apply every gradient on arrival; models ``strategy.ps.asynchronous``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FACTORS = 64  # factors of step times, which a worker repeats
 
 
 def simulate(scenario: Scenario, times: RankTimes, steps: int, random: np.random.Generator, run: Timeline) -> None:
-    """Simulate steps of ``async``, or of ``ssp``, whose workers also wait for the slowest one."""
+    """Simulate steps of ``async``, or of ``ssp``, whose workers also wait for the slowest worker."""
     servers = ParameterServers(scenario, times, run)
     workers, mode = len(scenario.workers), scenario.config.mode
     bound = scenario.config.parallel.max_staleness if mode.bounds_staleness else None
@@ -26,15 +26,15 @@ def simulate(scenario: Scenario, times: RankTimes, steps: int, random: np.random
 
 
 class _Progress:
-    """The numbers of steps of all workers, of which none may be more than ``bound`` ahead of the slowest."""
+    """The numbers of steps of all workers; no worker may be more than ``bound`` steps ahead of the slowest worker."""
 
     def __init__(self, servers: ParameterServers, workers: int, bound: int | None) -> None:
         self._env, self.bound = servers.env, bound
-        self.counts, self._behind = [0] * workers, workers  # the workers with the lowest number of steps
+        self.counts, self._behind = [0] * workers, workers  # number of workers with the fewest steps
         self._lowest, self._advanced = 0, servers.env.event()
 
     def lead(self, worker: int) -> int:
-        """Return how many steps a worker is ahead of the slowest."""
+        """Return how many steps a worker is ahead of the slowest worker."""
         return self.counts[worker] - self._lowest
 
     def count(self, worker: int) -> None:

@@ -1,4 +1,4 @@
-"""``local``: workers train alone, and average from time to time; beside ``strategy.local`` and ``comm.allreduce``."""
+"""``local``: workers train alone, and average periodically; models ``strategy.local`` and ``comm.allreduce``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..timeline import Timeline
 
 
 def simulate(scenario: Scenario, times: RankTimes, steps: int, random: np.random.Generator, run: Timeline) -> None:
-    """Simulate steps of ``local``, in rounds that end with an average, of one fragment after the other."""
+    """Simulate steps of ``local``, in rounds; each round ends with the average of one fragment."""
     parallel = scenario.config.parallel
     every, overlap = parallel.steps_per_average // parallel.n_fragments, parallel.steps_of_overlap
     rounds = max(3, -(-steps // every))
@@ -29,7 +29,7 @@ def simulate(scenario: Scenario, times: RankTimes, steps: int, random: np.random
                 run.add(rank, "step", before, end)
         run.ends += ends.max(axis=1).tolist()[:-1]
         averaged = _average(scenario, times, senders, ends[-1])
-        hidden = overlap * step_s  # the time that an earlier begin of the exchange hides
+        hidden = overlap * step_s  # the time that overlapping the exchange with steps hides
         now = np.maximum(ends[-1], averaged - hidden) if overlap else np.full_like(now, averaged)
         for rank in range(len(now) if run.records else 0):
             run.add(rank, "average", ends[-1, rank], now[rank])
@@ -38,7 +38,7 @@ def simulate(scenario: Scenario, times: RankTimes, steps: int, random: np.random
 
 
 def _average(scenario: Scenario, times: RankTimes, senders: Senders, ends: Array) -> float:
-    """Return when all workers have the average, which they begin at ``ends``; shape (workers,)."""
+    """Return the time at which all workers have the average, which they begin at ``ends``, shape (workers,)."""
     nodes, ranks, link = scenario.n_nodes, min(scenario.ranks_per_node), scenario.between
     others = (nodes - 1) / nodes
     now = float(ends.max())

@@ -1,7 +1,8 @@
 """The common part of the modes with parameter servers: shards, servers, links, and the requests of workers; with simpy.
 
 Workers on a server's node read and update its shard in shared memory, one at a time under its lock. Other workers send
-requests, which a server answers one after the other. Beside ``strategy.ps.store``, ``server`` and ``comm.rpc``.
+requests, which a server answers one after the other. Models ``strategy.ps.store``, ``strategy.ps.server`` and
+``comm.rpc``.
 
 Many servers are simulated as a few groups: the servers of a group work at the same time, their links have the sum of
 their rates, and no worker shares memory with them.
@@ -28,8 +29,8 @@ class ParameterServers:
     """The shards of a run, and the links to them.
 
     Attributes:
-        env: The clock.
-        stepped: Occurs at the end of the present step.
+        env: The simulation and its clock.
+        stepped: The event of the end of the present step.
         version: Number of steps that have been applied.
         n_servers: Number of servers.
     """
@@ -55,7 +56,7 @@ class ParameterServers:
         self._handovers = [self._handover_share(node) for node in self.holders]
 
     def _handover_share(self, node: int) -> float:
-        """Return the probability that the rank that uses a shard is not the one that changed it last."""
+        """Return the probability that the rank that uses a shard is not the rank that changed it last."""
         if self.scenario.config.mode.drops_late_gradients:
             return 1.0  # servers write this memory, and workers read it
         users = self.node_of.count(node)
@@ -148,7 +149,7 @@ class ParameterServers:
         yield from self.message(target, source)
 
     def round_trip(self, worker: int) -> Events:
-        """Ask the step coordinator, which is on the first server's node."""
+        """Send a request to the step coordinator, on the first server's node, and wait for the reply."""
         if not self.is_local(worker, 0):
             yield from self.message(self.node_of[worker], self.holders[0])
             yield from self.message(self.holders[0], self.node_of[worker])

@@ -1,4 +1,5 @@
-"""Allreduce in rings, as Horovod and ChainerMN average gradients: not a mode, but for comparison with their results.
+"""Allreduce in rings, as Horovod and ChainerMN average gradients: not a mode, but for comparison with results of these
+programs.
 
 The gradients of consecutive layers are fused, and each fused buffer is summed by a ring over all ranks: every rank
 sends 2 (P - 1) / P of it, in 2 (P - 1) hops (Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters
@@ -36,7 +37,7 @@ class Ring:
 
 @dataclass(frozen=True)
 class FusedBuffer:
-    """Gradients that are summed together; ``ready_s`` is when they are final, from the beginning of the step."""
+    """Gradients that are summed together; ``ready_s``: the time when they are final, from the step's beginning."""
 
     nbytes: float
     ready_s: float

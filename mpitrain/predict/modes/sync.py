@@ -1,4 +1,4 @@
-"""``sync``: all workers average every gradient; beside ``strategy.sync`` and ``comm.internode``.
+"""``sync``: all workers average every gradient; models ``strategy.sync`` and ``comm.internode``.
 
 A step of a node: its ranks compute; each bucket is summed over the ranks of the node when all have it, and goes to the
 nodes that own its ranges (reduce-scatter) while earlier layers still compute; the owners update, and return the
@@ -6,8 +6,9 @@ parameters (allgather), which may arrive while the next step computes. A rank's 
 transfer: the link and the processor work at the same time, and a transfer ends when both are done.
 
 A transfer needs ``exchange_cpu_s_per_byte`` of a rank's time. For gradients, the rank spends this time after its
-backward pass: the total work does not depend on when it is done. For parameters, it spends the time in the forward
-pass, when it needs them, because MPI moves data only inside of calls, unless a thread makes the calls.
+backward pass: the total work does not depend on when it is done. For parameters, the rank spends this time in the
+forward pass, when it needs the parameters, because MPI moves data only inside of calls, unless a thread makes the
+calls.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class _OneNode:
             busy: The times until which the processors of each node are busy.
 
         Returns:
-            When every node has received everything, and until when its processors are busy.
+            The times at which every node has received everything, and until which its processors are busy.
         """
         messages = 2 * (self.nodes - 1) * self.link.message_s
         arrival = self.senders.send(when, nbytes).max() + self.link.latency_s
