@@ -11,7 +11,7 @@ class UserError(Exception):
     """Invalid user input; the message states the user's value, the valid values and the fix.
 
     Args:
-        on_all_ranks: Whether every rank raises it, so that one rank may report it and all may exit in order.
+        on_all_ranks: Whether every rank raises it, so that one rank may report it and all may exit regularly.
     """
 
     exit_status = 2
@@ -82,7 +82,7 @@ class RunFailed(Exception):
     Attributes:
         reason: One line: the rank, its host, and what happened.
         rank: The rank that failed first; None if unknown.
-        traceback: Of the rank's exception; empty if there is none.
+        traceback: The traceback of the rank's exception; empty if there is none.
         run_dir: The run directory.
     """
 

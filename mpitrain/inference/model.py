@@ -60,8 +60,8 @@ def load(
     the checkpoint itself execute no code.
 
     Args:
-        path: A run directory, whose newest checkpoint is loaded; or a checkpoint; or ``RUN/best``, the best one that
-            ``--keep-best`` has kept.
+        path: A run directory, whose newest checkpoint is loaded; or a checkpoint; or ``RUN/best``, the best checkpoint,
+            which ``--keep-best`` keeps.
         averages: Load the moving averages of the parameters, which validation uses if the job has them.
         model: The job or model that was trained, if the run directory has no job file that makes it: a PyTorch module,
             which is changed; or a job.
@@ -220,12 +220,12 @@ def _batches(trained: Trained, split: Split) -> Iterator[Batch]:
 
 
 def _input_dtype(trained: Trained, split: Split) -> Any:
-    """Return the dtype of the model's input; None for integers as they are stored."""
+    """Return the dtype of the model's input; None for integers, which keep their stored type."""
     return None if trained.job.network.takes_integers(split) else trained.params.dtype
 
 
 def _batch_size(trained: Trained) -> int:
-    """Return the number of examples per batch of validation: that of a micro-batch of training."""
+    """Return the number of examples per batch of validation: as many as a micro-batch of training."""
     training = trained.config.training
     assert training.batch_size is not None
     return -(-training.batch_size // training.accumulate_steps)

@@ -36,7 +36,7 @@ class Trained:
     """A job with the values of a checkpoint.
 
     Attributes:
-        job: With a model that still has its initial values.
+        job: The job, whose model still has its initial values.
         path: The checkpoint.
         step: Its number of completed steps.
         layout: The layout of ``params``.
@@ -65,8 +65,8 @@ class Trained:
 def restore(path: Path, job: Job | None = None, averages: bool | None = False) -> Trained:
     """Read a checkpoint and make its job.
 
-    The job is made by the code in the run's record: the job file where the run read it, or the copy that the run has
-    kept if that file has changed. It runs in this process.
+    The job is made by code that runs in this process: the job file that the run read, or the copy in the run's record
+    if that file has changed.
 
     Args:
         path: A checkpoint; or a run directory, whose newest checkpoint is used.
@@ -136,7 +136,7 @@ def _with_bfloat16(config: RunConfig) -> RunConfig:
 
 @contextlib.contextmanager
 def _importable(record: RecordedJob) -> Iterator[None]:
-    """Let the job file import modules that are in its folder, and leave the import path as it was."""
+    """Let the job file import modules that are in its folder, and then restore the import path."""
     before: list[Any] = sys.path[:]
     sys.path.insert(0, str(record.folder))
     try:

@@ -1,4 +1,4 @@
-"""Gradients of a batch: of its micro-batches one after the other, to save memory."""
+"""The gradient of a batch, computed for one micro-batch after the other, to save memory."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Model:
     def bind(self, params: Array, grads: Array) -> None:
         """Compute with ``params`` and write to ``grads``, shape (layout.size,) each, from now on.
 
-        The vectors are in the same memory at each call, and ``grads`` is the same.
+        The vectors are in the same kind of memory at each call, and ``grads`` is always the same vector.
         """
         raise NotImplementedError
 
@@ -84,7 +84,7 @@ class Model:
         """Freeze the parameters that are frozen in another copy of the model, and no others."""
 
     def extra_state(self) -> ExtraState:
-        """State that a checkpoint stores in addition to the vectors."""
+        """Return state that a checkpoint stores in addition to the vectors."""
         return {}
 
     def load_extra_state(self, state: ExtraState) -> None:
@@ -144,7 +144,7 @@ class SteppedModel(Protocol):
 
     @property
     def divided(self) -> DividedModel | None:
-        """This model for steps in which scripts use gradients; None if they are not in the bound vectors."""
+        """This model for steps in which scripts use gradients; None if the gradients are not in the bound vectors."""
 
     def use_device(self) -> None:
         """Let the calling thread's operations run on the device, and in the stream, of this model from now on."""
@@ -153,8 +153,8 @@ class SteppedModel(Protocol):
         """Prepare a forward pass on the micro-batch at this position of the stream of examples.
 
         Args:
-            pending: Whether no update has applied the gradient, and changes of averaged state such as buffers; they
-                stay as they are.
+            pending: Whether the gradient, and changes of averaged state such as buffers, are still to be applied by an
+                update; both are kept then.
         """
 
     def end_forward(self, loss: Any, count: int) -> Any:
@@ -164,7 +164,7 @@ class SteppedModel(Protocol):
         """Return a context in which the model is in evaluation mode, without gradients."""
 
     def show_params(self) -> None:
-        """Let the module have the parameters after an update, if it has copies on the same device."""
+        """Copy the parameters to the module after an update, if it has copies on the same device."""
 
     @property
     def gradient_version(self) -> int:
@@ -182,13 +182,13 @@ class DividedModel(SteppedModel, Protocol):
         """Call ``on_use`` from now on before a script uses a gradient; the argument is whether it sets it to zero."""
 
     def clear_grads(self, names: Collection[str] | None) -> None:
-        """Set the gradient of the parameters with these names to zero, or of all."""
+        """Set the gradients of the parameters with these names, or of all parameters, to zero."""
 
     def collect_replaced_grads(self) -> bool:
         """Copy gradients that the script has replaced to the bound gradient; those that it has removed are zero.
 
         Returns:
-            Whether there was any.
+            Whether the script has replaced or removed a gradient.
         """
 
     def add_grads(self, names: Collection[str] | None) -> None:

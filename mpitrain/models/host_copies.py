@@ -40,7 +40,7 @@ class HostCopies(Model):
 
     Args:
         model: Computes with vectors on ``gpu``.
-        size, dtype: Of the vectors.
+        size, dtype: The size and the type of the vectors.
         overlaps: Whether to copy ranges during the backward pass; else the whole gradient afterwards.
     """
 
@@ -55,7 +55,7 @@ class HostCopies(Model):
         self._pending: list[tuple[int, Any]] = []  # starts of gradients being copied, and the copies' events
 
     def bind(self, params: Array, grads: Array) -> None:
-        if not self._is_bound:  # these vectors are copied at every step, later ones perhaps once
+        if not self._is_bound:  # these vectors are copied at every step, later vectors perhaps once
             self._gpu.pin(params)
             self._gpu.pin(grads)
             self._model.bind(self._params_on_gpu, self._grads_on_gpu)
@@ -119,7 +119,7 @@ class HostCopies(Model):
 
     @property
     def stepped(self) -> HostCopies:
-        _ = self._model.stepped  # raises an error if the model has none
+        _ = self._model.stepped  # raises an error if the model is not a ``SteppedModel``
         return self
 
     def use_device(self) -> None:
@@ -135,7 +135,7 @@ class HostCopies(Model):
         return self._model.stepped.inference()  # type: ignore[no-any-return]
 
     def show_params(self) -> None:
-        """Do nothing: ``load_params`` copies them to the GPU."""
+        """Do nothing: ``load_params`` copies the parameters to the GPU."""
 
     @property
     def gradient_version(self) -> int:

@@ -233,7 +233,7 @@ class LayerGpuModel(Model):
     # Device memory.
 
     def _uploaded(self, name: str, host: Array) -> Array:
-        """Return a copy of ``host`` on the GPU, valid until the next one of this name."""
+        """Return a copy of ``host`` on the GPU, valid until the next copy of this name."""
         copy = self._memory(name, host.shape, host.dtype)
         self._gpu.upload(np.ascontiguousarray(host), copy)
         return copy

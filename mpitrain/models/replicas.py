@@ -70,7 +70,7 @@ class Replicas(Model):
     """Copies of a model on several devices, one thread each; the first runs in the caller's thread.
 
     Args:
-        models: The replicas. The parameters that the first one freezes are frozen in all.
+        models: The replicas. The parameters that the first replica freezes are frozen in all replicas.
         state: The state of the first replica.
         allreduce: Sums small arrays over the replicas; their layers use it.
     """
@@ -175,7 +175,7 @@ class ReplicaAllreduce:
         self._parts: list[Array] = [np.empty(0)] * count
 
     def summing(self, index: int) -> SumOverWorkers:
-        """Return an in-place sum for the replica ``index``. All replicas must call it; the first one communicates."""
+        """Return an in-place sum for the replica ``index``. All replicas must call it; the first communicates."""
 
         def sum_over_replicas(array: Array) -> None:
             self._parts[index] = array
@@ -193,5 +193,5 @@ class ReplicaAllreduce:
         return sum_over_replicas
 
     def abort(self) -> None:
-        """Raise an error in waiting replicas, because one has failed and will not arrive."""
+        """Raise an error in waiting replicas, because one replica has failed and will not arrive."""
         self._barrier.abort()

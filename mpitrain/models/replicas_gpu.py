@@ -15,12 +15,12 @@ from .base import Model
 
 
 class GpuExchange:
-    """Copies parameters to the other GPUs, and gradients to the first one, which sums them; see ``Exchange``.
+    """Copies parameters to the other GPUs, and gradients to the first GPU, which sums them; see ``Exchange``.
 
     Args:
         gpus: The GPU of each replica.
-        states: The state of each replica; the loss scale of the first one is copied to the others.
-        size, dtype: Of the vectors.
+        states: The state of each replica; the loss scale of the first replica is copied to the others.
+        size, dtype: The size and the type of the vectors.
     """
 
     def __init__(self, gpus: Sequence[Any], states: Sequence[TrainingState], size: int, dtype: np.dtype[Any]) -> None:
@@ -69,7 +69,7 @@ class GpuExchange:
             ops.sum_rows(self._rows, self._in_order, 0, self._size, 1.0, self._grads)
 
     def _collect(self, pairs: list[tuple[Any, Any]]) -> None:
-        """Copy an array of each GPU to an array of the first once it is computed; skip entries that are None."""
+        """Copy an array of each GPU, once it is computed, to an array of the first GPU; skip entries that are None."""
         first = self._gpus[0].compute
         for gpu, (source, target) in zip(self._gpus, pairs, strict=True):
             if source is None:
@@ -78,7 +78,7 @@ class GpuExchange:
                 done = gpu.compute.record()
             first.wait_event(done)
             first.copy(source, target)
-        # The sources must not be overwritten before that, for example by the next micro-batch.
+        # The sources must not be overwritten before they are copied, for example by the next micro-batch.
         copied = first.record()
         for gpu in self._gpus[1:]:
             with gpu.activate():

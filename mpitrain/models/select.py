@@ -35,7 +35,7 @@ def make_model(
     Args:
         state: Shared with this worker's strategy.
         sum_over_workers: See ``nn.Context``.
-        resident: Whether the vectors that it will be bound to are on the first device, not in host memory.
+        resident: Whether the vectors to which the model will be bound are on the first device, not in host memory.
     """
     make = _maker(job, plan, on_gpus=devices[0].is_gpu, resident=resident)
     if devices[0].is_gpu and not resident:

@@ -14,7 +14,7 @@ from ..pytorch.rng_lock import exclusive, released
 
 
 class TorchDevice(Protocol):
-    """Where a module computes.
+    """A device on which a module computes.
 
     Attributes:
         torch_device: Torch's device.
@@ -29,7 +29,7 @@ class TorchDevice(Protocol):
         """Return a context in which torch's operations run on this device."""
 
     def exclusive(self) -> AbstractContextManager[object]:
-        """Like ``activate``; if replicas share random numbers, no other one computes in this context."""
+        """Like ``activate``; if replicas share random numbers, no other replica computes in this context."""
 
     def summing(self, sum_over_workers: SumOverWorkers) -> SumOverWorkers:
         """Return a sum over the workers that layers may call inside ``exclusive``."""

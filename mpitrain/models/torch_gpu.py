@@ -117,7 +117,7 @@ class TorchGpu:
 
 
 class _IndexBuffer:
-    """Indices in page-locked host memory, and their copy on the GPU, which the host does not wait for."""
+    """Indices in page-locked host memory, and their copy on the GPU, for which the host does not wait."""
 
     def __init__(self, count: int, device: torch.device) -> None:
         self._host = torch.empty(count, dtype=torch.int64, device="cpu", pin_memory=True)

@@ -278,7 +278,7 @@ class TorchModel(Model):
     # State and memory.
 
     def extra_state(self) -> ExtraState:
-        """This worker's buffers that are not part of the vectors; transient ones only if they have changed."""
+        """Return this worker's buffers that are not in the vectors; transient buffers only if they have changed."""
         kept = {name: owner.get(key) for name, (owner, key) in zip(self._buffers.kept, self._kept, strict=True)}
         changed = {
             name: buffer

@@ -105,7 +105,7 @@ class RankModel:
         return batch
 
     def gradient(self, ready: Callable[[int], None] = lambda start: None) -> Array:
-        """Return the gradient of the next batch, shape (layout.size,), valid until the next one. Local.
+        """Return the gradient of the next batch, shape (layout.size,), valid until the next call. Local.
 
         Args:
             ready: Called as backward calls ``Strategy.ready``.
@@ -173,7 +173,7 @@ class RankModel:
     def codec_times(self, name: str, seconds: float) -> CodecTimes | None:
         """Return the times of a compression of the whole vector, for this number of seconds. Local.
 
-        A gradient is computed before each repetition, as in training: its elements are in the caches in part only.
+        A gradient is computed before each repetition, as in training: its elements are only partly in the caches.
 
         Returns:
             None if it cannot encode vectors of this type.

@@ -1,7 +1,7 @@
 """Exchanges between nodes as the strategies make them: sums of gradients, and requests to a server.
 
-Sums begin while the gradient is computed, as in training: their cost is the additional time of the gradient. It is more
-than the time of a sum alone, because processors do other work between its parts.
+Sums begin while the gradient is computed, as in training: their cost is the additional time of the gradient. This time
+is longer than the time of a sum alone, because processors do other work between its parts.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _median_exchange(hierarchy: Hierarchy, sums: NodeSums, plan: Plan, grads: Ar
 
 
 def _repeat(comm: MPI.Intracomm, *actions: Callable[[], object]) -> list[float]:
-    """Return the median time of each of some collective actions, in turns, of the slowest rank. Collective."""
+    """Return the median time of each collective action on the slowest rank; the actions run in turns. Collective."""
     times: list[list[float]] = []
     count = _FEWEST
     while len(times) < count + 1:

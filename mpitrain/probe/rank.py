@@ -45,7 +45,7 @@ class ProbeRequest:
 
 
 def run_probe(parse: Callable[[], ProbeRequest]) -> NoReturn:
-    """Measure on this rank, and exit. Collective over all ranks; the first one writes the file."""
+    """Measure on this rank, and exit. Collective over all ranks; the first rank writes the file."""
     rank = Rank()
     with rank.errors_end_the_run():
         rank.start()

@@ -17,7 +17,7 @@ _OF_MODES = {field.name for group in (ParallelConfig, ServerConfig) for field in
 
 
 def options_of_modes(names: Iterable[str]) -> list[str]:
-    """Return the names of the options for the agreement of workers."""
+    """Return those of these names that are options of modes or of parameter servers."""
     return [name for name in names if name in _OF_MODES]
 
 
@@ -30,7 +30,7 @@ class ProbeWorkload:
         output: The file for the result.
 
     Raises:
-        ConfigError: It is a script, or an option has no effect on the measurements.
+        ConfigError: The job is a script, or an option has no effect on the measurements.
     """
 
     job: JobRequest

@@ -40,7 +40,7 @@ class StepTimes:
 
 
 class _RecordSteps(Hook):
-    """Records how long all steps together have spent in each kind of span, after every step."""
+    """Records, after every step, the seconds that all steps so far have spent in each kind of span."""
 
     def __init__(self) -> None:
         self.recorder: trace.Recorder | None = None
@@ -59,7 +59,7 @@ class _RecordSteps(Hook):
 def step_times(
     cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile, step_s: float, seconds: float
 ) -> StepTimes:
-    """Train each worker alone for about this number of seconds. Collective over all.
+    """Train each worker alone for about this number of seconds. Collective over all ranks.
 
     Args:
         step_s: Approximate duration of a step.

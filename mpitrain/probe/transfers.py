@@ -26,10 +26,10 @@ _LOCAL = 64 << 20  # bytes
 
 
 def measure_links(cluster: Cluster) -> tuple[LinkTimes | None, LinkTimes | None]:
-    """Return the transfers within a node, and those between nodes; None where there are none. Collective over all.
+    """Return the transfers within a node, and those between nodes; None if there are no such pairs.
 
-    Pairs within a node are its first two ranks. Pairs between nodes are ranks with the same index on the first two
-    nodes: first one pair, then all.
+    Collective over all ranks. Pairs within a node are its first two ranks. Pairs between nodes are ranks with the same
+    index on the first two nodes: first one pair, then all.
     """
     nodes: dict[int, list[int]] = {}
     for rank, node in enumerate(cluster.node_of):

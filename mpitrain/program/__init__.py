@@ -1,1 +1,1 @@
-"""Programs that need not know this package, as ranks: their environment, their output, and how they end."""
+"""Programs, which need not use this package, as ranks: their environment, their output, and how they end."""

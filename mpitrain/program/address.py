@@ -1,4 +1,4 @@
-"""Where rank 0 of a program accepts connections: an address that the other ranks can reach, and a free port."""
+"""The address and port at which rank 0 of a program accepts connections from the other ranks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _checked(address: str) -> str:
     """Return the address that the user has set.
 
     Raises:
-        LaunchError: It is not an address of this host, so that no rank could connect.
+        LaunchError: The address is not an address of this host, so that no rank could connect.
     """
     for family, kind, *_, socket_address in _addresses_of(address):
         with suppress(OSError), socket.socket(family, kind) as probe:

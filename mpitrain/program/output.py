@@ -25,9 +25,9 @@ class RankOutput:
     Call ``start`` after the fork, in the parent, and ``redirect`` in the child.
 
     Args:
-        prefix: Begins every printed line. Without a prefix, lines are printed unchanged, and the beginning of a line,
-            such as a progress bar, after a moment.
-        log: The log file, to which the output is appended; a file that cannot be written is left out.
+        prefix: The beginning of every printed line. Without a prefix, lines are printed unchanged, and an incomplete
+            line, such as a progress bar, is printed after a moment.
+        log: The log file, to which the output is appended; if it cannot be written, the output is only printed.
     """
 
     def __init__(self, prefix: str, log: Path) -> None:
@@ -38,7 +38,7 @@ class RankOutput:
         self._kept = b""  # the latest standard error
 
     def redirect(self) -> None:
-        """Make this process, the program's, write to the pipes."""
+        """Make this process, which becomes the program, write to the pipes."""
         for descriptor, (_, pipe) in enumerate(self._pipes, start=1):
             os.dup2(pipe, descriptor)
 
@@ -58,7 +58,7 @@ class RankOutput:
             self._threads.append(thread)
 
     def close(self) -> None:
-        """Copy what is left; do not wait for processes that have kept the pipes open."""
+        """Copy the remaining output; do not wait for processes that have kept the pipes open."""
         for thread in self._threads:
             thread.join(_JOIN_S)
 

@@ -71,7 +71,7 @@ def _run_dir(request: ProgramRequest, size: int) -> Path:
     """Return the absolute run directory, which exists.
 
     Raises:
-        LaunchError: It is not known on all ranks, or cannot be written.
+        LaunchError: The directory is not known on all ranks, or cannot be written.
     """
     run_dir_of_launcher = os.environ.get(RUN_DIR_VARIABLE)
     run_dir = Path(run_dir_of_launcher) if run_dir_of_launcher else request.run_dir

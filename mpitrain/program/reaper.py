@@ -34,9 +34,9 @@ class ProgramRank:
     """A rank that executes a program.
 
     Attributes:
-        rank: Its number.
+        rank: The number of the rank.
         world: All ranks.
-        meeting: The folder in which they have met.
+        meeting: The folder through which the ranks have found each other.
         run_dir: The run directory.
         request: The program.
     """
@@ -93,7 +93,7 @@ class ProgramReaper(Reaper):
     def pass_on(self, number: int) -> None:
         """Pass a signal on; ``mpitrain run`` and batch scripts send SIGUSR1 to ask the program to stop."""
         if os.getppid() != self._launcher:
-            self._end_without_launcher()  # the kernel has sent SIGTERM because it was killed
+            self._end_without_launcher()  # the kernel has sent SIGTERM because the launcher was killed
         elif number == signal.SIGUSR1:
             self._ask_to_stop()
         else:
@@ -155,7 +155,7 @@ class ProgramReaper(Reaper):
             rank_status.record_failed(self._own.run_dir)
 
     def _ask_to_stop(self) -> None:
-        """Send the program the signal to stop; once, because a second one may end it at once."""
+        """Send the program the signal to stop, only once, because a second signal may end it immediately."""
         self._is_stopping = True
         if not self._has_stop_signal:
             self._has_stop_signal = True

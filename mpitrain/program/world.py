@@ -30,10 +30,10 @@ class Entry:
     """The entry of one rank.
 
     Attributes:
-        host: Its host's name.
-        cores: The cores that it may use.
-        devices: Its ``CUDA_VISIBLE_DEVICES``; None if not set.
-        error: Why it cannot start the program; empty if it can.
+        host: The name of the rank's host.
+        cores: The cores that the rank may use.
+        devices: The rank's ``CUDA_VISIBLE_DEVICES``; None if not set.
+        error: Why the rank cannot start the program; empty if it can.
     """
 
     host: str
@@ -47,8 +47,8 @@ class World:
     """All ranks of a program.
 
     Attributes:
-        entries: By rank.
-        address, port: The address and port at which rank 0 accepts connections of the others.
+        entries: The entries of the ranks, in rank order.
+        address, port: The address and port at which rank 0 accepts connections of the other ranks.
         stop_at: When the program is asked to stop, in seconds since the epoch; None for never.
     """
 
@@ -67,7 +67,7 @@ class World:
         return [rank for rank, entry in enumerate(self.entries) if entry.host == host]
 
     def cores_of(self, rank: int) -> int:
-        """Return the cores per rank: its host's divided by the host's ranks, at most those that it is bound to."""
+        """Return a rank's number of cores: its share of the host's cores, at most those to which it is bound."""
         ranks = self.ranks_on(self.entries[rank].host)
         cores = {core for other in ranks for core in self.entries[other].cores}
         return max(1, min(len(cores) // len(ranks), len(self.entries[rank].cores)))
@@ -91,11 +91,12 @@ def meet(
 
     Args:
         folder: A folder of this launch, which all hosts share.
-        environ: With ``MASTER_ADDR`` and ``MASTER_PORT`` if the user has set them.
+        environ: The environment, with ``MASTER_ADDR`` and ``MASTER_PORT`` if the user has set them.
         prepare: Called on rank 0, before the other ranks continue; returns ``stop_at``.
 
     Raises:
-        LaunchError: On every rank: a rank cannot start the program, or has not come, or ``prepare`` has failed.
+        LaunchError: A rank cannot start the program or has not started in time, or ``prepare`` has failed; on every
+            rank.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -142,7 +143,7 @@ def _world_of(content: Mapping[str, Any]) -> World:
 def _make_world(
     folder: Path, size: int, environ: Mapping[str, str], prepare: Callable[[World], float | None]
 ) -> dict[str, Any]:
-    """Return the world, or the reason why there is none; rank 0."""
+    """Return the world, or the reason why there is none; called on rank 0."""
     try:
         entries = _read_all(folder, [str(rank) for rank in range(size)])
         failed = next((rank for rank, entry in enumerate(entries) if entry["error"]), None)

@@ -33,8 +33,8 @@ class PlottedRun:
     """A run in the plots.
 
     Attributes:
-        label: Its unique label.
-        color, dash: Of its curves: with the dash, curves that coincide can be distinguished.
+        label: The run's unique label.
+        color, dash: Color and dash of the run's curves; the dash distinguishes curves that coincide.
         shares: The summary of its trace, if it has one.
     """
 
@@ -50,10 +50,10 @@ class Curve:
     """A line.
 
     Attributes:
-        label: In the legend; empty if another curve of the same ``group`` has the label.
-        group: The run that the curve belongs to.
+        label: Label in the legend; empty if another curve of the same ``group`` has the label.
+        group: The run to which the curve belongs.
         x, y: Shape (n,); NaN interrupts the line.
-        low, high: Shape (n,): the range of the values that a point is the mean of; None if it is one value.
+        low, high: Shape (n,): the range of the values whose mean a point is; None if a point is one value.
         marked: Whether its points are marked.
         faint: Whether it is less important than other curves of the chart.
     """
@@ -75,7 +75,7 @@ class Bars:
     """Bars of one color: at the positions 0, 1, 2, ..., or by name.
 
     Attributes:
-        names: Of the bars; empty for their positions.
+        names: Names of the bars; empty to use their positions.
         lengths: Shape (n,).
     """
 
@@ -94,10 +94,10 @@ class Chart:
         title: Title for readers.
         about: A sentence that describes the plot.
         x, y: Titles of the axes.
-        scale: Of the y axis.
-        y_range: Its ends; None for ends that follow from the values.
+        scale: Scale of the y axis.
+        y_range: Ends of the y axis; None for ends that follow from the values.
         stacked: Whether bars are horizontal, and those of the same name are stacked.
-        curves, bars: What is drawn.
+        curves, bars: The curves and bars of the plot.
     """
 
     name: str
@@ -209,7 +209,7 @@ def _loss(shown: Sequence[PlottedRun]) -> Chart:
 
 
 def _loss_by_time(shown: Sequence[PlottedRun]) -> Iterator[Chart]:
-    """Yield one chart: validation loss if all runs have it, else training loss, so that only equals are compared."""
+    """Yield one chart: validation loss if all runs have it, else training loss, so that all curves are of one kind."""
     validated = all(len(run.run.series("validation_loss")) > 1 for run in shown)
     name, kind = ("validation_loss", "validation") if validated else ("loss", "training")
     longest = max((run.run.seconds for run in shown), default=0.0)

@@ -36,7 +36,7 @@ def write_scaling(path: Path, title: str, curves: Sequence[SpeedCurve], alone: f
 
     Args:
         alone: Speed of one rank.
-        y: What the speed is.
+        y: The title of the axis of speeds.
 
     Raises:
         OSError: The file cannot be written.

@@ -54,7 +54,7 @@ _OUTPUT_HELP = "Output page, or folder with --png.  [default: report.html or plo
 def report_command(runs: tuple[Path, ...], output: Path | None, png: bool) -> None:
     """Write a page with plots of the given runs, or of all runs in a folder: loss, accuracy, speed, time use.
 
-    Without RUN it is about the latest run in the folder runs.
+    Without RUN, the page shows the latest run in the folder runs.
     """
     _check_installed("matplotlib" if png else "plotly")
     runs = runs or (latest_run(),)

@@ -71,7 +71,7 @@ def _sorted(goal: Goal, runs: Mapping[Path, Run | None], rows: Mapping[Path, tup
     """Return the rows with the best value of a metric, sorted by it; runs without the metric are last.
 
     Raises:
-        ConfigError: No run has it.
+        ConfigError: No run has the metric.
     """
     best = {path: None if run is None else run.best(goal) for path, run in runs.items()}
     values = {path: value[0] for path, value in best.items() if value is not None}
@@ -112,7 +112,7 @@ def find(folder: Path) -> Iterator[Path]:
 
 
 def latest_run(folder: Path = Path("runs")) -> Path:
-    """Return the run in a folder that has changed last, and print which it is: for commands without a run.
+    """Return the run in a folder that has changed last, and print its name; for commands without RUN.
 
     Raises:
         RecordError: The folder has no run.
@@ -128,7 +128,7 @@ def latest_run(folder: Path = Path("runs")) -> Path:
 def described_states(folders: Sequence[Path]) -> dict[Path, tuple[State, str]]:
     """Return the state of each run, and a description that includes the batch job of a run without a step.
 
-    Such a run could not record its end. Each batch system is asked once for the jobs of all of them.
+    Such a run could not record its end. Each batch system is asked once for the jobs of all these runs.
     """
     state_of = states(folders)
     jobs = {folder: job for folder, state in state_of.items() if (job := _job_without_step(folder, state)) is not None}

@@ -23,7 +23,7 @@ _TIMEOUT_S = 5.0
 def stacks_command(run: Path | None) -> int:
     """Show what every rank of a live run is doing: its activity, which rank it waits for, and its Python stacks.
 
-    Without RUN it is the latest run in the folder runs. Works on any host that shares the run directory. The exit
+    Without RUN, it shows the latest run in the folder runs. Works on any host that shares the run directory. The exit
     status is 1 if a rank does not answer within 5 s.
     """
     run = run or latest_run()

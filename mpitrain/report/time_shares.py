@@ -31,7 +31,7 @@ class RankShares:
     Attributes:
         rank, role, host: Identify the rank.
         seconds: Own seconds by kind of span, over the whole run.
-        waited_for_s: Seconds that other ranks waited for this one, in the steps that the trace contains completely.
+        waited_for_s: Seconds that other ranks waited for this rank, in the steps that the trace contains completely.
     """
 
     rank: int
@@ -55,7 +55,7 @@ class Shares:
     """The time of a run's ranks by activity.
 
     Attributes:
-        ranks: In rank order.
+        ranks: The times of the ranks, in rank order.
         kept_steps: Number of steps that the trace contains completely.
         kept_wait_s: Seconds that the ranks waited in those steps.
     """
@@ -71,7 +71,7 @@ class Shares:
 
     @property
     def waited_for(self) -> list[tuple[RankShares, float]]:
-        """The ranks that others waited for, longest first, with their share of the waiting in the kept steps."""
+        """The ranks for which others waited, longest first, with their share of the waiting in the kept steps."""
         most = sorted(self.ranks, key=lambda rank: -rank.waited_for_s)
         return [(rank, rank.waited_for_s / self.kept_wait_s) for rank in most if rank.waited_for_s and self.kept_wait_s]
 

@@ -47,7 +47,7 @@ _INTERVAL: dict[str, Any] = {"type": click.FloatRange(min=_SHORTEST_S), "default
 def watch_command(run: Path | None, interval: float) -> None:
     """Show a live view of a run in the terminal, until it ends. Ctrl-C quits; the run continues.
 
-    Without RUN it is the latest run in the folder runs.
+    Without RUN, it shows the latest run in the folder runs.
     """
     from rich.console import Console
     from rich.live import Live
@@ -103,7 +103,7 @@ class View:
             return
         if self._status.heartbeat != self._beat:
             self._beat, self._beat_at = self._status.heartbeat, self.now()
-        # The age is measured with the viewer's own clock, from when it saw the last heartbeat change.
+        # The age is measured with the viewer's own clock, from the time when it saw the last heartbeat change.
         age = self.now() - self._beat_at
         own_host = status.ProcessHost.own()
         state = status.classify(self._status, own_host, age, is_alive)

@@ -1,4 +1,4 @@
-"""Python imports this module when a program of ``mpitrain run`` starts: it lets ``mpitrain stacks`` show its stacks.
+"""Python imports this module when a program of ``mpitrain run`` starts; it lets ``mpitrain stacks`` show stacks.
 
 It also prevents PyTorch from aborting a program that uses gloo while the interpreter shuts down.
 
