@@ -1,4 +1,4 @@
-"""A script for PyTorch's DistributedDataParallel, which does not know mpitrain.
+"""A script for PyTorch's DistributedDataParallel, which does not use mpitrain.
 
     mpitrain run -n 2 jobs/ddp_script.py --epochs 3
     torchrun --nproc-per-node 2 jobs/ddp_script.py --epochs 3

@@ -8,8 +8,8 @@ from PIL import Image
 
 from mpitrain import Job, data, nn, optim
 
-SIZE = 24  # pixels: images are scaled to this height and width
-MOVED = 3  # pixels by which an image is moved at most
+SIZE = 24  # pixels; images are scaled to this height and width
+MOVED = 3  # maximum number of pixels by which an image is moved
 
 
 def augmented(example: tuple[np.ndarray, int], rng: np.random.Generator) -> tuple[np.ndarray, int]:
@@ -30,7 +30,7 @@ def job(folder: Path = Path("digits"), filters: int = 16, learning_rate: float =
     """Train a convolutional network on images of ten classes.
 
     Args:
-        folder: Has the folders train and validation, in which each class has a folder with its images.
+        folder: Folder with the folders train and validation, in which each class has a folder with its images.
         filters: Filters of the first convolution; the second has twice as many.
         learning_rate: Adam's initial step size; it decays along half a cosine.
     """

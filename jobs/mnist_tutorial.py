@@ -19,7 +19,7 @@ def job(
         hidden_units: Width of the hidden layer.
         learning_rate: SGD's step size in the first epoch.
         learning_rate_decay: Factor of the step size after every epoch.
-        l2: This times a weight is added to its gradient; not applied to biases.
+        l2: This value times a weight is added to the weight's gradient; not applied to biases.
         average_decay: Decay of the moving averages of the parameters.
         data_dir: Folder with the four IDX files; the embedded digits by default.
     """

@@ -26,7 +26,7 @@ def job(table: Path = Path("loans.parquet"), units: int = 64, learning_rate: flo
     """Predict which loans are not paid back.
 
     Args:
-        table: The Parquet file; one with -validation before its suffix has the validation examples.
+        table: The Parquet file; the file with -validation before the suffix has the validation examples.
         units: Width of the two hidden layers.
         learning_rate: Adam's initial step size; it decays along half a cosine.
     """

@@ -14,7 +14,7 @@ NUMBERS = {word: number for number, word in enumerate(WORDS)}
 
 
 class Reviews:
-    """Reviews of 1 to 8 statements, each positive or negative, some by negation; 1: most are positive."""
+    """Reviews of 1 to 8 statements, each positive or negative, some by negation; label 1: most are positive."""
 
     def __init__(self, count: int, seed: int) -> None:
         rng = np.random.default_rng(seed)
@@ -56,7 +56,7 @@ class Classifier(nn.Module):
 
 
 def padded(examples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
-    """Return a batch of texts, filled up with zeros to the length of the longest one."""
+    """Return a batch of texts, padded with zeros to the length of the longest text."""
     texts, labels = zip(*examples, strict=True)
     return nn.utils.rnn.pad_sequence(list(texts), batch_first=True), torch.tensor(labels)
 

@@ -1,4 +1,4 @@
-"""Fine-tuning: the layers of ``torch_cnn.py`` stay as they are, and a new last layer learns another task.
+"""Fine-tuning: the layers of ``torch_cnn.py`` do not change, and a new last layer learns another task.
 
 mpitrain run -n 2 jobs/torch_cnn.py --run-dir runs/digits
 mpitrain run -n 2 jobs/torch_fine_tuning.py --init-from runs/digits
@@ -22,7 +22,7 @@ def job(filters: int = 16, learning_rate: float = 0.01, data_dir: Path | None = 
     """Learn to tell odd digits from even ones, with the features of another network.
 
     Args:
-        filters: As for the other network.
+        filters: Filters of the first convolution, as in the other network.
         learning_rate: Adam's step size.
         data_dir: Folder with the four IDX files; the embedded digits by default.
     """

@@ -63,8 +63,8 @@ def job(
     """Train a GPT on characters.
 
     Args:
-        context: Characters that it sees.
-        width: Numbers per character.
+        context: Number of characters that the model sees.
+        width: Length of the vector of a character.
         blocks: Number of blocks.
         heads: Attention heads of a block.
         dropout: Fraction of the values that are dropped.

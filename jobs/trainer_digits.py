@@ -1,7 +1,7 @@
-"""A training loop of one's own: a PyTorch script in which mpitrain averages the gradients.
+"""Your own training loop: a PyTorch script in which mpitrain averages the gradients.
 
 Start it with ``mpitrain run -n 2 jobs/trainer_digits.py``, with ``mpirun -n 2 python jobs/trainer_digits.py``, or with
-``srun python jobs/trainer_digits.py`` in a batch script; alone it trains on one rank.
+``srun python jobs/trainer_digits.py`` in a batch script; without a launcher, it trains on one rank.
 """
 
 import argparse
