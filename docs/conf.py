@@ -26,7 +26,7 @@ autodoc_inherit_docstrings = False  # overridden methods are documented once, in
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 autodoc_typehints_format = "short"
-# Names that are shorter than what they stand for.
+# Aliases that are shorter than their types.
 autodoc_type_aliases = {
     name: name
     for name in ("Array", "Shape", "Schedule", "Initializer", "Storage", "Memory", "Slots", "Pins", "SumOverWorkers")

@@ -8,7 +8,7 @@ four phases:
 2. *reduce-scatter*: once every rank of the node has declared a bucket, each rank sums its own part of it over the rows.
    With several nodes, the parts are then summed between nodes while earlier layers still compute.
 3. *update*: each rank runs the optimizer on its owned ranges; no other rank of its node maintains their slots. On one
-  node, reduction and update take one pass over memory.
+   node, reduction and update take one pass over memory.
 4. *allgather*: updated parameters are sent to the other nodes while other buckets are updated, and the ranks of a node
    wait for each other. If the model can wait for the parameters of each layer (``late_params``), those of the first
    layers are sent first, and the others arrive while the next step computes.
