@@ -185,7 +185,7 @@ class DividedModel(SteppedModel, Protocol):
         """Set the gradients of the parameters with these names, or of all parameters, to zero."""
 
     def collect_replaced_grads(self) -> bool:
-        """Copy gradients that the script has replaced to the bound gradient; those that it has removed are zero.
+        """Copy gradients that the script has replaced to the bound gradient; where it has removed one, set zeros.
 
         Returns:
             Whether the script has replaced or removed a gradient.

@@ -228,7 +228,7 @@ class Updater:
     def _apply_rule(
         self, group: Group, rate: float, decay_rate: float, gradient: Gradient, step: int, ema_weight: float
     ) -> None:
-        """Do what ``update_segments`` does, with a rule that is not compiled."""
+        """Update the group as ``update_segments`` would, by a rule that is not compiled."""
         backend, update = self._backend, group.applied.update
         weight_decay = decay_rate * group.options.weight_decay
         for index, segment in enumerate(group.segments):

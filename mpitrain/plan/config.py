@@ -193,7 +193,7 @@ class RunConfig:
 
     @property
     def uses_servers(self) -> bool:
-        """Whether parameters live on servers, or in a node's shared memory, and workers run at their own pace."""
+        """Whether parameters are on servers, or in a node's shared memory, and workers run at their own pace."""
         return self.mode.uses_servers
 
     def merged(self, defaults: Mapping[str, Any]) -> RunConfig:

@@ -179,7 +179,7 @@ class Job:
 
 
 def _check_methods(option: str, base: type, kind: type, names: Sequence[str]) -> None:
-    """Check that methods of ``kind``, a class that may be the user's, take the arguments of those of ``base``."""
+    """Check that these methods of ``kind``, a class that may be the user's, take the same arguments as in ``base``."""
     for name in names:
         wanted, signature = (
             list(inspect.signature(getattr(base, name)).parameters),

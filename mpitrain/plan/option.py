@@ -124,7 +124,7 @@ def flag(name: str) -> str:
 
 
 def choices_of(hint: Any) -> tuple[str, ...]:
-    """Return the words that a ``Literal`` of strings, or such a type or None, allows; empty for other types."""
+    """Return the words that a ``Literal`` of strings allows, with or without None; empty for other types."""
     if typing.get_origin(hint) is Literal:
         words = typing.get_args(hint)
         return words if all(isinstance(word, str) for word in words) else ()

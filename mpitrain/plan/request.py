@@ -225,7 +225,7 @@ def job_request(path: Path, values: Mapping[str, Any], other_names: Iterable[str
 
 
 def split_values(names: Iterable[str], values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split keyword arguments, except those that are None, into those with these names and the others."""
+    """Split the keyword arguments that are not None: first the ones with these names, then the others."""
     chosen, others = set(names), {name: value for name, value in values.items() if value is not None}
     return {name: others.pop(name) for name in [*others] if name in chosen}, others
 

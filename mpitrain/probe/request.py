@@ -17,7 +17,7 @@ _OF_MODES = {field.name for group in (ParallelConfig, ServerConfig) for field in
 
 
 def options_of_modes(names: Iterable[str]) -> list[str]:
-    """Return those of these names that are options of modes or of parameter servers."""
+    """Return the names that are options of modes or of parameter servers."""
     return [name for name in names if name in _OF_MODES]
 
 
