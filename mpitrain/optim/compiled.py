@@ -97,7 +97,7 @@ def _update_with(block: Any) -> Callable[..., None]:
             shrink = rate * decay[s]
             for start in range(segments[s, 0], segments[s, 1], BLOCK):
                 stop = min(start + BLOCK, segments[s, 1])
-                # Slices, so that the inner loops start at zero: only those vectorize.
+                # Slices, so that the inner loops start at zero: only such loops vectorize.
                 p, a, g = params[start:stop], average[start:stop], scratch[: stop - start]
                 sum_rows(rows, order, start - origin, stop - origin, scales[s], g)
                 if segments[s, 2] == 0:

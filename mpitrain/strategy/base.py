@@ -232,7 +232,7 @@ class Strategy(Protocol):
         """The result of the last step; waits for it if it is still being computed. Local."""
 
     def next(self) -> WorkItem | ConsistentPoint | None:
-        """Return what to do next; None at the end, after the last ``ConsistentPoint``. May wait for other workers."""
+        """Return the next action; None at the end, after the last ``ConsistentPoint``. May wait for other workers."""
 
     def begin(self, loss: SupportsFloat) -> None:
         """Set this worker's share of the step's loss, as the model's ``forward`` returns it. Local."""

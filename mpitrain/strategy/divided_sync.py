@@ -39,7 +39,7 @@ from .tensor_updates import TensorUpdates, tensor_ranges
 
 _WAIT, _AVERAGE = span("wait"), span("average")
 
-# Flags: what a worker does in a divided step.
+# Flags of a worker's actions in a divided step.
 _AVERAGES, _CHANGES, _UPDATES, _SKIPS = 4, 8, 16, 32
 _KINDS = _AVERAGES | _CHANGES | _UPDATES | _SKIPS
 

@@ -112,7 +112,7 @@ class Loop:
     def free(cls, close: Callable[[], None]) -> None:
         """Free the memory of the vectors: now, or when the process ends if other code may keep views of them.
 
-        Collective over all ranks, now or then.
+        Collective over all ranks, when the memory is freed.
 
         Args:
             close: The method of the strategy, or of a server, that frees the memory.
