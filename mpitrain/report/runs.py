@@ -15,6 +15,7 @@ from ..errors import ConfigError, RecordError
 from ..monitor.console import print_wrapped
 from ..monitor.format import duration, format_table, metric, wrap
 from ..monitor.heartbeat import BatchJob, State, Status, age_s, read, states
+from ..monitor.run_record import PROGRAM
 from ..plan.metric import PREFIX, Goal, parse_goal
 from ..plan.options import examples
 from .history import Run, is_run, read_run
@@ -194,5 +195,8 @@ def _ranks(status: Status | None) -> str:
 
 
 def _progress(step: int, run: Run) -> str:
+    """Return the step, and the last one if it is known; a program's steps are not known."""
+    if run.option("mode") == PROGRAM and not step:
+        return "-"
     goal = run.option("train_steps")
     return f"{step:,}/{goal:,}" if isinstance(goal, int) else f"{step:,}"

@@ -9,6 +9,7 @@ from typing import Any
 from ..checkpoint import BestCheckpoint
 from ..core.extra_state import ExtraState, Value, Versioned, values_of
 from ..errors import ConfigError
+from ..monitor.format import metric as format_metric
 from ..plan.hook import Hook, TrainingLoop
 from ..plan.metric import PREFIX, Goal
 from ..plan.progress import ConsistentPoint
@@ -51,7 +52,7 @@ class TrackBest(Hook):
         if self._patience is not None and self.failures >= self._patience and not point.last:
             loop.stop(
                 f"{goal.name} has not improved in {self.failures} validation{'s' * (self.failures != 1)}"
-                + (f" since {self.best:.6g} at step {self.step:,}" if self.step >= 0 else "")
+                + (f" since {format_metric(self.best)} at step {self.step:,}" if self.step >= 0 else "")
             )
 
     def record(self, step: int) -> BestCheckpoint | None:

@@ -15,6 +15,7 @@ from ..monitor.console import describe
 from ..monitor.heartbeat import RunEnd
 from ..plan.config import RunConfig
 from ..plan.job import Job
+from ..plan.plan import Plan
 from ..process.run_directory import SCALE_REQUEST
 from .loop import Loop
 
@@ -40,6 +41,22 @@ def notes_on_data(job: Job) -> list[str]:
         split.note for split in (job.train_split, job.validation_split) if split is not None and split.note is not None
     ]
     return list(dict.fromkeys(notes))
+
+
+def notes_on_patience(job: Job, plan: Plan) -> list[str]:
+    """Return a note if the run has too few validations for ``--patience`` to end it before the last step."""
+    training, every = plan.config.training, plan.validate_steps
+    if training.patience is None or not every or training.validate_secs or job.network.has_own_loop:
+        return []
+    validations = (plan.train_steps - 1) // every  # before the last step; the first one is the best so far
+    if validations > training.patience:
+        return []
+    needed = (plan.train_steps - 1) // (training.patience + 1)
+    advice = f"pass --validate-steps {needed} or less" if needed else "train for more steps"
+    return [
+        f"--patience {training.patience} has no effect: it needs {training.patience + 1} validations before the last "
+        f"step, and --validate-steps {every} gives {validations}; {advice}"
+    ]
 
 
 def describe_job(loop: Loop, split: Split, resumed: str | None) -> str:

@@ -33,7 +33,7 @@ from ..process.output_prefix import set_output_prefix
 from ..process.rank_status import RUN_DIR_VARIABLE, RankStatusFile
 from ..process.run_directory import cannot_write, check_files, new_run_dir
 from .loop import Loop, RunFiles
-from .messages import notes_on_data
+from .messages import notes_on_data, notes_on_patience
 from .resources import check_devices, limit_threads, limit_threads_of_torch
 from .versions import versions
 
@@ -115,7 +115,7 @@ def set_up(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile)
     files, resume_plan = _find_run(cluster, request, plan, ranks)
     if "TF_CONFIG" in os.environ:
         notes = [*notes, f"TF_CONFIG is not used. {HOW_ROLES_ARE_GIVEN}"]
-    notes = [*notes, *resume_plan.notes, *notes_on_data(job)]
+    notes = [*notes, *resume_plan.notes, *notes_on_data(job), *notes_on_patience(job, plan)]
     return Setup(cluster, request, job, plan, devices, threads, ranks, files, resume_plan, notes)
 
 

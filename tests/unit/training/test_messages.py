@@ -1,0 +1,50 @@
+"""Messages of the chief about a run."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from mpitrain.plan.metric import Goal
+from mpitrain.plan.progress import ConsistentPoint
+from mpitrain.training.best import TrackBest
+from mpitrain.training.messages import notes_on_patience
+
+
+def notes(
+    train_steps: int, every: int, patience: int | None, every_s: float = 0.0, own_loop: bool = False
+) -> list[str]:
+    config = SimpleNamespace(training=SimpleNamespace(patience=patience, validate_secs=every_s))
+    plan = SimpleNamespace(config=config, validate_steps=every, train_steps=train_steps)
+    job = SimpleNamespace(network=SimpleNamespace(has_own_loop=own_loop))
+    return notes_on_patience(job, plan)  # type: ignore[arg-type]
+
+
+def ends_early(train_steps: int, every: int, patience: int) -> bool:
+    """Return whether a run of which no validation improves the metric ends before the last step."""
+    stopped: list[str] = []
+    best = TrackBest(Goal("loss", False), patience, keeps=False)
+    for step in [*range(every, train_steps, every), train_steps]:
+        loop = SimpleNamespace(validation={"validation_loss": 1.0}, validation_step=step, stop=stopped.append)
+        point = ConsistentPoint(step, 0, frozenset(), last=step == train_steps)
+        best.at_consistent_point(loop, point)  # type: ignore[arg-type]
+    return bool(stopped)
+
+
+@pytest.mark.parametrize("patience", [1, 2, 3])
+@pytest.mark.parametrize("every", [1, 3, 10])
+def test_a_note_if_patience_has_no_effect(every: int, patience: int) -> None:
+    for train_steps in range(1, 45):
+        assert bool(notes(train_steps, every, patience)) is not ends_early(train_steps, every, patience), train_steps
+
+
+def test_the_interval_that_the_note_gives_has_an_effect() -> None:
+    [note] = notes(100, 50, 3)
+    interval = next(int(word) for word in note.split("pass")[1].split() if word.isdecimal())
+    assert ends_early(100, interval, 3) and not ends_early(100, interval + 1, 3)
+
+
+def test_no_note_if_the_number_of_validations_is_unknown() -> None:
+    assert not notes(100, 50, None) and not notes(100, 0, 3)
+    assert not notes(100, 50, 3, every_s=1.0) and not notes(100, 50, 3, own_loop=True)
