@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 
 from ..support.launch import JOBS, Mpi
 from ..support.slurm.site import Site
@@ -13,14 +14,18 @@ RUN = ["--max-restarts", "1", "--min-ranks", "4", "--link-timeout", "5"]
 JOB = [str(JOBS / "slow.py"), "--train-steps", "300", "--pause", "0.05", "--log-steps", "10", "--save-steps", "50"]
 
 
+def wait_until_it_trains(run_dir: Path, output: Path) -> None:
+    metrics, deadline = run_dir / "metrics.jsonl", time.monotonic() + 90
+    while not metrics.exists() or '"step": 60' not in metrics.read_text():
+        assert time.monotonic() < deadline, output.read_text()
+        time.sleep(0.1)
+
+
 def test_a_run_continues_without_a_failed_node(site: Site, mpi: Mpi) -> None:
     number = site.script(mpi, "preemptible.sbatch", *RUN, *JOB, flags=SBATCH)
     run_dir, output = site.folder / "runs" / f"slurm-{number}", site.folder / f"mpitrain-{number}.log"
     metrics = run_dir / "metrics.jsonl"
-    deadline = time.monotonic() + 90
-    while not metrics.exists() or '"step": 60' not in metrics.read_text():
-        assert time.monotonic() < deadline, output.read_text()
-        time.sleep(0.1)
+    wait_until_it_trains(run_dir, output)
     site.cluster.crash_node(3)
     try:
         state = site.cluster.wait(number, timeout=120)
@@ -34,3 +39,22 @@ def test_a_run_continues_without_a_failed_node(site: Site, mpi: Mpi) -> None:
     finally:
         site.cluster.start_node(3)
         site.cluster.wait_for_nodes("n3")
+
+
+def test_a_job_is_requeued_if_its_run_fails_with_a_node(site: Site, openmpi: Mpi) -> None:
+    """With ``--no-kill`` Slurm does not requeue the job itself; the run fails, because too few ranks are left."""
+    words = ["--max-restarts", "1", "--min-ranks", "6", "--link-timeout", "5", *JOB]
+    number = site.script(openmpi, "preemptible.sbatch", *words, flags=SBATCH)
+    run_dir, output = site.folder / "runs" / f"slurm-{number}", site.folder / f"mpitrain-{number}.log"
+    wait_until_it_trains(run_dir, output)
+    site.cluster.crash_node(3)
+    try:
+        site.cluster.wait(number, "PENDING", timeout=120)
+    finally:
+        site.cluster.start_node(3)
+        site.cluster.wait_for_nodes("n3")
+    site.cluster.restart_now(number)
+    assert site.cluster.wait(number, timeout=120) == "COMPLETED", output.read_text()
+    status = json.loads((run_dir / "status.json").read_text())
+    assert (status["step"], status["ranks"]) == (300, "6 workers"), output.read_text()
+    assert "resumed from" in output.read_text()
