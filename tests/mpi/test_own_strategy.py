@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,47 +12,8 @@ from mpitrain import checkpoint
 
 from ..support.launch import ROOT, Mpi, one_line
 
-# Averages the gradients of every second step, like gradient accumulation over steps.
-STRATEGY = '''
-import numpy as np
-from mpi4py import MPI
-
-from mpitrain.strategy.bulk_synchronous import BulkSynchronous
-
-
-class EverySecondStep(BulkSynchronous):
-    """Sums gradients over two steps and all workers, then updates; workers do not communicate in between."""
-
-    def __init__(self, cluster, plan, devices, state):
-        super().__init__(cluster, plan)
-        self.comm, self.plan, size = cluster.workers, plan, plan.layout.size
-        self.vectors = {name: np.zeros(size, plan.dtype) for name in plan.vectors}
-        self.initial_vectors = self.vectors
-        self.params, self.grads = self.vectors["params"], np.zeros(size, plan.dtype)
-        self.total = np.zeros_like(self.grads)
-        self.updater = plan.updater(self.vectors, state.frozen)
-
-    def finish(self):
-        losses = np.array(self.comm.allgather(float(self.loss)))
-        accepted = self.accept(losses)
-        if accepted:
-            self.total += self.grads
-        self.count(losses.sum(), accepted)
-        step = self.progress.step
-        if step % 2 == 0 or step == self.plan.train_steps:
-            self.comm.Allreduce(MPI.IN_PLACE, self.total)
-            self.await_release()
-            self.updater.update_all(self.total / 2, (step - 1) // 2)
-            self.total[:] = 0
-            flags = self.comm.allreduce(self.flags, op=MPI.BOR)
-            self.enter_consistent_point(flags)  # all workers hold the same parameters
-
-    def vector(self, name):
-        return self.vectors[name]
-
-    def close(self):
-        pass
-'''
+PAGE = (ROOT / "docs" / "modes.md").read_text(encoding="utf-8")
+(STRATEGY,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
 def train(mpi: Mpi, folder: Path, steps: int, *flags: str) -> dict[str, np.ndarray]:
