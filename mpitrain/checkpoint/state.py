@@ -188,7 +188,7 @@ def _version(attributes: Mapping[str, Any]) -> int:
     version = attributes.get(_VERSION, 1)
     if type(version) is not int:
         raise CheckpointError(
-            f"the checkpoint has a state with the version {version!r}, not an int; use another checkpoint or --init-from"
+            f"the checkpoint has a state of version {version!r}, not an int; use another checkpoint or --init-from"
         )
     return version
 

@@ -1,4 +1,5 @@
-"""Modules trained in every mode: n ranks are a plain torch loop on the joined batch, and resuming is exact."""
+"""Modules trained in every mode: n ranks give the result of a plain torch loop on the joined batch; resuming is
+exact."""
 
 from __future__ import annotations
 
