@@ -31,7 +31,7 @@ def metrics(run_dir: Path) -> list[dict[str, Any]]:
         *(("all", n, "float64", "momentum") for n in (1, 3)),
         ("all", 2, "float32", "momentum"),
         ("gpt", 2, "float64", "momentum"),  # examples of integers
-        ("mlp", 2, "float64", "adam"),  # of the other kinds Adam divides by what may be rounding error alone
+        ("mlp", 2, "float64", "adam"),  # with other kinds Adam may divide by pure rounding errors
     ],
 )
 def test_ranks_train_as_a_plain_loop_does(
