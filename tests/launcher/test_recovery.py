@@ -85,8 +85,7 @@ def job():
 
 @pytest.mark.full
 def test_the_fork_server_starts_the_ranks_of_restarts(mpi: Mpi, tmp_path: Path) -> None:
-    """The fork server performs the first restart, and is then killed with its ranks, so it cannot perform the
-    second."""
+    """The fork server performs the first restart, and is then killed with its ranks, before the second."""
     with KilledRun(mpi, 2, tmp_path / "run", SMALL, "--train-steps", "100000000", "--max-restarts", "3") as killed:
         pids: set[int] = set()
         for is_forked in (False, True, False):

@@ -217,8 +217,7 @@ def spoil(path: Path) -> None:
 
 @pytest.mark.parametrize("mode", [["sync"], ["async", "--ps", "1"]], ids=" ".join)
 def test_a_run_with_nothing_left_to_train(openmpi: Mpi, mode: list[str], tmp_path: Path) -> None:
-    """The run does not save again in its own directory, but saves a copy in another one; all workers must agree on
-    this."""
+    """The run does not save again in its own directory, but in another one; all workers must agree on this."""
     flags = ["--mode", *mode, "--no-normalize", "--train-steps", "4"]
     openmpi.train(3, SMALL, *flags, "--run-dir", tmp_path / "a")
     before = newest(tmp_path / "a").stat().st_mtime_ns

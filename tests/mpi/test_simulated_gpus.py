@@ -250,8 +250,7 @@ def test_a_loss_that_is_not_finite(openmpi: Mpi, simulated: dict[str, str], poli
 def test_a_checkpoint_before_a_loss_is_known_is_not_saved(
     openmpi: Mpi, simulated: dict[str, str], tmp_path: Path
 ) -> None:
-    """Step 8's loss is not finite, and the host is ahead of the GPU when it should save: it must read the loss
-    first."""
+    """Step 8's loss is not finite, and the host is ahead of the GPU: it must read the loss before it saves."""
     words = ["-m", "mpitrain", "train", JOBS / "diverging.py", "--run-dir", tmp_path, "--save-steps", "1"]
     done = openmpi.run(2, *words, "--device", "gpu", env=simulated)
     assert done.returncode == 2 and "at step 8 on worker 1" in done.stderr

@@ -35,8 +35,7 @@ def difference(function: Callable[[], float], at: Array, step: float = 1e-5) -> 
 
 
 def check_gradients(layer: Layer, shape: Shape, batch: int = 3, ctx: nn.Context | None = None) -> None:
-    """Compare backward with central differences of a random linear function of the outputs, for x and every
-    parameter."""
+    """Compare backward with central differences of a random linear function of the outputs."""
     ctx = nn.Context(training=True, weight=1 / batch) if ctx is None else ctx
     layer.needs_dx = True
     layout, params, grads = bound(layer, shape)

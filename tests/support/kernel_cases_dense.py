@@ -222,8 +222,7 @@ def test_sum_rows(device: Device, n: int, dtype: Any) -> None:
 @pytest.mark.parametrize("shift", [0, 1])
 @pytest.mark.parametrize("n", SIZES)
 def test_cast(device: Device, n: int, shift: int, narrow: Any) -> None:
-    """Compare with ``ml_dtypes`` and NumPy, also halfway between values, and outside of the type's range; NaN stays
-    NaN."""
+    """Compare with ``ml_dtypes`` and NumPy, also halfway between values, and out of range; NaN stays NaN."""
     rng = np.random.default_rng(0)
     x = rng.integers(0, 1 << 32, n, np.uint32).view(np.float32)
     halfway = np.uint32(0xFFFF0000), np.uint32(0x8000)

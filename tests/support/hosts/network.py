@@ -34,8 +34,7 @@ class Hosts:
         return {"MPITRAIN_TEST_HOSTS": self.prefix, "MPITRAIN_TEST_TMP": str(self.folder)}
 
     def launch(self, ranks: list[int], words: list[str]) -> list[str]:
-        """Return the command line that runs ``words`` on this number of ranks of each host, started from the first
-        host."""
+        """Return the command line that runs ``words`` on this number of ranks of each host."""
         hosts = ",".join(f"{self.net}.{i}:{n}" for i, n in enumerate(ranks, 1))
         network = f"{self.net}.0/24"
         start = self.on_first()

@@ -50,8 +50,7 @@ class Cluster:
         return " ".join(sorted(set(output.split())))
 
     def wait(self, job: str, *states: str, timeout: float = 90) -> str:
-        """Wait until a job, or all jobs of an array, are in one of these states (by default: have ended); return the
-        state."""
+        """Wait until a job (or array) is in one of these states (by default: has ended); return the state."""
         deadline = time.monotonic() + timeout
         while not set(now := self.state_of(job).split()) <= set(states or ENDED):
             assert time.monotonic() < deadline, f"job {job} is still {now}\n{self.log_tail()}"
@@ -120,8 +119,7 @@ class Cluster:
 
 @contextmanager
 def make_cluster(nodes: int = 3, cpus: int = 4, gpus: int = 2) -> Iterator[Cluster]:
-    """Yield a cluster that is removed afterwards; needs root, and Debian's slurmctld, slurmd, slurm-client and
-    munge."""
+    """Yield a cluster, and remove it; needs root, and Debian's slurmctld, slurmd, slurm-client, munge."""
     used = _ip("-o", "-4", "addr") + _ip("-4", "route", "show", "table", "all")
     net = next(net for net in (f"10.215.{c}" for c in range(40, 250)) if f"{net}." not in used)
     # munged refuses a socket that other users cannot reach, and each start of pytest closes pytest's folder to them.

@@ -59,8 +59,7 @@ def test_halfway_between_two_the_even_one_is_taken() -> None:
 
 @pytest.mark.parametrize(("precision", "dtype"), [*NARROWER, *product(("int8", "topk:0.02"), (np.float32, np.float64))])
 def test_nothing_is_lost_over_many_steps(precision, dtype) -> None:
-    """This includes values far below the precision of the value to which they are added, and values that the type
-    cannot represent."""
+    """Includes values that are lost in the sum's precision, and values that the type cannot represent."""
     codec, left = make_codec(precision, np.dtype(dtype)), np.zeros(SIZE, dtype)
     total, arrived = np.zeros(SIZE), np.zeros(SIZE)
     for step in range(50):

@@ -77,8 +77,7 @@ def batch() -> Batch:
 def gradient(
     devices: int, *layers: Layer, summing: list[Array] | None = None, ready: list[int] | None = None
 ) -> tuple[float, Array]:
-    """Return loss and gradient of one batch; ``summing`` collects arrays summed over workers, ``ready`` the
-    announcements."""
+    """Return loss and gradient of one batch; collect summed arrays in ``summing``, announcements in ``ready``."""
     made = job(*layers)
     plan = plan_of(made)
     params, grads = np.zeros(plan.layout.size), np.full(plan.layout.size, np.nan)
