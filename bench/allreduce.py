@@ -3,8 +3,8 @@
     python bench/allreduce.py [--ranks 2] [--rounds 5]
 
 Measures the averaging of ``--mode local``, which leaves the mean in memory shared by all ranks of the node. ``copied``
-adds a copy of the mean to the rank's own memory. The peers run MPI_Allreduce in place, each in its own environment, in
-alternating rounds. With --inner this is the program that the ranks run.
+adds a copy of the mean to the rank's own memory. The compared MPI libraries run MPI_Allreduce in place, each in its own
+environment, in alternating rounds. With --inner, this file is the program that the ranks run.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python bench/anchors.py
 
 The inputs with their sources are in ``predicted/hardware.toml``, which was committed before the first simulation.
-Columns: the published efficiency; the predicted one, and its difference in points; the same for other latencies of a
-network hop, and if the slowest GPU of a step takes 5 % longer, about which the papers say nothing.
+Columns: the published efficiency; the predicted efficiency, and the difference in percentage points; the same for other
+latencies of a network hop, and for a slowest GPU that takes 5 % longer per step, which the papers do not mention.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ IMAGES = 1_281_167
 
 
 def layers_of(model: Mapping[str, Any]) -> list[tuple[float, float]]:
-    """Return millions of parameters and share of the operations of each layer."""
+    """Return each layer's number of parameters in millions, and its share of the operations."""
     if "layers" in model:
         return [(parameters, share) for parameters, share in model["layers"]]
     return [(total / count, share / count) for count, total, share in model["stages"] for _ in range(count)]

@@ -5,7 +5,7 @@
 
 Fashion-MNIST, 784-100-10, Adam, batch 100 per worker; global steps/s. Each round runs every program once, alternating.
 A result is the median over rounds of the median over a run's intervals. ``sync`` has no server; ``backup`` without
-spare workers does the same arithmetic through a server.
+spare workers computes the same with a server.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ TARGETS = {"mlp100": 1.8, "mlp1024": 2.0, "cnn": 0.98, "gpt": 0.98}
 
 
 def programs_of(name: str, nbytes: int, groups: dict[str, object]) -> dict[str, Callable[[], object]]:
-    """Return an operation over each group, and by MPI's own call; ``nbytes`` is the size of a rank's whole input."""
+    """Return an operation over each group, and as a plain MPI call; ``nbytes`` is the size of a rank's whole input."""
     import torch
     import torch.distributed as dist
     from mpi4py import MPI
@@ -130,7 +130,7 @@ def loop_of(name: str, group: object) -> Callable[[int], float]:
 def ddp(rounds: int, names: list[str]) -> None:
     """Print examples/s of DistributedDataParallel over both backends, and the median of the rounds' ratios.
 
-    Beside them: DistributedDataParallel whose groups have one rank, which does not communicate, and no wrapper.
+    Also measured: DistributedDataParallel in groups of one rank, which do not communicate, and no wrapper.
     """
     import torch.distributed as dist
 
@@ -200,7 +200,7 @@ def launch(arguments: argparse.Namespace) -> int:
 
 
 def measure(arguments: argparse.Namespace) -> None:
-    """Measure on this rank."""
+    """Run the measurements on this rank."""
     import torch
     import torch.distributed as dist
 

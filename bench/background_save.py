@@ -4,8 +4,8 @@
 
 The cost of a save is the time of the steps from one save to the next, minus the same number of median steps from the
 second half of that time, when the save has finished. Each round does a blocking and a background run, alternating. A
-result is the median over all saves. Run it on an idle machine; with ``--threads`` below the cores of a rank one core is
-free for saving.
+result is the median over all saves. Run it on an idle machine; if ``--threads`` is less than the cores of a rank, one
+core is free for saving.
 """
 
 from __future__ import annotations

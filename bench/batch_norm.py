@@ -5,8 +5,8 @@
 
 The first form normalizes batches of many means and deviations on 1 to 4 ranks with synchronized statistics, and with
 PyTorch in one process. An error is the largest deviation from a reference of 80 bits, divided by the largest element of
-the reference. The second form measures forward and backward together; ratio 1 is of float32, ratio 2 of float64. With
---inner this is a program that one of the two forms runs.
+the reference. The second form measures forward and backward together; ratio 1 is for float32, ratio 2 for float64. With
+--inner, this file is a program that one of the two forms runs.
 
 Batches are arrays ``float64_x`` and ``float64_dy``, shape (batches, rows, features), and the same of float32; results
 are ``float64_y`` and ``float64_dx``.
@@ -34,7 +34,7 @@ ROOT = Path(__file__).parent.parent
 OFFSETS, DEVIATIONS, FEATURES, RANKS = (0, 1, 1e3, 1e4, 1e6, 1e8), (1e-3, 1, 1e3), 16, (1, 2, 3, 4)
 CASES = list(itertools.product(OFFSETS, DEVIATIONS))
 DTYPES = ("float32", "float64")
-SHAPES = ((64, 128), (100, 1024), (6400, 32), (78400, 32))  # rows and features; the last ones are those of images
+SHAPES = ((64, 128), (100, 1024), (6400, 32), (78400, 32))  # rows and features; the last entries are for images
 
 
 def norm_of(features: int, dtype: str) -> Any:
@@ -50,7 +50,7 @@ def norm_of(features: int, dtype: str) -> Any:
 
 
 def inner_step(batches_file: str, results_file: str) -> None:
-    """Normalize each batch, a part on each rank, and write the results on rank 0."""
+    """Normalize each batch, of which each rank has a part, and write the results on rank 0."""
     from mpitrain import nn
     from mpitrain.comm.mpi import MPI, start
 
@@ -103,7 +103,7 @@ def draw(rows: int) -> dict[str, np.ndarray]:
 
 def reference(x: np.ndarray, dy: np.ndarray, eps: float = 1e-5) -> tuple[np.ndarray, np.ndarray]:
     """Return y and the gradient of x of one batch, in 80 bits."""
-    # The difference is exact. Without it the reference would round the mean, too.
+    # The difference is exact. Without the difference, the reference would round the mean, too.
     x, dy = x.astype(np.longdouble) - x[0], dy.astype(np.longdouble)
     x -= x.mean(axis=0)
     inverse = 1 / np.sqrt((x * x).mean(axis=0) + np.longdouble(eps))

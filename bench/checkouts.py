@@ -15,7 +15,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Checkout:
-    """A folder with the package, and the interpreter that runs it: the checkout's own environment if it has one."""
+    """A folder with the package, and the interpreter that runs it: that of the checkout's environment, if any."""
 
     folder: Path
 

@@ -4,9 +4,9 @@
     python bench/checkpoint.py --baseline DIR --rounds 10
 
 State is parameters and two slots, float32, in 32 layers. Each round does everything once, alternating: a plain write of
-the same bytes with fsync, a blocking save, a plain read, a resume, and the peers. Before each reading the file is read
-once and dropped from the page cache, because on a virtual disk the first reading of a new file may take three times as
-long. Before each writing the file is removed. A result is the median over rounds.
+the same bytes with fsync, a blocking save, a plain read, a resume, and the peers. Before each measured read, the file
+is read once and dropped from the page cache, because on a virtual disk the first read of a new file may take three
+times as long. Before each write, the file is removed. A result is the median over rounds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Damage checkpoints in many ways, and count how each is noticed.
+"""Damage checkpoints in many ways, and count how the damage is detected.
 
 python bench/damage.py 1000
 """

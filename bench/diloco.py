@@ -35,7 +35,7 @@ OVERLAP = 4  # parts of a cycle, one of which hides the exchange
 
 
 class Result(NamedTuple):
-    """What one run has needed and reached."""
+    """The resources that one run has used, and its accuracy."""
 
     seconds: float
     megabytes: float
@@ -43,7 +43,7 @@ class Result(NamedTuple):
 
 
 class Programs:
-    """Hosts whose links have one rate, and what runs on them."""
+    """Hosts whose links have one rate, and the programs that run on them."""
 
     def __init__(self, hosts: object, arguments: argparse.Namespace) -> None:
         self._hosts, self._arguments = hosts, arguments

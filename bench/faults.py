@@ -63,7 +63,7 @@ class Kill:
     folder: Path
 
     def inject(self) -> tuple[str, float]:
-        """Start the run and kill the process; return what is wrong, if anything, and the seconds to the run's end."""
+        """Start the run and kill the process; return the problem, if any, and the seconds to the run's end."""
         before = set(temporary_files(0))
         with self._start() as process:
             try:
@@ -120,7 +120,7 @@ class Kill:
         return None
 
     def _left(self, before: set[str]) -> str:
-        """Return what the run has left behind; wait a while for processes that are ending."""
+        """Return the files and processes that the run has left; wait a while for processes that are ending."""
         deadline = time.monotonic() + 20
         while True:
             left = [*sorted({*temporary_files(0)} - before), *map(str, self.folder.glob("checkpoints/*.partial"))]
@@ -162,7 +162,7 @@ def load(processes: int) -> Iterator[None]:
 
 
 def main() -> None:
-    """Kill, and print the summary."""
+    """Run and kill as requested, and print the summary."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("count", type=int, nargs="?", default=10)
     parser.add_argument("--hosts", action="store_true")

@@ -38,7 +38,7 @@ class Failed(Exception):
 
 
 class Measured(NamedTuple):
-    """The speed of a training run in steps/s, and the bytes of GPU memory that it held, without CUDA's own."""
+    """The speed of a training run in steps/s, and the bytes of GPU memory that it held, without CUDA's memory."""
 
     rate: float
     memory: int
@@ -243,7 +243,7 @@ def make_images(folder: Path, count: int) -> None:
             file.write(struct.pack(">II", 0x801, n) + labels.tobytes())
 
 
-# Parts that use the GPU themselves. Each runs in its own process, so that its memory is free for the next one.
+# Parts of this script that use the GPU. Each runs in a separate process, so that its memory is free for the next part.
 
 
 def update(arguments: Any) -> bool:
@@ -287,7 +287,7 @@ def measure_updates(small: bool) -> None:
             frozen = np.zeros(len(layout.entries), np.uint8)
             step = GpuUpdate(gpu, optimizer, layout, vectors, None, gpu.copy_of(np.ones(9)), frozen)
             seconds = seconds_of(gpu, lambda step=step: step(source, 3))
-            # Every vector is read and written, the gradient is read; if its norm is needed, both happen once more.
+            # Every vector is read and written, the gradient is read; if its norm is needed, all of this happens twice.
             passes = 2 * len(vectors) + 1 + (2 if optimizer.needs_sums else 0)
             bandwidth = passes * source.nbytes / seconds
             clipped = ", clipped" if optimizer.needs_sums else ""

@@ -8,7 +8,7 @@ reads or writes counts once, because further reads come from a cache. A column s
 ``baseline -> this``.
 
 Resident blocks are blocks of 256 threads that a multiprocessor with 64 Ki registers runs at once. Instructions are
-counted in the compiled code (16 bytes each), not as executed.
+counted in the compiled code (16 bytes each), not during execution.
 """
 
 from __future__ import annotations

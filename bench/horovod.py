@@ -2,10 +2,10 @@
 
     python bench/horovod.py [--ranks 2] [--rounds 50] [--models cnn mlp1024]
 
-The loops are those of Horovod's synthetic benchmark: fixed data, SGD, one thread per rank. Both train the same module
-in the same processes, in alternating rounds. A result is the median of the rounds' ratios. The fastest tenth of the
-rounds shows less of the load of a machine that is not idle, so the ratio of their slowest rounds is printed, too. Also
-measured: the module without any exchange.
+The loops are those of Horovod's synthetic benchmark: fixed data, SGD, one thread per rank. Both libraries train the
+same module in the same processes, in alternating rounds. A result is the median of the rounds' ratios. Load of other
+programs affects the fastest tenth of the rounds least, so the ratio of the slowest rounds in this tenth is printed,
+too. Also measured: the module without any exchange.
 """
 
 from __future__ import annotations

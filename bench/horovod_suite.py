@@ -3,9 +3,9 @@
     python bench/horovod_suite.py --tests DIR [--ranks 2 3] [--files test_torch.py] [--pattern PATTERN] [--output FILE]
 
 DIR is a copy of Horovod's repository, of which only ``test`` is needed. The tests are not changed, except for the lines
-that import Horovod. What their helpers import of Horovod's launcher and of the package ``mock`` is replaced. Tests that
-take all optimizers of PyTorch do not see Muon, which is newer than they are and refuses their models. A test that fails
-or hangs ends its ranks; the others are run by new ones.
+that import Horovod. Imports from Horovod's launcher and from the package ``mock`` in their helpers are replaced. Tests
+that take all optimizers of PyTorch do not see Muon, which is newer than they are and refuses their models. A test that
+fails or hangs ends its ranks; new ranks run the remaining tests.
 
 Prints as JSON, for each file and number of ranks, the tests that passed, failed and were skipped, with the reasons.
 """
@@ -76,7 +76,7 @@ def run_tests(path: Path, names: list[str], folder: Path) -> None:
     comm = start()
     torch.set_num_threads(1)
     if hasattr(torch.optim, "Muon"):
-        torch.optim.Muon.__module__ = "hidden"  # they select by the module's name
+        torch.optim.Muon.__module__ = "hidden"  # the tests select by the module's name
     tests = _tests_of(_load(path))
     warnings.simplefilter("ignore")
     with open(folder / f"{comm.rank}.jsonl", "a", buffering=1) as results:

@@ -3,8 +3,8 @@
     python bench/input.py [--rounds 5] [--peers PYTHON] [--only images parquet records training memory]
 
 Every round runs each program once, in turn; a result is the median of the rounds. ``cpu_us`` is the CPU time of all
-processes per example: where other programs use the cores, it says more than the rate. ``PYTHON`` has torch, datasets
-and tensorflow-cpu (``make bench-env``: .venv-input). Two processes (or threads of tf.data) load.
+processes per example: if other programs use the cores, it is more reliable than the rate. ``PYTHON`` has torch,
+datasets and tensorflow-cpu (``make bench-env``: .venv-input). Two processes (or threads of tf.data) load examples.
 
 - ``images``: a folder of JPEG files of 256 x 256 pixels, decoded, cropped to 224, mirrored at random, as float32.
   The DataLoader has the best of several prefetch factors.

@@ -13,7 +13,7 @@ intervals.
 - ``async``: with one server on the first host.
 - ``far``: ``async`` with one worker, whose server is on another host; its limit is the transfer of a gradient and
   then of the parameters.
-- Anything else: flags of ``mpitrain run``, such as ``--compress=int8``.
+- All other names are flags of ``mpitrain run``, such as ``--compress=int8``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def size_of(model: str) -> int:
 
 
 def steps_of(model: str, rate: str) -> int:
-    """Return a number of steps that takes some 10 s."""
+    """Return the number of steps that take about 10 s."""
     speed = {"100mbit": 12e6, "200mbit": 24e6, "1gbit": 120e6}.get(rate, 600e6)
     step_s = max(8 * size_of(model) / 2 / speed, 60e-12 * BATCH * size_of(model))
     return max(16, int(8 / step_s) // 8 * 8)

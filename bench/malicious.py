@@ -1,4 +1,4 @@
-"""Write malicious checkpoints with valid digests, and find out what reading them does; see ``docs/checkpoints.md``.
+"""Write malicious checkpoints with valid digests, and check that reading them is harmless; see ``docs/checkpoints.md``.
 
 python bench/malicious.py 10000 [SEED]
 """

@@ -1,4 +1,4 @@
-"""Whether other programs use the processors during a measurement. Linux only."""
+"""Detection of other programs that use the CPU during a measurement. Linux only."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-MOST = 0.04  # of one core, while something is measured
+MOST = 0.04  # fraction of one core, during a measurement
 _SAMPLE_S, _LONGEST_WAIT_S, _TRIES = 0.5, 100.0, 3
 _TICKS = os.sysconf("SC_CLK_TCK")
 _Result = TypeVar("_Result")
 
 
 def undisturbed(action: Callable[[], _Result], namespaces: str) -> _Result:
-    """Return the result of ``action``; it waits for idle processors, and repeats what others have disturbed.
+    """Return the result of ``action``, which runs when the CPU is idle, and again if other programs have disturbed it.
 
     Args:
         namespaces: Prefix of the names of the network namespaces whose processes belong to the measurement.
@@ -45,7 +45,7 @@ def _used(before: dict[int, float], after: dict[int, float]) -> float:
 
 
 def _seconds_of_others(namespaces: str) -> dict[int, float]:
-    """Return the processor seconds of each process, and of its ended children, that does not belong to this one."""
+    """Return the CPU seconds of each process that does not belong to this one, and of its ended children."""
     own = {path.stat().st_ino for path in Path("/run/netns").glob(f"{namespaces}*")}
     parents: dict[int, int] = {}
     seconds: dict[int, float] = {}

@@ -5,13 +5,13 @@
 
 Hosts are network namespaces on this machine (root, iproute2), whose links ``tbf`` holds to a rate. In each round, every
 model is probed on two hosts with one rank each and links that are not shaped; then every configuration runs once.
-Neither the rate of the links, nor the third host, a mode, a compression, a server, another batch size or the slow
-worker is in the probe, but how slow that worker is, is measured on it alone. A result is the median over rounds: of the
-steps/s that the round's probe predicts, and of those that are measured. Measurements that other programs disturb are
-repeated.
+The probe knows neither the rate of the links, nor the third host, the mode, compression, servers, other batch sizes or
+the slow worker, whose slowness is measured separately. A result is the median over rounds of the steps/s that the
+round's probe predicts, and of the measured steps/s. Measurements that other programs disturb are repeated.
 
-Configurations with more ranks than cores are reported apart: hosts share this machine's cores, which the simulation is
-told (``mlp``); the layers of ``accelerator`` sleep, so that its ranks share cores only for transfers and updates.
+Configurations with more ranks than cores are reported separately: hosts share this machine's cores, which is an input
+of the simulation (``mlp``); the layers of ``accelerator`` sleep, so that its ranks share cores only for transfers and
+updates.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ Results = dict[Configuration, list[tuple[float, float]]]  # predicted and measur
 
 
 def configurations() -> Iterator[Configuration]:
-    """Yield what is measured."""
+    """Yield the configurations to measure."""
 
     def of(model: str, ranks: tuple[int, ...], rate: str, slow: int = -1, **options: Any) -> Configuration:
         return Configuration(model, ranks, rate, tuple(options.items()), slow)
@@ -114,7 +114,7 @@ def configurations() -> Iterator[Configuration]:
 
 
 class Hosts:
-    """Hosts with links of one rate, and what runs on them.
+    """Hosts with links of one rate, and the programs that run on them.
 
     Args:
         hosts: The network namespaces.
@@ -125,7 +125,7 @@ class Hosts:
         self._hosts, self._seconds = hosts, seconds
 
     def probe(self, model: str, folder: Path | None) -> Any:
-        """Return the probe of a model on the first two hosts; that in ``folder``, if there is one."""
+        """Return the probe of a model on the first two hosts, or the stored probe if ``folder`` has one."""
         from mpitrain.predict.measurements import read_probe
 
         if folder is not None:
@@ -141,7 +141,7 @@ class Hosts:
         self.run("probe", [1, 1], ["--output", str(output), *JOBS[model]])
 
     def slow_factor(self, model: str, probe: Any) -> float:
-        """Return the factor of the computing time of a slow worker, measured on it alone."""
+        """Return the factor of the computing time of a slow worker, which is measured alone."""
         alone = Configuration(model, (1,), "none", (("mode", "sync"),))
         usual, slow = (1 / self.steps_per_s(dataclasses.replace(alone, slow=worker), 20.0) for worker in (-1, 0))
         compute = probe.compute
@@ -184,7 +184,7 @@ class Hosts:
             raise SystemExit(f"{' '.join(words)}\n{done.stdout}{done.stderr}")
 
     def undisturbed(self, measure: Callable[[], Result]) -> Result:
-        """Return what ``measure`` returns while other programs hardly use the processors."""
+        """Return the result of ``measure`` from a time when other programs hardly use the CPU."""
         return undisturbed(measure, self._hosts.prefix)
 
 
@@ -248,14 +248,14 @@ def measure(arguments: argparse.Namespace, chosen: list[Configuration]) -> Resul
 
 
 def add_to(file: Path, one: Configuration, speeds: tuple[float, float]) -> None:
-    """Add a prediction and a measurement to those in a file."""
+    """Add a prediction and a measurement to a file."""
     kept = json.loads(file.read_text()) if file.exists() else {}
     kept.setdefault(str(one), []).append(speeds)
     file.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 def read_results(file: Path) -> Results:
-    """Return all that is in a file."""
+    """Return the predictions and measurements in a file."""
     kept = json.loads(file.read_text())
     return {one: kept[str(one)] for one in configurations() if str(one) in kept}
 
@@ -284,8 +284,8 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=[*JOBS], choices=JOBS)
     parser.add_argument("--only", default="", help="configurations whose line has this text")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each run")
-    parser.add_argument("--probes", type=Path, help="folder for the probes; those of an earlier call are used")
-    parser.add_argument("--json", type=Path, help="add the results to those of earlier calls in this file")
+    parser.add_argument("--probes", type=Path, help="folder for the probes; probes of earlier calls are reused")
+    parser.add_argument("--json", type=Path, help="append the results to this file")
     arguments = parser.parse_args()
     one_thread_and_own_kernels()
     use_this_checkout()

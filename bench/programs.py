@@ -1,4 +1,4 @@
-"""Programs that do not know mpitrain, under torchrun and under mpitrain run: results, a killed rank, a restart.
+"""Programs that do not use mpitrain, under torchrun and under mpitrain run: results, a killed rank, a restart.
 
     python bench/programs.py --examples DIR --nanogpt DIR [--backend mpitrain] [--only NAME ...]
 
@@ -68,11 +68,11 @@ class Program:
 
     Attributes:
         words: The script and its arguments, or a command.
-        sources: Its folder, of which each run gets a copy to run in; None for an empty folder.
+        sources: Its folder; each run gets a copy as its working directory. None for an empty folder.
         marker: Text of its output after which it has saved, and a rank is killed.
         results: The files with its results.
         is_command: Whether ``words`` is a command.
-        starter: What starts it for comparison.
+        starter: The launcher to compare with.
         uses_backend: Whether it uses torch.distributed.
         resuming: A command that resumes, if the program does not do so by itself.
     """
@@ -104,7 +104,7 @@ class Program:
 
 
 class Run:
-    """A program that has been started in a folder of its own."""
+    """A program that has been started in a separate folder."""
 
     def __init__(self, folder: Path, program: Program, words: list[str], backend: str = "gloo") -> None:
         if program.sources is None:
@@ -148,7 +148,7 @@ def prepare(folder: Path, examples: Path, nanogpt: Path) -> list[Program]:
     tutorial = _patched(examples / "distributed" / "ddp-tutorial-series", folder / "tutorial", "multigpu_torchrun")
     mingpt = _patched(examples / "distributed" / "minGPT-ddp", folder / "mingpt", "mingpt_ddp")
     nano = _patched(nanogpt, folder / "nanogpt", "nanogpt")
-    text = mingpt / "mingpt" / "data" / "input.txt"  # the same text as nanoGPT's
+    text = mingpt / "mingpt" / "data" / "input.txt"  # the same text as in nanoGPT
     data = nano / "data" / "shakespeare_char"
     shutil.copy(text, data)
     subprocess.run([sys.executable, str(data / "prepare.py")], check=True, stdout=subprocess.DEVNULL)
@@ -218,7 +218,7 @@ def _collect(value: object, tensors: list[torch.Tensor]) -> None:
 
 
 def left_of(run_dir: Path, before: set[str]) -> list[str]:
-    """Return what a run has left: processes, and files in /dev/shm that no process uses; waits for a moment."""
+    """Return the processes that a run has left, and files in /dev/shm that no process uses; waits for a moment."""
     mark = f"MPITRAIN_RUN_DIR={run_dir}"
     deadline = time.monotonic() + 3
     while True:
@@ -242,7 +242,7 @@ def _processes() -> Iterator[tuple[str, str, str]]:
 
 
 def check(program: Program, folder: Path, backend: str) -> list[str]:
-    """Run a program in all ways; return a row of the table, and print what is not as expected."""
+    """Run a program in all ways; return a row of the table, and print unexpected results."""
     compared = Run(folder / "compared", program, program.compared())
     theirs = compared.end() == 0
     run = Run(folder / "ours", program, program.ours(folder / "run"), backend)
@@ -307,7 +307,7 @@ def hang_named(program: Program, folder: Path, backend: str) -> bool:
 
 
 def versions() -> str:
-    """Return the CPU and the versions of what is compared."""
+    """Return the CPU and the versions of the compared packages."""
     from importlib.metadata import version
 
     cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())

@@ -1,9 +1,9 @@
-"""Trains, resumes, refuses, changes, kills and finishes one run in random orders, and checks what its records say.
+"""Trains, resumes, refuses, changes, kills and finishes one run in random orders, and checks its records.
 
     python bench/records.py [ORDERS]
 
-Each order starts in an empty run directory and takes eight random actions. After each of them the state that mpitrain
-runs shows, config.toml and the history must tell what happened; and a finished run, or a refused command, must not
+Each order starts in an empty run directory and takes eight random actions. After each action, the state that mpitrain
+runs shows, config.toml and the history must agree with the action; a finished run, or a refused command, must not
 change any file.
 """
 
@@ -28,11 +28,11 @@ from mpitrain.monitor.heartbeat import read, states  # noqa: E402
 
 JOB = ROOT / "tests" / "support" / "jobs" / "finishing.py"
 ACTIONS = ("resume", "again", "refuse", "change", "kill", "interrupt", "finish early")
-STEPS = 30  # that each training action adds
+STEPS = 30  # number of steps that each training action adds
 
 
 class Order:
-    """One run and what its records should say."""
+    """One run and the expected content of its records."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder, self.draw = folder, random.Random(seed)
@@ -40,7 +40,7 @@ class Order:
         self.versions: list[tuple[object, ...]] = []  # the options of each start that differs from the one before
 
     def act(self) -> str:
-        """Take one action; return what is wrong, or an empty string, after its name."""
+        """Take one action; return a text of its name and the problem, if any."""
         action = self.draw.choice(ACTIONS if self.goal else ("resume", "kill"))
         before = self._files()
         expected, unchanged = {
@@ -66,7 +66,7 @@ class Order:
         return f"{action}: {'; '.join(wrong)}" if wrong else f"{action}: ok"
 
     def _resume(self) -> tuple[int | None, bool]:
-        """Train further to the end."""
+        """Continue training to the end."""
         if self.state == "finished early":
             return self._again()
         self.goal += STEPS
@@ -94,7 +94,7 @@ class Order:
         return (None if status == 2 else status), True
 
     def _change(self) -> tuple[int | None, bool]:
-        """Train further with another learning rate."""
+        """Continue training with another learning rate."""
         if self.state == "finished early":
             return self._again()
         self.rate = round(self.draw.uniform(0.001, 0.1), 6)
@@ -125,7 +125,7 @@ class Order:
         return status is not None and (status.state, status.reason) == ("stopped", "SIGTERM")
 
     def _finish_early(self) -> tuple[int | None, bool]:
-        """Train further until a hook finishes the run."""
+        """Continue training until a hook finishes the run."""
         if self.state == "finished early":
             return self._again()
         self.goal += STEPS
@@ -135,7 +135,7 @@ class Order:
         return (None if status == 0 else status), False
 
     def _record(self, *flags: str) -> None:
-        """Note the options of a start."""
+        """Record the options of a start."""
         options = (self.goal, self.rate, *flags)
         if options not in self.versions[-1:]:
             self.versions.append(options)
@@ -149,7 +149,7 @@ class Order:
 
     def _files(self) -> dict[str, tuple[int, bytes]]:
         paths = [path for path in self.folder.rglob("*") if path.is_file()]
-        # What a killed run has left is removed by the next start.
+        # The next start removes the files that a killed run has left.
         paths = [path for path in paths if path.suffix != ".partial" and path.parent.name != ".ranks"]
         return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in paths}
 

@@ -1,14 +1,14 @@
-"""Kill processes of runs at random moments: every run completes, and how long it takes until the next step.
+"""Kill processes of runs at random moments: check that every run completes, and measure the time to the next step.
 
     python bench/recovery.py [--kills 200] [--mpis openmpi mpich] [--hosts] [--large]
 
 The runs have two or three ranks, in all modes, with restarts from memory and with frequent checkpoints. Processes that
-are killed: a worker, the chief, a server, a reaper, the fork server; one kill in four comes while the run is starting
-again. Each run must complete, with the parameters of an undisturbed run in ``sync`` and ``local``, and leave nothing
-behind. With ``--hosts`` (root, iproute2) each rank is on a host of its own.
+are killed: a worker, the chief, a server, a reaper, the fork server; one kill in four happens while the run restarts.
+Each run must complete, with the parameters of an undisturbed run in ``sync`` and ``local``, and leave nothing behind.
+With ``--hosts`` (root, iproute2) each rank is on a separate host.
 
-The time from a kill to the next completed step is measured where nothing else is killed meanwhile, and compared with
-that of a run of one step; ``--large`` measures a model of 100 million parameters instead.
+The time from a kill to the next completed step is measured if nothing else is killed meanwhile, and compared with the
+time of a run of one step; ``--large`` measures a model of 100 million parameters instead.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def kill_at_random(mpis: list[Mpi], folder: Path, kills: int, hosts: Hosts | None) -> None:
-    """Kill until the number of kills is reached, a run of each mode and library after the other."""
+    """Kill processes of runs, of one mode and library after the other, until the number of kills is reached."""
     counts: Counter[str] = Counter()
     wholes: dict[tuple[str, str], dict[str, object]] = {}
     chance, number = random.Random(kills), 0
@@ -108,7 +108,7 @@ def kill_at_random(mpis: list[Mpi], folder: Path, kills: int, hosts: Hosts | Non
 
 
 def _kill(run: KilledRun, chance: random.Random) -> str:
-    """Kill a process at a random moment; return which."""
+    """Kill a process at a random moment; return its kind."""
     while True:
         if chance.random() < 0.75:
             step = max((rank.step for rank in rank_status.read(run.run_dir)), default=0)

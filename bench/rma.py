@@ -1,4 +1,4 @@
-"""A worker's push and pull of parameters, against a bare Put of the same bytes in both directions.
+"""A worker's push and pull of parameters, against a plain MPI_Put of the same bytes in both directions.
 
     python bench/rma.py [--mib 4] [--rounds 5] [--hosts] [--rate 1gbit]
 

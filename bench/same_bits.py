@@ -1,9 +1,9 @@
-"""Whether this checkout computes the same bits as another one: parameters, optimizer slots and losses of whole runs.
+"""Check that this checkout computes the same bits as another one: parameters, optimizer slots, losses of whole runs.
 
     python bench/same_bits.py --baseline DIR [--cases sync-2 local-2]
 
 Both checkouts train ``jobs/mnist_mlp.py`` on this machine for 200 steps. This checkout then resumes the baseline's
-checkpoint of step 100, which must give what the baseline computes without interruption. Compared are all arrays of the
+checkpoint of step 100, which must give the results of the baseline without interruption. Compared are all arrays of the
 last checkpoints and the losses at every logged step. The exit status is 1 if anything differs.
 """
 
@@ -35,7 +35,7 @@ COMPARED = ("loss", "validation_loss", "validation_accuracy")
 
 @dataclass(frozen=True)
 class Result:
-    """What a run has computed: each dataset of the last checkpoint, by name; losses by step and name."""
+    """The results of a run: each dataset of the last checkpoint, by name; losses by step and name."""
 
     arrays: dict[str, Any]
     losses: dict[tuple[int, str], float]
@@ -58,7 +58,7 @@ def saved(run_dir: Path, step: int) -> Path:
 
 
 def arrays_of(path: Path) -> dict[str, Any]:
-    """Read a checkpoint without the package, whose reader is part of what is compared."""
+    """Read a checkpoint without the package, because its reader is part of the comparison."""
     found: dict[str, Any] = {}
 
     def visit(name: str, item: h5py.Group | h5py.Dataset) -> None:
@@ -74,7 +74,7 @@ def report(case: str, ours: Result, theirs: Result, after: int = 0) -> bool:
     """Print a line about two runs, one of which may have begun ``after`` a step; return whether they are the same.
 
     A logged loss is the difference of two sums over the steps since a run began, so it is rounded differently in a
-    resumed run. There, losses are the same up to a relative difference of 1e-12.
+    resumed run. In a resumed run, losses count as the same up to a relative difference of 1e-12.
     """
     losses = [{at: loss for at, loss in run.losses.items() if at[0] > after} for run in (ours, theirs)]
     assert ours.arrays and losses[0], f"{case}: there is nothing to compare"

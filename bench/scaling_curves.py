@@ -72,7 +72,7 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 def probe_of(name: str) -> Probe:
-    """Return what a probe of a model would measure."""
+    """Return the measurements that a probe of a model would give."""
     model = MODELS[name]
     sizes = [round(elements) for elements, _ in model["layers"]]
     elements, nbytes = sum(sizes), 4 * sum(sizes)
@@ -115,12 +115,12 @@ def scenario(probe: Probe, link: str, nodes: int, options: dict[str, Any]) -> Sc
 
 
 def relative_speed(probe: Probe, made: Scenario) -> float:
-    """Return the speed in units of one rank that never waits."""
+    """Return the speed relative to one rank that never waits."""
     return predict(probe, made, steps=50).efficiency * len(made.workers)
 
 
 def anchors() -> list[SpeedCurve]:
-    """Return the published results, and what is predicted for the same hardware."""
+    """Return the published results, and the predictions for the same hardware."""
     curves = []
     for published in (True, False):
         points = []
@@ -138,7 +138,7 @@ def anchors() -> list[SpeedCurve]:
 
 
 def plot(name: str, output: Path) -> None:
-    """Write the plot of ``sync`` on all links; that of ResNet-50 also has the published results."""
+    """Write the plot of ``sync`` on all links; the plot of ResNet-50 also has the published results."""
     probe = probe_of(name)
     curves = [
         SpeedCurve(

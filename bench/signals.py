@@ -1,4 +1,4 @@
-"""Send signals to ``mpitrain run`` at random moments, singly and doubled, in every mode.
+"""Send one or two signals to ``mpitrain run`` at random moments, in every mode.
 
 python bench/signals.py 50
 """

@@ -1,4 +1,4 @@
-"""Compares a run of one step with an MPI program that only starts: the time that mpitrain adds.
+"""Compares a run of one step with an MPI program that only starts and ends: the time that mpitrain adds.
 
     python bench/startup.py [ROUNDS] [--baseline DIR]
 
@@ -23,7 +23,7 @@ RANKS = "2"
 
 
 def seconds(words: list[str], **environment: str) -> float:
-    """Return how long a command takes, which must succeed."""
+    """Return the duration of a command in seconds; the command must succeed."""
     began = time.perf_counter()
     subprocess.run(words, env={**os.environ, **environment}, check=True, capture_output=True)
     return time.perf_counter() - began
@@ -44,7 +44,7 @@ def mpi_alone() -> float:
 
 
 def main() -> None:
-    """Measure, and print the medians."""
+    """Run all measurements, and print the medians."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("rounds", type=int, nargs="?", default=10)
     parser.add_argument("--baseline", type=Path, metavar="DIR", help="another checkout")

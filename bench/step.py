@@ -1,4 +1,4 @@
-"""The time of a training step over that of its matrix products alone, with 1 and 2 ranks.
+"""The ratio of a training step's time to the time of its matrix products alone, with 1 and 2 ranks.
 
     python bench/step.py [--rounds 5] [--models mlp100 ...] [--ranks 1 2] [--data DIR]
 

@@ -1,11 +1,11 @@
-"""Stragglers, predicted before they are measured: steps/s with one slow worker of four, by its factor and the mode.
+"""Stragglers, predicted before the measurement: steps/s with one slow worker of four, by its factor and the mode.
 
     python bench/straggler_campaign.py predict bench/predicted/stragglers.json
     python bench/straggler_campaign.py measure bench/predicted/stragglers.json [--rounds 3]
 
-``predict`` probes ``jobs/accelerator.py`` on four ranks of this machine, without a slow worker, and writes what the
-simulation predicts. ``measure`` runs the same configurations, and compares. The layers of the model sleep, so that four
-ranks hardly compete for this machine's cores.
+``predict`` probes ``jobs/accelerator.py`` on four ranks of this machine, without a slow worker, and writes the
+predictions of the simulation. ``measure`` runs the same configurations, and compares. The layers of the model sleep, so
+that four ranks hardly compete for this machine's cores.
 """
 
 from __future__ import annotations

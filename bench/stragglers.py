@@ -30,7 +30,7 @@ WORKERS = 4
 
 
 def steps_per_s(mode: str, compute_ms: float, slow: bool) -> float:
-    """Return steps/s; with a slow worker, async runs as many steps as the other three workers would do."""
+    """Return steps/s; with a slow worker, ``async`` runs as many steps as the other three workers complete."""
     steps = 40 if mode == "sync" and slow else 160 * (4 if mode == "async" else 1)
     with tempfile.TemporaryDirectory() as run_dir:
         words = [sys.executable, "-m", "mpitrain", "run", "-n", str(WORKERS), str(ROOT / "bench" / "peers" / "slow.py")]

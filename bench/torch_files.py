@@ -35,7 +35,7 @@ MODULE = "torch_test_file"
 
 
 def _run_gpu_tests_on_cpu(count: int) -> None:
-    """Make the decorators and helpers of PyTorch's tests run on the CPU what asks for at most ``count`` GPUs."""
+    """Make the decorators and helpers of PyTorch's tests run tests on the CPU that need at most ``count`` GPUs."""
     import torch
     from torch.testing._internal import common_distributed
     from torch.testing._internal.distributed._shard import sharded_tensor
@@ -118,7 +118,7 @@ def run_tests(backend: str, path: Path, ranks: int, cpu: bool, names: list[str],
             began = time.perf_counter()
             try:
                 set_rng_seed()
-                if isinstance(test, (FSDPTestMixin, MultiThreadedTestCase)):  # these expect a group
+                if isinstance(test, (FSDPTestMixin, MultiThreadedTestCase)):  # these tests expect a group
                     dist.init_process_group("gloo", init_method=f"file://{test.file_name}", rank=rank, world_size=size)
                     dist.barrier()
                 getattr(test, method)()

@@ -33,7 +33,7 @@ BUCKETS_MB = ("1", "25", "100", "500")
 
 
 def ours(name: str, ranks: int, loop: bool = False, optimizer: str = "") -> tuple[float, float]:
-    """Return examples/s of all ranks together, and their memory in bytes; of a job, or of a Trainer's own ``loop``."""
+    """Return examples/s of all ranks together, and their memory in bytes; of a job, or of a ``loop`` with a Trainer."""
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder, "run")
         words = [sys.executable, "-m", "mpitrain", "run", "-n", str(ranks)]

@@ -3,9 +3,9 @@
     python bench/torch_suite.py [--ranks 2 3] [--tests PATTERN] [--backends mpitrain gloo] [--output FILE]
 
 The tests are those of ``torch.testing._internal.distributed.distributed_test``, which is a part of PyTorch's wheel.
-They start processes themselves and ask for the backend by name. Only this harness knows about that: it runs the test
-methods on the ranks of mpirun, and lets this backend pass for gloo. Each test has a process group of its own. A test
-that fails or hangs ends its ranks; the others are run by new ones.
+They start processes themselves and ask for the backend by name. This harness replaces both: it runs the test methods on
+the ranks of mpirun, with this backend under the name gloo. Each test has a separate process group. A test that fails or
+hangs ends its ranks; new ranks run the remaining tests.
 
 Prints as JSON, for each number of ranks, the tests that passed, failed and were skipped, and those that gloo passes
 and this backend does not, with their errors.
@@ -88,7 +88,7 @@ def run_tests(backend: str, names: list[str], folder: Path) -> None:
     tests = importlib.import_module(MODULE)
     if backend == "mpitrain":
         _let_pass_for_gloo()
-        # Tests of profiler events ask for those of PyTorch's own backends, by name; others have none.
+        # Tests of profiler events expect the events of PyTorch's own backends, by name; other backends have none.
         tests.PROFILING_SUPPORTED_BACKENDS = []  # type: ignore[attr-defined]
         tests.SEND_RECV_PROFILING_SUPPORTED_BACKENDS = []  # type: ignore[attr-defined]
     skips = {skip.exit_code: skip.message for skip in TEST_SKIPS.values()}

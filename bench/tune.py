@@ -5,7 +5,7 @@
 A setting is a model, ranks on hosts (network namespaces, root and iproute2), a rate of their links, and what may
 change.
 ``tune`` chooses; then every configuration that it has predicted is run for some seconds, in some rounds. Its choice is
-compared with the best one, by the measured examples/s and the worth of an example.
+compared with the best configuration, by the measured examples/s and the worth of an example.
 """
 
 from __future__ import annotations

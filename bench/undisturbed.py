@@ -3,7 +3,7 @@
     python bench/undisturbed.py [MINUTES] [--at-once N]
 
 Each run has default settings, three ranks, a random mode and a random slow operation: the start, a step, a hook, the
-validation or a save. Operations without a long limit of their own take less than the shortest default limit of
+validation or a save. Operations without a separate long limit take less than the shortest default limit of
 --hang-timeout, the others more. Prints one line per run, and a summary. N runs at once load the machine.
 """
 

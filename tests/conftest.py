@@ -18,7 +18,7 @@ from .support.results import alone
 
 __all__ = ["alone", "driver", "library", "simulated"]
 
-# Child processes inherit ignored signals: nohup ignores SIGHUP, and a shell SIGINT for what it runs in the background.
+# Child processes inherit ignored signals: nohup ignores SIGHUP, and a shell ignores SIGINT for background processes.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -26,12 +26,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.fixture(autouse=True)
 def _no_sessions_left() -> Iterator[None]:
-    """Remove what killed launchers leave: the next one with the same process id could not start."""
+    """Remove files of killed launchers: the next launcher with the same process id could not start."""
     yield
     remove_sessions(since=0)
 
 
-# What a test needs that a machine with only Python and make does not have, by fixture.
+# Fixtures of tests that need more than a machine with only Python and make has.
 _FULL_FIXTURES = {"mpich", "parallel_hdf5", "library", "driver", "simulated", "hosts", "site", "browser"}
 _FULL_FOLDERS = {"hosts", "slurm", "torch"}
 _MPI_FOLDERS = {"mpi", "launcher"}
@@ -70,9 +70,7 @@ def _left_out(items: list[pytest.Item], first: int, distance: int) -> set[pytest
         if folder in _MPI_FOLDERS | _FULL_FOLDERS and item.get_closest_marker("full"):
             sets.setdefault(item.nodeid.partition("[")[0], []).append(item)
     left_out = set()
-    for number, alike in enumerate(
-        sets.values()
-    ):  # the sets begin at different places, so that samples are equally large
+    for number, alike in enumerate(sets.values()):  # sets begin at different places, so that samples have equal sizes
         left_out |= {item for index, item in enumerate(alike) if (index + number) % distance != first}
     return left_out
 
@@ -91,13 +89,13 @@ def openmpi() -> Mpi:
 
 @pytest.fixture(scope="session")
 def mpich() -> Mpi:
-    """MPICH, in an environment of its own."""
+    """MPICH, in a separate environment."""
     return _mpi("mpich", ROOT / ".venv-mpich" / "bin" / "python")
 
 
 @pytest.fixture(scope="session", params=["openmpi", "mpich"])
 def mpi(request: pytest.FixtureRequest) -> Mpi:
-    """Each MPI that the suite knows, in turn."""
+    """Each MPI library of the test suite, one after the other."""
     found: Mpi = request.getfixturevalue(request.param)
     return found
 
@@ -110,7 +108,7 @@ def parallel_hdf5(openmpi: Mpi) -> dict[str, str]:
         missing(f"an h5py built with parallel HDF5 ({folder}); 'make env' builds it where libhdf5-openmpi-dev is")
     return {
         "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]),
-        # The HDF5 is the system's. It finds this MPI in place of the system's own, whose interface is the same.
+        # HDF5 is the system's library. It loads this MPI in place of the system's MPI, which has the same interface.
         "LD_LIBRARY_PATH": str(openmpi.python.parent.parent / "lib"),
     }
 

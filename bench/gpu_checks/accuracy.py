@@ -1,7 +1,7 @@
 """Compare the validation accuracies of training on a GPU, in every precision, with those of training on a CPU.
 
     python bench/gpu_checks/accuracy.py cpu DATA_DIR FILE       writes the accuracies to FILE, on any machine
-    python bench/gpu_checks/accuracy.py gpu DATA_DIR FILE       compares with FILE; exit status 1 if one differs
+    python bench/gpu_checks/accuracy.py gpu DATA_DIR FILE       compares with FILE; exit status 1 if any differs
 
 DATA_DIR contains four files in MNIST's format with 10,000 validation images; with fewer, random differences exceed the
 tolerance.

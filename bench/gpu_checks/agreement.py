@@ -3,8 +3,8 @@
     python bench/gpu_checks/agreement.py [--steps 200] [--jobs 4]
 
 For each job and type, prints the relative difference of all parameters (the norm of the difference over the norm) and
-of the last training loss. TF32 is off. Dropout is off: PyTorch's random numbers on a GPU are not those on a CPU. The
-exit status is 1 if a job fails, or if its parameters in float64 or its loss in float32 differ by more than 1e-5.
+of the last training loss. TF32 is off. Dropout is off: PyTorch's random numbers on a GPU differ from those on a CPU.
+The exit status is 1 if a job fails, or if its parameters in float64 or its loss in float32 differ by more than 1e-5.
 Parameters in float32 may differ more: Adam amplifies the rounding of gradients that are almost zero.
 """
 
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def write_data(folder: Path) -> None:
-    """Write the data of the jobs that do not contain their own."""
+    """Write the data for jobs that do not contain data."""
     for job, output in (("images", "digits"), ("tabular", "loans.parquet")):
         subprocess.run([sys.executable, str(ROOT / "jobs" / f"{job}.py"), output], cwd=folder, check=True)
 

@@ -16,7 +16,7 @@ def main() -> None:
     except Exception as error:  # a broken installation can raise anything
         sys.exit(f"no NVIDIA GPU: CuPy cannot be imported: {first_line(error)}")
     try:
-        cupy.cuda.runtime.getDeviceCount()  # an error if there is none
+        cupy.cuda.runtime.getDeviceCount()  # raises an error if there is no GPU
         properties = cupy.cuda.runtime.getDeviceProperties(0)
     except cupy.cuda.runtime.CUDARuntimeError as error:
         sys.exit(f"no NVIDIA GPU: {first_line(error)}")

@@ -1,4 +1,4 @@
-"""A network whose layers sleep as long as an accelerator would compute, on one worker longer."""
+"""A network whose layers sleep as long as an accelerator would compute; on one worker they sleep longer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def job(
         layers: Number of hidden layers.
         width: Their width.
         slow_worker: The rank that takes longer; -1 for none.
-        slow_factor: How many times as long.
+        slow_factor: Factor by which that rank takes longer.
     """
     digits = data.mnist(None)
     is_slow = MPI.Is_initialized() and MPI.COMM_WORLD.rank == slow_worker

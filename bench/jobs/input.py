@@ -24,7 +24,7 @@ from mpitrain.data.crc32c import crc32c
 
 IMAGES, CLASSES, SIZE, CROP, BATCH = 2000, 10, 256, 224, 32
 ROWS, COLUMNS, ROW_BATCH = 200_000, 20, 256
-SMALL = 64  # pixels of the images that are trained
+SMALL = 64  # width and height of the images in training
 
 
 def write(folder: Path) -> None:
@@ -90,7 +90,7 @@ def decoded(example: dict[str, Any]) -> tuple[np.ndarray, int]:
 
 
 def cpu_seconds() -> float:
-    """Return the CPU time that this process and its child processes have taken."""
+    """Return the CPU time of this process and its child processes in seconds."""
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in ("self", *children)]
     return sum(int(number) for field in fields for number in field[11:13]) / os.sysconf("SC_CLK_TCK")
@@ -135,7 +135,7 @@ _rank: int | None = None  # the process that trains, on the first core
 
 
 def job(folder: Path, units: int, in_memory: bool = False, steps: int = 60) -> Job:
-    """Train on images that are decoded at each step, or that have been before."""
+    """Train on images that are decoded at each step, or that were decoded before."""
     global _rank
     _rank = os.getpid()
     os.sched_setaffinity(0, {0})
@@ -168,7 +168,7 @@ def _children(pid: int) -> list[int]:
 
 
 def memory(folder: Path) -> dict[str, float]:
-    """Return the sum of PSS in MiB above that before loading, with two processes, and the size of a batch."""
+    """Return the increase of the sum of PSS by loading with two processes in MiB, and the size of a batch."""
     before = _pss(os.getpid())
     split = data.image_folder(folder / "images").random_map(augmented)
     loader = split.own_loader(0, Loading(2, 2))

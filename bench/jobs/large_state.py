@@ -32,7 +32,7 @@ def job(times: Path, side: int = 3344, examples: int = 16) -> Job:
     Args:
         times: File for the seconds of every step.
         side: Width of the layers.
-        examples: Examples per step. With few the step is limited by memory bandwidth, with many by the cores.
+        examples: Examples per step. With few examples memory bandwidth limits the step, with many the cores.
     """
     rng = np.random.default_rng(0)
     images = rng.standard_normal((4 * examples, side)).astype(np.float32)

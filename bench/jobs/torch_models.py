@@ -1,4 +1,4 @@
-"""The modules of ``bench/torch_models.py``, as a job; ``bench/peers/torch_models.py`` trains the same."""
+"""The modules of ``bench/torch_models.py``, as a job; ``bench/peers/torch_models.py`` trains the same modules."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ OPTIMIZERS = {"RMSprop": {}, "AdamW": {"fused": True}, "Adadelta": {}, "Adafacto
 
 
 def pss_bytes() -> int:
-    """Return the memory of this process; memory shared by n processes counts with an n-th."""
+    """Return the memory of this process in bytes, of which memory shared by n processes counts as 1/n."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 

@@ -1,4 +1,4 @@
-"""The modules of ``torch_models.py`` in a training loop of one's own; see ``bench/torch_models.py``."""
+"""The modules of ``torch_models.py`` in the script's own training loop; see ``bench/torch_models.py``."""
 
 from __future__ import annotations
 

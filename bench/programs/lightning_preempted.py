@@ -2,7 +2,7 @@
 
     mpitrain run -n 2 lightning_preempted.py EPOCHS HOW
 
-HOW is what it does at SIGTERM, at which Lightning ends training after the current batch, and raises SIGTERMException:
+HOW is the reaction to SIGTERM, at which Lightning ends training after the current batch, and raises SIGTERMException:
 ``unchanged``: nothing, as most scripts; Python then exits with status 0;
 ``status75``: saves a checkpoint and exits with status 75, so that the job is requeued; Lightning 2.6 may hang before,
     because its handler of SIGTERM communicates, and the ranks may be in different steps;

@@ -31,7 +31,7 @@ class Collectives:
         self._rank, self._limit_s = rank, limit_s
 
     def mean(self, value: Any) -> Any:
-        """Return the mean over the workers, as ``sum`` does. Collective over the workers."""
+        """Return the mean over the workers; see ``sum`` for the types. Collective over the workers."""
         return self.sum(value) / self._rank.cluster.workers.size
 
     def sum(self, value: Any) -> Any:
@@ -67,7 +67,7 @@ class Collectives:
         """Wait until all workers have called a method. Collective over them.
 
         Args:
-            method: Its name, for the error.
+            method: The method's name, for the error.
         """
         workers = self._rank.cluster.workers
         with self._rank.errors_end_the_run():
@@ -84,7 +84,7 @@ def _check_same(workers: Any, method: str) -> None:
     """Check that all workers have called the same method. Collective over them.
 
     Raises:
-        JobError: On all workers: they have not.
+        JobError: On all workers: they have called different methods.
     """
     with _WAIT:
         methods = workers.allgather(method)
@@ -112,7 +112,7 @@ def wait_for_all(comm: Any, limit_s: float = math.inf, method: str = "") -> bool
         method: The method that the script has called, for a warning during a long wait; empty if it has called nothing.
 
     Returns:
-        Whether they are here.
+        Whether all ranks have called this within ``limit_s``.
     """
     began, warns_at_s = time.monotonic(), _WARNING_S if method else math.inf
     with _WAIT:
@@ -124,7 +124,7 @@ def wait_for_all(comm: Any, limit_s: float = math.inf, method: str = "") -> bool
             if waited_s > warns_at_s:
                 warns_at_s = math.inf
                 _log.warning(
-                    "rank %d has called %s, and waits for the other workers since %.0f s: call it on all of them, not "
+                    "rank %d has called %s, and has waited %.0f s for the other workers: call it on all of them, not "
                     "inside 'if trainer.rank == 0'",
                     comm.rank,
                     method,

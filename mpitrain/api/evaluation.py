@@ -71,7 +71,7 @@ def log(trainer: ScriptRun, values: Mapping[str, Any]) -> None:
 def _group(trainer: ScriptRun) -> Group:
     """Return the ranks that measure together: all workers, or this one if workers are at different places in the loop.
 
-    Collective over the workers, if it returns all.
+    Collective over the workers, if it returns all workers.
     """
     workers = trainer._rank.cluster.training
     if trainer._loop is not None and not trainer._loop.synchronous:

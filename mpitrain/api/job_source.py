@@ -76,7 +76,7 @@ def job_function(made: Job) -> Callable[[], Job]:
 
 
 def _with_evaluated_annotations(function: Any) -> Any:
-    """Return the function with types in place of their names, which ranks could not resolve."""
+    """Return the function with types in place of types' names in its annotations; ranks could not resolve the names."""
     if not any(isinstance(annotation, str) for annotation in function.__annotations__.values()):
         return function
     parts = (function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__)

@@ -38,7 +38,7 @@ def launch(
             ``Job``, which is copied to every rank with its data. Or the path of any other Python script, or a list: a
             command, such as ``["python", "train.py"]``.
         ranks: Number of ranks; by default as many as ``hosts`` or the allocation have, else 1.
-        run_dir: Where the run writes, and resumes; ``runs/JOB-TIME`` by default.
+        run_dir: The directory in which the run writes, and from which it resumes; ``runs/JOB-TIME`` by default.
         options: The flags of ``mpitrain run``, such as ``mode="async", ps=1``, and the parameters of the job function,
             or the flags of the script.
 
@@ -63,8 +63,8 @@ def submit(job: JobSource | Command, *, run_dir: str | os.PathLike[str] | None =
     """Submit a batch job that trains, as ``mpitrain submit`` does, and return immediately.
 
     Args:
-        job: As for ``launch``.
-        run_dir: Where the run writes, and resumes; ``runs/JOB-TIME`` by default.
+        job: See ``launch``.
+        run_dir: The directory in which the run writes, and from which it resumes; ``runs/JOB-TIME`` by default.
         options: The flags of ``mpitrain submit``, such as ``nodes=2, time="1:00:00", scheduler="slurm"``, and the
             parameters of the job function.
 
@@ -86,7 +86,7 @@ def submit(job: JobSource | Command, *, run_dir: str | os.PathLike[str] | None =
 def _with_target(
     job: JobSource | Command, options: Mapping[str, Any], start: Callable[[Mapping[str, Any], Target, str | None], Run]
 ) -> Run:
-    """Call ``start`` with the options, the file or command, and the text of the file if it is not the user's."""
+    """Call ``start`` with the options, the file or command, and the text of the file if it is generated."""
     for name in _COMMAND_LINE_FLAGS:
         if name in options:
             raise ConfigError(f"{name}={options[name]!r} is available on the command line only; remove the argument")
@@ -117,7 +117,7 @@ def _run_dir(name: str, path: str | os.PathLike[str] | None) -> Iterator[Path]:
     """Yield the run directory; after an error remove the folders that were created for it and are still empty.
 
     Raises:
-        LaunchError: It cannot be written, or a process on this host is using it.
+        LaunchError: The directory cannot be written, or a process on this host is using it.
     """
     folder, made = make_run_dir(name, None if path is None else Path(path))
     try:

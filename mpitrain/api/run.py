@@ -62,10 +62,10 @@ class Run:
         path: The run directory.
 
     Attributes:
-        path: The same, as an absolute path.
+        path: The absolute path of the run directory.
 
     Raises:
-        RecordError: It does not exist.
+        RecordError: The directory does not exist.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -84,7 +84,7 @@ class Run:
 
     @property
     def status(self) -> RunStatus:
-        """How far the run is. If it runs on another host, this may take 15 s."""
+        """The present state and step of the run. If it runs on another host, reading them may take 15 s."""
         recorded = heartbeat.read(self.path)
         is_old = self._is_old(recorded)
         if is_old and self._is_supervised():
@@ -134,14 +134,14 @@ class Run:
         return target
 
     def wait(self, timeout: float | None = None, *, show: bool = True) -> RunStatus:
-        """Wait until the run ends; return how it ended.
+        """Wait until the run ends; return its final status.
 
         A ``KeyboardInterrupt``, such as from a notebook's stop button, stops the run, which saves a checkpoint. It is
-        raised again when the run has ended. A second one ends the run without saving.
+        raised again when the run has ended. A second ``KeyboardInterrupt`` ends the run without saving.
 
         Args:
             timeout: Seconds; None for no limit.
-            show: Print what the run prints, such as its progress.
+            show: Whether to print the run's output, such as its progress.
 
         Raises:
             RunFailed: The run failed, or its processes have died.
@@ -168,7 +168,7 @@ class Run:
         """Ask the run to save a checkpoint and end; return immediately. A second call ends it without saving.
 
         Raises:
-            LaunchError: It cannot be reached from this host.
+            LaunchError: The run cannot be reached from this host.
         """
         if self._process is not None:
             if self._process.poll() is None:
@@ -192,7 +192,7 @@ class Run:
             )
 
     def _start(self, words: Sequence[str]) -> None:
-        """Start ``mpitrain run`` in a session of its own: signals for this process group are not for the run."""
+        """Start ``mpitrain run`` in a new session, so that signals to this process group do not reach the run."""
         self._skip_output()
         self._before = heartbeat.read(self.path)
         with (self.path / _OUTPUT).open("ab") as output:
@@ -206,13 +206,13 @@ class Run:
             )
 
     def _is_supervised(self) -> bool:
-        """Return whether a process on this host, or one on another host that may live, supervises the run."""
+        """Return whether a process on this host supervises the run, or one on another host that may still exist."""
         if self._process is not None:
             return self._process.poll() is None
         return launcher_of(self.path) is not None
 
     def _wait_a_moment(self, show: bool) -> bool:
-        """Wait shortly, and print new output; return whether the run has ended."""
+        """Wait briefly, and print new output; return whether the run has ended."""
         ended = not self._is_supervised() and (self._process is not None or self._has_ended())
         if show:
             self._show()
@@ -223,8 +223,8 @@ class Run:
     def _has_ended(self) -> bool:
         """Return whether a run that no process on this host supervises has ended.
 
-        A run that Slurm requeues has not ended. On Flux and PBS it has, because the new job has another id; on LSF it
-        has, because the state of its jobs is not queried.
+        A run that Slurm requeues has not ended. On Flux and PBS a requeued run has ended, because the new job has
+        another id; on LSF it has ended, because the state of its jobs is not queried.
         """
         state, recorded = self.status.state, heartbeat.read(self.path)
         job = None if recorded is None else recorded.job
@@ -259,7 +259,7 @@ class Run:
         """Return the state of a run that has ended.
 
         Raises:
-            RunFailed: It failed.
+            RunFailed: The run failed.
         """
         status = self.status
         code = 0 if self._process is None else self._process.returncode
@@ -285,5 +285,5 @@ class Run:
 
 
 def _accept_interrupts() -> None:
-    """Let ``stop`` end the supervisor from its start: shells ignore SIGINT for background processes."""
+    """Accept SIGINT, which ``stop`` sends: shells start background processes with SIGINT ignored."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -16,12 +16,12 @@ from .script_state import ScriptState
 
 
 class ScriptOptimizers:
-    """The optimizers of torch that a Trainer updates with, or one of this package.
+    """The optimizers of torch that a Trainer updates with, or an optimizer of this package.
 
     Args:
         trainer: The Trainer.
-        optimizer: One of torch, several, or one of this package.
-        clip_norm, scheduler, scheduler_interval: As for ``Trainer``.
+        optimizer: An optimizer of torch, several, or an optimizer of this package.
+        clip_norm, scheduler, scheduler_interval: See ``Trainer``.
         overlap: Whether updates must overlap with the backward pass.
 
     Attributes:
@@ -96,13 +96,13 @@ class ScriptOptimizers:
         return indices
 
     def begin_backward(self, loop: SteppedLoop, indices: Sequence[int]) -> None:
-        """Compute a gradient with the options that the optimizers have now. Local."""
+        """Prepare to compute a gradient with the present options of the optimizers. Local."""
         for live in self._live_of(indices):
             self._use_changed_options(loop, live)
             live.begin_backward()
 
     def update(self, loop: SteppedLoop, indices: Sequence[int]) -> None:
-        """Update with some optimizers. Collective over the workers if they take the same steps."""
+        """Update the parameters with these optimizers. Collective over the workers if they take the same steps."""
         has_changed = False
         for live in self._live_of(indices):
             has_changed |= self._use_changed_options(loop, live)
@@ -155,7 +155,7 @@ class ScriptOptimizers:
         return have_changed
 
     def _state_of(self, live: LiveOptimizer) -> dict[str, Any]:
-        """Return what checkpoints contain of an optimizer besides its slots. Collective over the workers.
+        """Return the state of an optimizer that checkpoints contain besides its slots. Collective over the workers.
 
         Raises:
             JobError: The workers take the same steps with different options.
@@ -168,7 +168,8 @@ class ScriptOptimizers:
 class _Owner:
     """Holds the state of an optimizer of a Trainer; implements ``pytorch.live_optimizer.Owner``.
 
-    While the Trainer trains, all but ``drop_state`` are collective over the workers; before, they do nothing.
+    While the Trainer trains, all methods but ``drop_state`` are collective over the workers. Before training, the
+    methods for the state do nothing.
     """
 
     def __init__(self, trainer: ScriptRun, optimizers: ScriptOptimizers, index: int) -> None:
@@ -198,7 +199,7 @@ class _Owner:
         return self._optimizers.live[self._index]
 
     def _training(self, method: str) -> SteppedLoop | None:
-        """Return the loop while it trains, when all workers have called a method of the optimizer; None before."""
+        """Return the loop after all workers have called this method of the optimizer; None before training."""
         loop = self._trainer._loop
         if loop is None and self._trainer._epoch is not None:
             raise JobError(f"optimizer.{method} was called after training: call it in the loop, after step")

@@ -18,8 +18,8 @@ class ScriptRun(Collectives):
     size: int
     _rank: ScriptRank
     _config: RunConfig
-    _loop: SteppedLoop | None = None  # while it trains
-    _epoch: int | None = None  # that trains
+    _loop: SteppedLoop | None = None  # None before and after training
+    _epoch: int | None = None  # the present epoch
     _examples = _last = 0  # the number of examples in an epoch; the index of the last epoch
     _has_more = False  # whether this epoch has batches that the loop has not used
 

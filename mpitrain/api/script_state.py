@@ -28,7 +28,7 @@ class _OfDict:
     """The values of a dict as a ``HasState``.
 
     Args:
-        keys: Those of the values; None for all.
+        keys: The keys of the saved values; None for all.
     """
 
     def __init__(self, values: dict[str, Any], keys: Sequence[str] | None) -> None:
@@ -56,10 +56,10 @@ class ScriptState:
         self._parts: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {}
 
     def add(self, name: str, owner: Any, per_rank: bool, keys: Sequence[str] | None = None) -> None:
-        """Save the state of an object; of every worker's, or of the chief's.
+        """Save the state of an object: every worker's state, or the chief's.
 
         Raises:
-            JobError: It has no state, or the name is not valid.
+            JobError: The object has no state, or the name is not valid.
         """
         where = f"trainer.register({name!r}, ...)"
         if not isinstance(name, str) or not name or "/" in name:
@@ -81,7 +81,7 @@ class ScriptState:
         (self._of_ranks if per_rank else self._objects)[name] = owner
 
     def add_part(self, name: str, save: Callable[[], Any], load: Callable[[Any], None]) -> None:
-        """Save what ``save`` returns on the chief; ``load`` gets it on every worker."""
+        """Save the result of ``save`` on the chief; every worker passes it to ``load``."""
         self._parts[name] = save, load
 
     def extra_state(self) -> ExtraState:
@@ -106,7 +106,7 @@ class ScriptState:
         for name, owner in self._objects.items():
             self._load(name, owner, values_of(state, _OBJECT + name, _VERSION))
         for name, owner in self._of_ranks.items():
-            # Marks the value as used, although it belongs to another rank.
+            # Mark all values as used, also those that belong to other ranks.
             for rank in range(self._cluster.workers.size):
                 values_of(state, self._of_rank(name, rank), _VERSION)
             self._load(name, owner, values_of(state, self._of_rank(name, self._cluster.workers.rank), _VERSION))

@@ -44,7 +44,7 @@ class ScriptTraining(ScriptRun):
 
         Args:
             method: The name of the method that the script has called.
-            epochs, steps: How long to train; one of them.
+            epochs, steps: Number of epochs or steps to train; only one of the two is given.
         """
         rank, loader = self._rank, self._loader
         with rank.errors_end_the_run():
@@ -125,7 +125,7 @@ class ScriptTraining(ScriptRun):
         return TrainRequest(script_path(), {}, config, make, SteppedLoop, self._script)
 
     def _decided_overlap(self) -> bool | None:
-        """Return what the first step has decided, so that a run that resumes does not decide again."""
+        """Return the first step's decision about overlap, so that a resumed run does not decide again."""
         return self._overlap if self._loop is None else self._loop.overlaps
 
     def _load_overlap(self, overlap: bool | None) -> None:
@@ -138,10 +138,10 @@ class ScriptTraining(ScriptRun):
         return self._loader.split.order_name
 
     def _check_order(self, order: str) -> None:
-        """Check that a run resumes with the order of the examples that it had.
+        """Check that a resumed run has the same order of the examples as before.
 
         Raises:
-            CheckpointError: It has another one.
+            CheckpointError: The order is different.
         """
         if order != self._order():
             raise CheckpointError(

@@ -35,8 +35,8 @@ def train(job: JobSource, **options: Any) -> Run:
         options: The flags of ``mpitrain train``, such as ``mode="async", ps=1``, and the parameters of the function.
 
     Raises:
-        UserError: On a single rank without a launcher: something is not valid. Otherwise the error is printed, and all
-            ranks exit.
+        UserError: On a single rank without a launcher: an argument or the job is not valid. Otherwise the error is
+            printed, and all ranks exit.
     """
     rank = ScriptRank.of_process()
     with rank.errors_end_the_run():
@@ -55,12 +55,12 @@ def train(job: JobSource, **options: Any) -> Run:
 
 
 def script_path() -> Path:
-    """Return the path of the script that runs, or of a file that does not exist in an interactive session."""
+    """Return the path of the running script; in an interactive session, of a file that does not exist."""
     return Path(getattr(sys.modules["__main__"], "__file__", None) or "interactive.py")
 
 
 def _request(job: JobSource, options: dict[str, Any], on_command_line: dict[str, Any]) -> TrainRequest:
-    """Return the request for a job; those ``on_command_line`` come first."""
+    """Return the request for a job; the options ``on_command_line`` take precedence."""
     config = run_config({name: value for name, value in options.items() if name in FIELDS} | on_command_line)
     arguments = {name: value for name, value in options.items() if name not in FIELDS}
     path = script_path()
@@ -82,7 +82,7 @@ def _bound(function: Callable[..., Job], arguments: dict[str, Any]) -> dict[str,
     """Return the arguments of a job function, with its defaults.
 
     Raises:
-        ConfigError: They do not match its parameters.
+        ConfigError: The arguments do not match the function's parameters.
     """
     signature = inspect.signature(function)
     try:

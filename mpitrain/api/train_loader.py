@@ -62,13 +62,13 @@ class TrainLoader:
         """Check that the script has computed the gradient of the last batch.
 
         Raises:
-            JobError: It has not.
+            JobError: The script has not computed it.
         """
         if loop.is_pending:
             raise JobError("a batch was skipped: call trainer.backward for every batch of the loader")
 
     def _has_ended(self, loop: SteppedLoop) -> bool:
-        """Whether the epoch has no further step; then what follows in the loop comes before the next checkpoint."""
+        """Return whether the epoch has no further step; code after the loop then runs before the next checkpoint."""
         assert self._trainer._epoch is not None
         loop.finish_pending()
         return loop.synchronous and loop.data_cursor >= (self._trainer._epoch + 1) * len(self.split)

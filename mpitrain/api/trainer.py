@@ -1,4 +1,4 @@
-"""``Trainer``: averaging, parameter servers and checkpoints for a training loop of the user's own."""
+"""``Trainer``: averaging, parameter servers and checkpoints for the user's own training loop."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _UNSUPPORTED_OPTIONS = {  # with what to use instead
 
 
 class Trainer(ScriptTraining):
-    """Trains a PyTorch module in a loop of the user's own, on all ranks that run the script.
+    """Trains a PyTorch module in the user's own loop, on all ranks that run the script.
 
     ::
 
@@ -57,7 +57,7 @@ class Trainer(ScriptTraining):
                 trainer.backward(loss)
                 trainer.step()
 
-    Construction is collective over all ranks. With parameter servers, it does not return on their ranks: it serves
+    Construction is collective over all ranks. On ranks of parameter servers it does not return: it serves parameters
     until the workers have ended, and then exits the process, as TensorFlow's ``server.join()`` did.
 
     Flags before the script in ``mpitrain run FLAGS script.py`` replace ``mode`` and ``options``.
@@ -69,19 +69,19 @@ class Trainer(ScriptTraining):
 
     Args:
         model: Used unmodified. All ranks begin with the chief's parameters and buffers.
-        optimizer: Any of torch except LBFGS and SparseAdam, or one of ``mpitrain.optim``. Ranks share its work and its
-            state: those of ``torch.optim`` whose update of an element depends on no other element, by ranges of
-            elements; Adafactor, Muon, and classes with ``updates_tensors_separately = True`` by tensors; one rank
-            updates with other classes. All but the first kind need ``sync`` or ``local``, on CPUs. So do several
-            optimizers of torch, a list, each with its own parameters, whose work is divided by tensors; the arguments
-            of ``backward`` and ``step`` then select optimizers, and ``scheduler`` and ``clip_norm`` are None.
+        optimizer: Any optimizer of torch except LBFGS and SparseAdam, or one of ``mpitrain.optim``. Ranks divide its
+            work and state: by ranges of elements for optimizers of ``torch.optim`` whose update of an element depends
+            on no other element; by tensors for Adafactor, Muon, and classes with ``updates_tensors_separately = True``.
+            With other classes one rank updates. All but the first kind need ``sync`` or ``local``, on CPUs, as does a
+            list of several optimizers of torch, each with its own parameters. The work of a list is divided by tensors,
+            the arguments of ``backward`` and ``step`` select optimizers, and ``scheduler`` and ``clip_norm`` are None.
         scheduler: A learning-rate scheduler of the optimizer whose ``step`` the Trainer calls; None if there is none,
             or if the loop calls it.
         scheduler_interval: Whether the Trainer calls it after each epoch or after each step.
         clip_norm: Maximum Euclidean norm of the averaged gradient.
         overlap: Whether gradients are averaged and applied during the backward pass, so that the loop cannot use or
-            change them, and calls ``backward`` and ``step`` once for each batch. None if the first step decides: they
-            are unless it uses a gradient, or calls ``backward`` several times.
+            change them, and calls ``backward`` and ``step`` once for each batch. None lets the first step decide: not
+            if it uses a gradient, or calls ``backward`` several times.
         mode: How workers agree on the parameters.
         options: The flags of ``mpitrain train``, such as ``ps=1, run_dir="runs/first", save_secs=600``.
 
@@ -90,8 +90,8 @@ class Trainer(ScriptTraining):
         rank, size: Index of this worker, and the number of workers.
         chief: Whether this is the worker that prints and writes files.
         state: Values of the script by name, such as the best accuracy so far: numbers, strings, tensors, and lists,
-            tuples and dicts of these. Checkpoints contain the chief's; a run that resumes has them from the first epoch
-            or step on.
+            tuples and dicts of these. Checkpoints contain the chief's values; a resumed run has them from its first
+            epoch or step on.
 
     Raises:
         UserError: On a single rank without a launcher: an argument is not valid. Otherwise the error is printed, and
@@ -142,7 +142,7 @@ class Trainer(ScriptTraining):
 
     @property
     def step_count(self) -> int:
-        """Number of completed steps; over all workers in modes with servers."""
+        """Number of completed steps; in modes with servers, of all workers together."""
         return 0 if self._loop is None else self._loop.step
 
     @property
@@ -170,10 +170,10 @@ class Trainer(ScriptTraining):
         Schedulers of the optimizer need not be registered.
 
         Args:
-            name: Its name in checkpoints.
-            owner: Has ``state_dict``, which returns tensors, numbers, strings, and lists, tuples and dicts of these,
-                and ``load_state_dict``: an ``AveragedModel``, a ``GradScaler``, or a class of the script's own. Or it
-                is a dict of such values.
+            name: The object's name in checkpoints.
+            owner: An object with ``state_dict``, which returns tensors, numbers, strings, and lists, tuples and dicts
+                of these, and ``load_state_dict``: an ``AveragedModel``, a ``GradScaler``, or an object of the script's
+                own class. Or a dict of such values.
             per_rank: Whether each worker has its own state, which is dropped if the number of workers changes;
                 otherwise all workers get the chief's state.
             keys: The keys of the values of a dict that are saved; None for all. ``register("script", globals(),
@@ -207,11 +207,11 @@ class Trainer(ScriptTraining):
             dataset: A ``torch.utils.data.Dataset``, any object with ``__len__`` and ``__getitem__``, or a split of
                 ``mpitrain.data``.
             batch_size: Examples of this worker in one backward pass.
-            shuffle: Whether the examples are in another order in each epoch; else they are in the dataset's order.
-            order: The order of the examples, in place of the shuffled one; see ``Split.ordered``.
+            shuffle: Whether the examples are in a different order in each epoch; else they are in the dataset's order.
+            order: The order of the examples, in place of the shuffled order; see ``Split.ordered``.
             num_workers: Processes of each rank that load a dataset's examples ahead, kept for all epochs. The batches
-                are the same with any number. The flag ``--data-workers`` replaces it.
-            prefetch_factor: Batches that each of these processes loads ahead; ``--prefetch`` replaces it.
+                are the same with any number. The flag ``--data-workers`` replaces this argument.
+            prefetch_factor: Batches that each of these processes loads ahead; ``--prefetch`` replaces this argument.
             collate_fn: Makes a batch from a list of examples of a dataset; torch's ``default_collate`` by default.
             pin_memory: Whether batches are copied to a GPU asynchronously, from page-locked memory.
         """
@@ -236,8 +236,8 @@ class Trainer(ScriptTraining):
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the epochs to train, from 0, or from the epoch in which a resumed run has stopped, to ``count - 1``.
 
-        Training begins with the first and ends after the last one: the run then has saved a checkpoint. If a signal or
-        a time limit stops the run, it saves, and the script exits with status 75. Collective over the workers.
+        Training begins with the first epoch and ends after the last, when the run has saved a checkpoint. If a signal
+        or a time limit stops the run, it saves, and the script exits with status 75. Collective over the workers.
 
         To finish earlier, call ``stop``; do not leave the loop with ``break``.
         """
@@ -255,9 +255,9 @@ class Trainer(ScriptTraining):
         self._close()
 
     def steps(self, count: int) -> Iterator[int]:
-        """Yield the steps to train, from 0, or from that at which a resumed run has stopped, to ``count - 1``.
+        """Yield the steps to train, from 0, or from the step at which a resumed run has stopped, to ``count - 1``.
 
-        In place of a loader and ``epochs``, for loops that make their own data. At each step the random generators of
+        This replaces a loader and ``epochs`` in loops that make their own data. At each step the random generators of
         torch, NumPy and Python are seeded by the run's seed, the rank and the step, so that a resumed run equals one
         that was not interrupted. Otherwise like ``epochs``.
         """
@@ -280,10 +280,10 @@ class Trainer(ScriptTraining):
         self._close()
 
     def batches(self, count: int) -> Iterator[tuple[int, Any]]:
-        """Yield steps and batches of the loader, from 0, or from that at which a resumed run has stopped, to
+        """Yield steps and batches of the loader, from step 0, or from the step at which a resumed run has stopped, to
         ``count - 1``.
 
-        In place of ``epochs`` and a loop over the loader, for training that is counted in steps; with servers, in
+        This replaces ``epochs`` and a loop over the loader in training that is counted in steps; with servers, in
         steps of all workers. Otherwise like ``epochs``.
         """
         loop, self._epoch = self._open("batches", steps=count), 0
@@ -297,11 +297,12 @@ class Trainer(ScriptTraining):
     def backward(self, loss: Tensor, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Compute the gradient of the loss, in place of ``loss.backward()``.
 
-        It begins at zero after ``step``, with or without ``optimizer.zero_grad()``; calls before ``step`` add up.
+        The gradient begins at zero after ``step``, with or without ``optimizer.zero_grad()``; the gradients of several
+        calls before ``step`` are added.
 
         Args:
             loss: The mean over the batch.
-            optimizer: With several optimizers, the one whose parameters alone get the gradient; None for all.
+            optimizer: With several optimizers, the optimizer whose parameters get a gradient; None for all.
         """
         loop, chosen = self._require_loop(), self._optimizers.chosen(optimizer, "backward")
         self._optimizers.begin_backward(loop, chosen)
@@ -312,7 +313,7 @@ class Trainer(ScriptTraining):
         steps.
 
         Args:
-            optimizer: With several optimizers, the one that updates; None for all that have a gradient.
+            optimizer: With several optimizers, the optimizer that updates; None for all that have a gradient.
         """
         self._optimizers.update(self._require_loop(), self._optimizers.chosen(optimizer, "step"))
 
@@ -320,8 +321,8 @@ class Trainer(ScriptTraining):
         """Change parameters in another way than by an optimizer: by a function that changes them in place.
 
         The ranks of a node share the parameters, so the function is called on one rank of each node; it must compute
-        the same everywhere. It may use gradients, which begin at zero after it, as after ``step``. In ``sync`` and
-        ``local`` on CPUs. Collective over the workers.
+        the same everywhere. It may use gradients; afterwards they begin at zero, as after ``step``. Only in ``sync``
+        and ``local`` on CPUs. Collective over the workers.
         """
         with self._rank.errors_end_the_run():
             self._require_loop().change_params(change, partial(self._wait_for_workers, "trainer.change_parameters"))
@@ -331,7 +332,7 @@ class Trainer(ScriptTraining):
         ``sync`` and ``local``, and after training.
 
         The workers divide the batches of the loader. A metric gets the outputs and labels of all examples, so its
-        value does not depend on the number of workers. The chief has them all in memory. Call it after ``step``, or
+        value does not depend on the number of workers; the chief has all of them in memory. Call it after ``step``, or
         after an epoch, unless ``is_stopping``; values that are measured while the run trains are recorded and printed.
 
         In ``local`` the chief's parameters are measured. In modes with servers, where workers are at different places
@@ -351,9 +352,9 @@ class Trainer(ScriptTraining):
             return evaluate(self, loader, metrics)
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Record numbers at the present step: in ``metrics.jsonl``, and where the run's other numbers are. Local.
+        """Record numbers at the present step, in ``metrics.jsonl`` and with the run's other numbers. Local.
 
-        The chief's are recorded; other workers may call it, too.
+        Only the chief's numbers are recorded; other workers may call it, too.
 
         Args:
             values: Numbers, or tensors without dimensions, by name.
@@ -371,7 +372,7 @@ class Trainer(ScriptTraining):
     def stop(self, reason: str = "requested by the script") -> None:
         """Finish training early: all workers stop after the step that they have begun, or after the next one. Local.
 
-        One rank is enough.
+        It is enough if one rank calls it.
         """
         self._require_loop().stop(reason)
 

@@ -48,9 +48,9 @@ class Tuning:
     """The result of ``tune``.
 
     Attributes:
-        probe: What was measured first.
+        probe: The measurements before the first run.
         candidates: All configurations, the best prediction first.
-        measured: Those that were run; the first one is the user's.
+        measured: The configurations that were run; the first one is the user's.
     """
 
     probe: Probe
@@ -67,7 +67,7 @@ def measure(options: LaunchOptions, job: JobRequest, output: Path) -> int:
     """Start the ranks that measure a job and write a file; return the exit status.
 
     Raises:
-        LaunchError, ConfigError: They cannot be started as requested.
+        LaunchError, ConfigError: The ranks cannot be started as requested.
     """
     workload = ProbeWorkload(job, output.absolute())
     with tempfile.TemporaryDirectory(prefix="mpitrain-probe-") as folder:
@@ -83,8 +83,8 @@ def tune(
 
     Args:
         job: The user's configuration.
-        changes: What may change; see ``candidates.CHANGES``.
-        seconds: Time of one run, without its start.
+        changes: The kinds of options that may change; see ``candidates.CHANGES``.
+        seconds: Duration of one run in seconds, without its start.
         say: Called with a description of the next action.
 
     Raises:
@@ -107,7 +107,7 @@ def tune(
         for number, (index, candidate) in enumerate(_ROUNDS * [*enumerate(chosen)]):
             now = time.monotonic()
             if number == len(chosen) and now - began + (now - round_began) > _LIMIT_S:
-                break  # in all rounds that begin, all configurations are measured
+                break  # a round begins only if there is time to measure all configurations
             if (number and now - began > _LIMIT_S) or rates.get(index) == 0:
                 continue
             say(f"measuring {' '.join(flags_of(candidate)) or 'the given configuration'}")
@@ -129,9 +129,9 @@ def flags_of(candidate: Candidate) -> list[str]:
 
 
 def _to_measure(possible: list[Candidate]) -> list[Candidate]:
-    """Return the user's configuration, and the best of those that are predicted to be faster.
+    """Return the user's configuration, and the best configurations that are predicted to be faster.
 
-    Of those that differ only in the size of buckets and have the same prediction, only the one with the fewest options.
+    Of configurations with equal predictions that differ only in the size of buckets, only that with the fewest options.
     """
     own = next(candidate for candidate in possible if not candidate.options)
     distinct: list[Candidate] = []

@@ -44,7 +44,7 @@ class Collectives:
 
     @property
     def _first_ranks(self) -> MPI.Intracomm:
-        """The first ranks of all nodes; called by these only."""
+        """The first ranks of all nodes; only these ranks may read this."""
         assert self._internode is not None
         return self._internode
 
@@ -56,11 +56,11 @@ class Collectives:
     def _node_all_reduce(
         self, flats: Sequence[Tensor], reduction: Reduction, receives: bool = True, is_staged: bool = False
     ) -> Steps:
-        """Reduce ``flats`` in place over the node's ranks, as if they were one; only where ``receives`` if not all do.
+        """Reduce ``flats``, as if they were one tensor, over the node's ranks, in place on ranks where ``receives``.
 
         Args:
             flats: Tensors of one type, each of shape (n,), with at least one element in all.
-            is_staged: The first block has been written and published.
+            is_staged: Whether the first block has been written and published.
         """
         if self._alone:
             return
@@ -219,7 +219,7 @@ class Collectives:
         yield from self._collect(outputs, flat, is_sender=True)
 
     def _collect(self, outputs: Sequence[Tensor], flat: Tensor, is_sender: bool) -> Steps:
-        """Copy the ``flat`` of the node's senders to ``outputs``; empty on ranks that receive nothing."""
+        """Copy the ``flat`` of the node's senders to ``outputs``, which is empty on ranks that receive nothing."""
         staging, block = self._staging, self._block(flat)
         if outputs and outputs[self._rank].data_ptr() != flat.data_ptr():
             outputs[self._rank].copy_(flat)
@@ -303,10 +303,10 @@ class Collectives:
         """Copy ``inputs[j]`` of each rank i to ``outputs[i]`` of rank j.
 
         Args:
-            equal: All tensors on all ranks have the same size. Otherwise the ranks compare the sizes first.
+            equal: Whether all tensors on all ranks have the same size; otherwise the ranks compare the sizes first.
 
         Raises:
-            ValueError: A rank sends another number of elements than this one expects.
+            ValueError: A rank sends another number of elements than this rank expects.
         """
         longest = outputs[0].numel()
         if not equal:
@@ -373,7 +373,7 @@ class Collectives:
 
 
 def _blocks(flats: Sequence[Tensor], block: int) -> Iterator[list[Tensor]]:
-    """Yield the elements of tensors in blocks of ``block`` elements, each as the parts of the tensors in it."""
+    """Yield the elements of tensors in blocks of ``block`` elements; a block is a list of parts of tensors."""
     pieces: list[Tensor] = []
     room = block
     for flat in flats:

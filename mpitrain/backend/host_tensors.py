@@ -36,14 +36,14 @@ def to_host(tensor: Tensor, reads: bool = True) -> Tensor:
 
 
 def copy_back(tensor: Tensor, flat: Tensor) -> None:
-    """Copy ``flat``, shape (n,), to ``tensor`` if it is not a view of it."""
+    """Copy ``flat``, shape (n,), to ``tensor`` unless ``flat`` is a view of ``tensor``."""
     if flat.data_ptr() != tensor.data_ptr():
         tensor.detach().copy_(flat.view(tensor.shape))
 
 
 @contextmanager
 def on_host(tensor: Tensor, reads: bool = True, writes: bool = True) -> Iterator[Tensor]:
-    """Give a tensor's elements as a contiguous CPU tensor; copy them back if it is not a view of the tensor."""
+    """Yield a tensor's elements as a contiguous CPU tensor; then copy them back, unless that is a view."""
     flat = to_host(tensor, reads)
     yield flat
     if writes:
@@ -52,7 +52,7 @@ def on_host(tensor: Tensor, reads: bool = True, writes: bool = True) -> Iterator
 
 @contextmanager
 def all_on_host(tensors: Sequence[Tensor], reads: bool = True, writes: bool = True) -> Iterator[list[Tensor]]:
-    """As ``on_host``, of several tensors."""
+    """Do the same as ``on_host`` for several tensors."""
     flats = [to_host(tensor, reads) for tensor in tensors]
     yield flats
     if writes:
@@ -84,7 +84,7 @@ def check_parts(wholes: list[Tensor], parts: list[Tensor], ranks: int, what: str
     """Check that each of ``wholes`` has as many elements as its part on all ranks, and the same type.
 
     Raises:
-        ValueError: One does not; ``what`` names it.
+        ValueError: A tensor does not; ``what`` is its name in the message.
     """
     for whole, part in zip(wholes, parts, strict=True):
         if whole.numel() != part.numel() * ranks:

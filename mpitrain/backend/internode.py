@@ -48,7 +48,7 @@ def reduce_chunk(chunk: Tensor, reduction: Reduction, internode: MPI.Intracomm) 
 
 
 def _reduce_over_two_nodes(chunk: Tensor, reduction: Reduction, internode: MPI.Intracomm) -> Steps:
-    """As ``reduce_chunk``; each block is reduced while the next one is under way."""
+    """Do the same as ``reduce_chunk``; each block is reduced while the next block is transferred."""
     other = 1 - internode.rank
     parts = chunk.split(max(1, _BLOCK_BYTES // chunk.element_size()))
     buffers = [torch.empty_like(part) for part in parts[:2]]

@@ -84,7 +84,7 @@ def start_with_threads(user: str) -> MPI.Intracomm:
         user: The user of the threads, for the error message.
 
     Raises:
-        LaunchError: MPI was not started by a launcher of its library, or with a lower thread level.
+        LaunchError: MPI was not started by a launcher of its library, or was started with a lower thread level.
     """
     world = start()
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
@@ -101,7 +101,7 @@ def join(store: Any, rank: int, size: int, name: str, timeout: timedelta, shared
 
     Args:
         store: Of this group; the ranks exchange their numbers in MPI's world through it.
-        rank, size: In the group.
+        rank, size: This rank's number in the group, and the number of its ranks.
         shared_bytes: Bytes of shared memory per rank that the group will use on a node.
 
     Raises:

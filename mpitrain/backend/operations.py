@@ -1,6 +1,6 @@
 """Operations of a process group, and the queue that performs them in order.
 
-A thread that needs an operation's result performs it itself, with all those before it. An operation is left to the
+A thread that needs an operation's result performs it itself, after all earlier operations. An operation is left to the
 queue's thread only if no thread waits for it yet, and the other ranks have not joined it: handing an operation over
 takes longer than a small one, and on a node without spare cores the thread delays the computation that it overlaps.
 """
@@ -35,7 +35,7 @@ class Operation(TensorWork):
         number: Its sequence number in its group; set when it starts.
         submitted: The time at which it was submitted, on the clock of ``perf_counter``.
         timeout_s: Seconds after which it times out.
-        condition: What it waits for; None if it has not started.
+        condition: The condition that it waits for; None if it has not started.
     """
 
     def __init__(self, queue: OperationQueue, text: str, outputs: list[Tensor]) -> None:
@@ -92,10 +92,10 @@ class OperationQueue:
 
     Args:
         name: The name of the thread, which starts when it is needed.
-        timeout_s: Of each operation.
+        timeout_s: Timeout of each operation in seconds.
         start: Called with an operation when its turn comes.
         wait: Waits for a condition of an operation; raises an exception if the operation fails.
-        poll: Returns whether a condition is met, or is within microseconds.
+        poll: Returns whether a condition is met, now or within microseconds.
         end_process: Ends all ranks, after printing an error.
 
     Attributes:

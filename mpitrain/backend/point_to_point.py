@@ -26,7 +26,7 @@ class Message(TensorWork):
         text: Describes the message in errors.
         requests: Of MPI.
         buffer: The buffer that MPI sends or receives; it must live until the message is complete.
-        nbytes: The size that a received message must have; None for one that is sent.
+        nbytes: The size in bytes that a received message must have; None for a message that is sent.
         outputs: The tensors.
         completed: Called once after the message is complete, such as to copy it to its tensor.
         has_ended: Returns whether the other rank's process has ended.
@@ -56,7 +56,7 @@ class Message(TensorWork):
         """Return when the message is complete.
 
         Raises:
-            CollectiveFailed: It timed out, has the wrong size, or the other rank has ended.
+            CollectiveFailed: The message timed out or has the wrong size, or the other rank has ended.
         """
         if timeout is not None and timeout > timedelta(0):
             self._deadline = perf_counter() + timeout.total_seconds()

@@ -99,7 +99,7 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         return self._count
 
     def shutdown(self) -> None:
-        """Free the group. Without the other ranks its memory is freed when the process ends."""
+        """Free the group. If other ranks do not, its memory is freed when the process ends."""
         if self._left:
             return
         self._left = True
@@ -129,7 +129,7 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
     # Performing operations.
 
     def _number(self, operation: Operation) -> None:
-        """Give an operation that starts its sequence number."""
+        """Assign a sequence number to an operation that starts."""
         if not self._count:
             self._check_devices()
         operation.number = self._count
@@ -160,7 +160,7 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         """Return the root of an operation.
 
         Raises:
-            ValueError: It is not a rank of the group.
+            ValueError: The root is not a rank of the group.
         """
         root = 0 if options is None else int(options.rootRank)
         if not 0 <= root < self.size():
@@ -171,7 +171,7 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         """Refuse groups with several backends: PyTorch lets a process group in Python replace them all.
 
         Raises:
-            ValueError: Such as for "cpu:mpitrain,cuda:nccl".
+            ValueError: The group has several backends, such as for "cpu:mpitrain,cuda:nccl".
         """
         config = dist.distributed_c10d._world.pg_backend_config.get(self, "")
         others = {entry.rpartition(":")[2] for entry in str(config).split(",")} - {"mpitrain", ""}

@@ -48,7 +48,7 @@ class Reduction:
             self.combine(out, part, out=out)
 
     def finish(self, out: Tensor, size: int) -> None:
-        """If the result is a mean, divide the sum by ``size``, the number of ranks; integers round to zero. Local."""
+        """If the result is a mean, divide the sum by ``size``, the number of ranks; truncate integers. Local."""
         if not self.is_mean:
             return
         if out.is_floating_point() or out.is_complex():
@@ -59,7 +59,7 @@ class Reduction:
             out.div_(size, rounding_mode="trunc")
 
 
-# Types for which PyTorch has no arithmetic on CPUs; NumPy has.
+# Types for which NumPy has arithmetic on CPUs, but PyTorch has none.
 _BY_NUMPY = {getattr(torch, name) for name in ("uint16", "uint32", "uint64")}
 _NUMPY = {
     torch.add: np.add,

@@ -16,7 +16,7 @@ def all_reduce(collectives: Collectives, tensor: Tensor, reduction: Reduction, s
     Every rank gathers the indices and values of all ranks, and adds them in the order of the ranks.
 
     Args:
-        tensor: Any number of non-zero elements; they may differ between ranks, and so may their number.
+        tensor: The sparse tensor; ranks may have different non-zero elements, and different numbers of them.
         size: Number of ranks.
     """
     own = tensor.detach().coalesce()

@@ -101,7 +101,7 @@ class Staging:
         self._own[operation & 1] = signature
 
     def disagrees(self, operation: int) -> bool:
-        """Return whether the ranks have signed different operations; call after waiting for a phase of it."""
+        """Return whether the ranks have signed different operations; call after waiting for a phase of an operation."""
         return _disagrees(self._words, self.size, operation & 1)  # type: ignore[no-any-return]
 
     def describe(self, operation: int, text: str) -> None:

@@ -63,7 +63,7 @@ class Waiting:
             self._check_headers()
 
     def poll(self, condition: Condition) -> bool:
-        """Return whether a condition is met, or is within 0.2 ms."""
+        """Return whether a condition is met, now or within 0.2 ms."""
         if not isinstance(condition, int):
             return bool(condition.Test())
         barrier = self._staging.barrier
@@ -126,7 +126,7 @@ class Waiting:
         )
 
     def _arrived_elsewhere(self, operation: Operation) -> set[int]:
-        """Return the ranks that have timed out in this operation, and so had joined it; the store records them."""
+        """Return the ranks that have timed out in this operation, as the store records; they had joined it."""
         keys = [f"late/{operation.number}/{rank}" for rank in range(self._members.size)]
         self._store.set(keys[self._members.rank], "")
         time.sleep(_LATE_S)

@@ -1,1 +1,1 @@
-"""Batch systems: what distinguishes Slurm, PBS, LSF and Flux, one module for each."""
+"""Batch systems: the differences between Slurm, PBS, LSF and Flux, with one module for each."""

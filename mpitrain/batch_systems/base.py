@@ -180,7 +180,7 @@ class BatchSystem(ABC):
         return job_id
 
     def states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
-        """Return the states of jobs; without those that the batch system does not report here."""
+        """Return the states of jobs; jobs that the batch system does not report here are left out."""
         return {}
 
     def end_time(self, environ: Mapping[str, str]) -> float | None:

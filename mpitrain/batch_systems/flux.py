@@ -129,7 +129,7 @@ def _quoted(value: str, option: str) -> str:
     """Quote a value for a directive, which Flux splits into words as a shell does.
 
     Raises:
-        ConfigError: It contains a line break, another control character, or three double quotes.
+        ConfigError: The value contains a line break, another control character, or three double quotes.
     """
     if _UNQUOTABLE.search(value):
         raise ConfigError(f"{option} {value!r}: a directive for Flux must be one line without three double quotes")

@@ -151,7 +151,7 @@ def seconds_of(duration: str) -> int:
     """Convert a Slurm duration (``M``, ``M:S``, ``H:M:S``, ``D-H``, ``D-H:M`` or ``D-H:M:S``) to seconds.
 
     Raises:
-        ConfigError: It is not a duration, or zero.
+        ConfigError: The text is not a duration, or the duration is zero.
     """
     match = _DURATION.fullmatch(duration)
     seconds = sum(int(n) * _SECONDS[unit] for unit, n in match.groupdict().items() if n) if match else 0

@@ -77,7 +77,7 @@ class Slurm(BatchSystem):
             return f"{shell([batch.python, '-m', 'mpitrain', 'run'])} {RUN_DIR} {shell(batch.arguments)}"
         # srun ends all ranks 60 s after the first has exited: long enough for the others to finish writing their logs,
         # and a rank that died does not keep the allocation.
-        # A program's ranks may end at any time; one that fails ends the others.
+        # A program's ranks may end at any time; a rank that fails ends the others.
         ends = [f"--wait={_STEP_ENDS_S}"] if batch.keeps_checkpoints else ["--wait=0", "--kill-on-bad-exit=1"]
         words = ["srun", f"--mpi={batch.mpi}", *ends]
         rank = [batch.python, "-m", "mpitrain", batch.rank_command]

@@ -1,8 +1,8 @@
 """Named arrays and attributes as an HDF5 file, with the array values written and read outside the HDF5 library.
 
-The library creates only the structure of the file, and that in memory: it never opens the file itself. A full disk or a
-damaged file therefore cannot cause errors inside the library, no file locks are needed, and values are transferred
-between memory and disk at full speed.
+The library creates only the structure of the file, in memory; it never opens the file itself. A full disk or a damaged
+file therefore cannot cause errors inside the library, no file locks are needed, and values are transferred between
+memory and disk at full speed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .structure import Attributes, Dataset, Structure
 Compression = Literal["none", "gzip"]
 Places = Mapping[str, tuple[int, int]]
 
-_PIECE = 1 << 19  # bytes per chunk; digested, then copied from the L2 cache
+_PIECE = 1 << 19  # bytes per chunk; small enough to stay in the L2 cache between the digest and the copy
 
 
 def write_container(
@@ -64,7 +64,7 @@ class Frame:
     """The structure of an HDF5 file, in memory: everything except uncompressed values.
 
     Attributes:
-        memory: The file, with holes in place of those values and the first block.
+        memory: The file, with holes in place of uncompressed values and of the first block.
         block: Size of the first block in bytes; it is reserved for the manifest.
         size: Size of the file in bytes.
         places: First and last (exclusive) byte of the values, by the dataset's name.
@@ -78,7 +78,7 @@ class Frame:
     structure: Mapping[str, Any] | None
 
     def rest(self) -> Iterator[tuple[int, Array]]:
-        """Yield offset and bytes, (n,) uint8, of all chunks after the first block that are not values, in order."""
+        """Yield offset and bytes, shape (n,) uint8, of each chunk after the first block without values, in order."""
         for start, stop in gaps(self.places.values(), self.block, self.size):
             at = start
             for chunk in read_chunks(self.memory.fileno(), start, stop):
@@ -86,7 +86,7 @@ class Frame:
                 at += len(chunk)
 
     def manifest(self, rest: str, ranges: Mapping[str, list[Range]]) -> Manifest:
-        """Return the manifest, given the digests of everything else and of the values."""
+        """Return the manifest, given the digests of the values, ``ranges``, and of everything else, ``rest``."""
         return Manifest(self.block, self.size, rest, ranges, self.structure)
 
 
@@ -98,12 +98,12 @@ def make_frame(
     compression: Compression = "none",
     virtual: dict[str, Dataset] | None = None,
 ) -> Frame:
-    """Create a file like ``write_container``, but without the arrays' values.
+    """Create the file that ``write_container`` writes, but in memory and without uncompressed values.
 
     Args:
         memory: An empty file; the caller closes it.
         arrays, attributes, compression, virtual: As for ``write_container``.
-        ranges: The array's name for each byte range that gets its own digest.
+        ranges: For each byte range that gets its own digest, the name of its array.
     """
     virtual = virtual or {}
     structure = Structure.of(arrays, attributes, virtual).to_json() if compression == "none" else None
@@ -126,7 +126,7 @@ def _make(
     compression: Compression,
     virtual: dict[str, Dataset],
 ) -> Places:
-    """Create the file without uncompressed values; return the places of these."""
+    """Create the file without uncompressed values; return the byte ranges reserved for these values."""
     plain: dict[str, h5py.h5d.DatasetID] = {}
     with h5py.File(memory, "w", libver=("earliest", "v110"), userblock_size=block) as file:
         for name, array in arrays.items():
@@ -182,7 +182,7 @@ def _store(file: h5py.File, name: str, array: Array) -> None:
     if array.size and array.shape:
         file.create_dataset(name, data=array, compression="gzip", compression_opts=1, shuffle=True)
     else:
-        file[name] = array  # HDF5 cannot split it into chunks
+        file[name] = array  # scalars and empty arrays cannot be split into chunks
 
 
 def _size(memory: FileIO) -> int:

@@ -12,7 +12,7 @@ from .summary import printable
 
 
 def differences(a: Checkpoint, b: Checkpoint) -> Iterator[str]:
-    """Yield a line for each attribute and dataset that differs in any bit; when and where they were saved is ignored.
+    """Yield a line for each attribute and dataset that differs in any bit, except ``saved_at`` and ``run_dir``.
 
     Raises:
         DamagedCheckpoint: A checkpoint's values are damaged.

@@ -79,7 +79,7 @@ def best(folder: Path) -> BestCheckpoint | None:
 
 
 def record_best(folder: Path, new: BestCheckpoint) -> None:
-    """Record that a checkpoint is the best one; remove the former one if it exists only for being the best.
+    """Record that a checkpoint is the best; remove the previous best checkpoint if it was kept only for that reason.
 
     Raises:
         OSError: A file cannot be written or removed.
@@ -93,7 +93,7 @@ def record_best(folder: Path, new: BestCheckpoint) -> None:
 
 
 def _best_in(folder: Path) -> Path:
-    """Return the best checkpoint of a run directory, or of its ``checkpoints``.
+    """Return the best checkpoint of a run directory or of a directory of checkpoints.
 
     Raises:
         CheckpointError: There is none.
@@ -112,7 +112,7 @@ def _remove(path: Path) -> None:
 
 
 def verify(path: Path) -> None:
-    """Read and verify all of a checkpoint.
+    """Read and verify all data of a checkpoint.
 
     Raises:
         DamagedCheckpoint: It is damaged.
@@ -122,7 +122,7 @@ def verify(path: Path) -> None:
 
 
 def first_intact(paths: Iterable[Path], read: Callable[[Path], T]) -> tuple[tuple[Path, T] | None, list[str]]:
-    """Return the first undamaged checkpoint with the result of ``read``, or None; and why earlier ones were skipped.
+    """Return the first undamaged checkpoint and its result of ``read``, or None; and the errors of skipped checkpoints.
 
     Args:
         paths: Checkpoints, in order of preference.

@@ -1,4 +1,4 @@
-"""Write files durably and atomically: a file is completely on disk under its name, or unchanged."""
+"""Write files durably and atomically: a file has either its old content or all of its new content."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class DiskWriter:
                 self._start_writing(_STAGE_BYTES)
 
     def write_front(self, data: Array) -> None:
-        """Overwrite the first bytes of the file, shape (n * 4096,) uint8, after all others have been appended.
+        """Overwrite the first bytes of the file with ``data``, shape (n * 4096,) uint8, after all bytes were appended.
 
         Raises:
             OSError: These or earlier bytes cannot be written.
@@ -65,7 +65,7 @@ class DiskWriter:
         """Write everything to disk durably.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: The data cannot be written.
         """
         self._flush()
         os.ftruncate(self._descriptor, self._size)

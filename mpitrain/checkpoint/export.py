@@ -31,7 +31,7 @@ def export(checkpoint: Checkpoint, path: Path, to: str, dtype: str | None = None
         checkpoint: The checkpoint to export.
         path: The output file.
         to: One of ``FORMATS``.
-        dtype: One of ``TYPES``, or None for the checkpoint's own. Values are rounded to nearest, ties to even.
+        dtype: One of ``TYPES``, or None for the checkpoint's dtypes. Values are rounded to nearest, ties to even.
         averages: Whether to write the moving averages.
 
     Raises:
@@ -79,7 +79,7 @@ def _convert(checkpoint: Checkpoint, name: str, dtype: str | None) -> Array:
     wanted = _library("ml_dtypes", "pass another --dtype").bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
     with np.errstate(over="ignore"):
         converted: Array = values.astype(wanted)
-    # An overflow to infinity would turn the model's outputs into NaN, and be noticed long after the export.
+    # An overflow to infinity would turn the model's outputs into NaN, and would be noticed only long after the export.
     lost = np.isfinite(values) & ~np.isfinite(converted.astype(np.float64))
     if lost.any():
         largest = np.abs(values[lost]).max()

@@ -1,6 +1,7 @@
 """The manifest: a block of text at the start of a checkpoint, used to verify the file before it is interpreted.
 
-HDF5 reserves the first bytes of a file, the *user block*, for applications. Here it is text (``head -c 4096``)::
+HDF5 reserves the first bytes of a file, the *user block*, for applications. In a checkpoint it is text, which
+``head -c 4096`` shows::
 
     mpitrain checkpoint 2
     xxh3-128:<of the rest of the block> <bytes of the block>
@@ -9,11 +10,12 @@ HDF5 reserves the first bytes of a file, the *user block*, for applications. Her
                    "datasets": {NAME: {"dtype": "float32", "shape": [784, 256]}, ...}}}
 
 ``arrays`` contains the byte ranges of the datasets' values with their digests. ``rest`` is the digest of all other
-bytes after the block: names, shapes, attributes and compressed values. Together they cover every byte of the file. If
-several nodes wrote an array's values, it has a list of consecutive ranges.
+bytes after the block: names, shapes, attributes and compressed values. Together with the digest of the block, these
+digests cover every byte of the file. An array that several nodes have written has a list of consecutive ranges.
 
-``structure`` is everything else that a reader needs. Datasets of a sharded checkpoint also have the rows in each file,
-``"rows": [[FILE, first, last (exclusive)], ...]``. Files of earlier versions and compressed ones have no ``structure``.
+``structure`` contains everything else that a reader needs. Datasets of a sharded checkpoint also have the rows in each
+file, ``"rows": [[FILE, first, last (exclusive)], ...]``. Files of earlier versions and compressed files have no
+``structure``.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from .digest import LENGTH, Digest, is_digest
 _MAGIC = b"mpitrain checkpoint 2\n"
 _DIGITS = 12
 _MAX_BLOCK = 1 << 28  # a million ranges
-# Lists and objects need up to 200 bytes of memory each. Texts may contain many brackets, such as the state of hooks.
+# Lists and objects need up to 200 bytes of memory each. Texts, such as the state of hooks, may contain many brackets.
 _ALWAYS_BRACKETS, _BYTES_PER_BRACKET = 1 << 18, 16
 HEAD = len(_MAGIC) + LENGTH + 1 + _DIGITS + 1  # bytes of the first two lines
 
@@ -86,7 +88,7 @@ class Manifest:
         try:
             text = block.rstrip(b"\0")[HEAD:]
             if text.count(b"[") + text.count(b"{") > max(_ALWAYS_BRACKETS, len(text) // _BYTES_PER_BRACKET):
-                raise ValueError("not ranges: as objects they would need many times the memory of the text")
+                raise ValueError("too many brackets: parsed objects would need many times the memory of the text")
             content = json.loads(text)
             size, rest = content["bytes"], content["rest"]
             arrays = {name: _ranges(values) for name, values in content["arrays"].items()}
@@ -140,7 +142,7 @@ def _ranges(values: list[Any]) -> list[Range]:
     """Parse the ranges of an array.
 
     Raises:
-        ValueError: They are not consecutive, or not ranges; or TypeError, IndexError.
+        ValueError, TypeError, IndexError: The values are not ranges, or the ranges are not consecutive.
     """
     ranges = [Range(*part) for part in (values if isinstance(values[0], list) else [values])]
     for part in ranges:

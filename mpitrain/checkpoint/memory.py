@@ -36,7 +36,7 @@ from .directory import path_for
 from .snapshot import Snapshot
 from .state import write
 
-_HEAD = struct.Struct("<16s5Q")  # the identifier, is_complete, step, and of the description: offset, length, CRC-32
+_HEAD = struct.Struct("<16s5Q")  # identifier, is_complete, step; offset, length and CRC-32 of the description
 _MAGIC = b"mpitrain state 1"
 _FILES = ("0", "1")
 _VECTORS = ""  # key of the vectors, in place of a namespace
@@ -57,13 +57,13 @@ class StateInMemory(NamedTuple):
 
 
 def state_key(layout: Layout, vectors: Iterable[str], dtype: Any, seed: int) -> str:
-    """Return a text that differs between two runs if one cannot continue from the other's state."""
+    """Return a text that differs between two runs if neither can continue from the other run's state."""
     facts = repr((sorted(vectors), np.dtype(dtype).str, seed)).encode()
     return hashlib.blake2b(layout.digests().tobytes() + facts, digest_size=16).hexdigest()
 
 
 class StateWriter:
-    """Keeps the newest state of a run on this host. Local; one rank of a host has one.
+    """Keeps the newest state of a run on this host. Local; one rank per host has a writer.
 
     Args:
         run_dir: The absolute path of the run directory.
@@ -79,7 +79,7 @@ class StateWriter:
         self._files: dict[int, _File] = {}
 
     def write(self, snapshot: Snapshot) -> None:
-        """Copy a state into memory, in place of the older one of the two that are there.
+        """Copy a state into memory; it replaces the older of the two states there.
 
         Raises:
             OSError: There is no room for it.
@@ -108,7 +108,7 @@ class StateWriter:
         """Return the next file, in the first folder that has room.
 
         Raises:
-            OSError: None has.
+            OSError: No folder has room.
         """
         error = OSError()
         for folder in state_folder.folders(self._run_dir):
@@ -143,7 +143,7 @@ def states(run_dir: str, key: str | None = None) -> list[StateInMemory]:
 
 
 def newest_state(run_dir: str) -> StateInMemory | None:
-    """Return the complete state of the highest step on this host, or None."""
+    """Return a run's complete state of the highest step on this host, or None."""
     return next(iter(states(run_dir)), None)
 
 
@@ -182,7 +182,7 @@ def save_as_checkpoint(state: StateInMemory, folder: Path) -> Path:
 
 
 def _open_state(path: Path) -> tuple[Snapshot, dict[str, Any]]:
-    """Return a complete state, whose vectors are in its file, and its description.
+    """Return a complete state and its description; the state's vectors are views of the file.
 
     Raises:
         OSError, ValueError: The state is not there any more.
@@ -216,7 +216,7 @@ class _File:
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
             os.pwrite(descriptor, bytes(_HEAD.size), 0)
-            # Otherwise the first store to a page without room would raise SIGBUS.
+            # Without this reservation, the first store to a page without room would raise SIGBUS.
             os.posix_fallocate(descriptor, 0, nbytes)
             self._mapped = mmap.mmap(descriptor, nbytes)
             self._memory = np.frombuffer(self._mapped, np.uint8)
@@ -269,5 +269,5 @@ def _read_facts(path: Path) -> tuple[int, dict[str, Any]]:
 
 
 def _pages(array: Array) -> int:
-    """Return the bytes of the pages that an array takes."""
+    """Return the size of an array in bytes, rounded up to whole pages."""
     return -(-array.nbytes // PAGE) * PAGE

@@ -30,7 +30,7 @@ from .validation import check, check_shards
 _CHUNK = 1 << 23  # size of a read; with smaller reads the kernel reads ahead less
 _VERIFY_CHUNK = 1 << 21  # values that are read twice stay in the cache
 _FINITE_CHUNK = 1 << 20  # fits into the L2 cache; smaller chunks cost more than they save
-# Larger files must have 1 byte on disk for 64 bytes of length: reading the holes of a sparse file would take hours.
+# Files larger than this need 1 byte on disk per 64 bytes of length: reading holes of a sparse file would take hours.
 _MAX_SPARSE_BYTES, _MAX_SPARSENESS = 1 << 26, 64
 
 
@@ -46,7 +46,7 @@ class Checkpoint:
     Attributes:
         attributes: Attributes of the root and of every group, by path: "/", "run/config" and so on.
         datasets: Shapes, dtypes and storage by path, such as ``params/dense1.weight``.
-        identity: Digest of the manifest, which covers everything else; it differs for any other content.
+        identity: Digest of the manifest, which covers everything else; files with different contents differ in it.
 
     Raises:
         DamagedCheckpoint: The file cannot be read, is not a checkpoint, or is damaged.
@@ -223,13 +223,13 @@ class Checkpoint:
             raise self._damaged(str(error)) from error
 
     def _check_name(self) -> None:
-        """Check that the file was not renamed: the run would resume at another step than requested."""
+        """Check that the file was not renamed: otherwise the run would resume at another step than requested."""
         named = re.fullmatch(r"step-(\d+)\.h5", self.path.name)
         if named and int(named[1]) != self.step:
             raise self._damaged(f"it contains step {self.step:,}; the file was renamed or replaced")
 
     def _start_reading(self, name: str, out: Array) -> list[Future[None]]:
-        """Read a dataset's bytes in threads into ``out``, shape (n,) uint8."""
+        """Start reading a dataset's bytes into ``out``, shape (n,) uint8, in threads; return a future per range."""
         first = self._ranges[name][0].start
         return [
             self._pool.submit(self._read_range, name, part, out[part.start - first :]) for part in self._ranges[name]

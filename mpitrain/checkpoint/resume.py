@@ -73,7 +73,8 @@ def _requested(config: RunConfig, checkpoints: Path) -> dict[int, Path]:
     if config.saving.keep and checkpoint.newest(checkpoints) is not None:
         raise CheckpointError(
             f"{checkpoints} contains checkpoints of another run, and --keep {config.saving.keep} would remove this "
-            "run's checkpoints before those of higher steps; pass another --run-dir, or remove --keep or --resume never"
+            "run's checkpoints before the other run's, whose steps are higher; pass another --run-dir, or remove "
+            "--keep or --resume never"
         )
     return {}
 

@@ -76,7 +76,7 @@ class ShardedWriter:
         """
         arrays, attributes = contents(self._layout, snapshot, self._seed, self._record)
         self._path, self._attributes = path_for(self._folder, snapshot.step), attributes
-        # Arrays without rows, and those that only the chief has, are stored in the index.
+        # Arrays without rows, and arrays that only the chief has, are stored in the index.
         self._small = {
             name: array.copy()
             for name, array in arrays.items()
@@ -120,7 +120,9 @@ class ShardedWriter:
 
 
 def rows_of_shard(arrays: Mapping[str, tuple[int, int]], shard: ShardSpec) -> dict[str, tuple[int, int]]:
-    """Return the rows of each array in a shard: the rows that begin in the shard's part of all bytes, in array order.
+    """Return a shard's rows of each array.
+
+    The bytes of all arrays, in this order, are divided equally; a shard has the rows that begin in its part.
 
     Args:
         arrays: Number of rows and bytes per row, by name; neither may be 0.

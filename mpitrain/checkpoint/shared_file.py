@@ -37,7 +37,7 @@ from .sharded import ShardSpec, rows_of_shard
 from .snapshot import Snapshot
 from .state import contents, is_extra_state
 
-_BLOCK_BYTES = 1 << 20  # per write: stays in the cache after its digest; longer writes block other nodes
+_BLOCK_BYTES = 1 << 20  # per write; a block stays in the cache after its digest, and longer writes block other nodes
 
 
 class WriterGroup(Protocol):
@@ -76,7 +76,7 @@ def mpi_libraries(maps: str) -> set[str]:
 
 
 class SharedFileWriter:
-    """Writes checkpoints as a shared file of several nodes. Construction is local.
+    """Writes checkpoints, each as one file shared by several nodes. Construction is local.
 
     Args:
         record: See ``state.write``.
@@ -98,7 +98,7 @@ class SharedFileWriter:
     def write(self, snapshot: Snapshot) -> None:
         """Write a checkpoint without its manifest; see ``state.write``. Collective over the group.
 
-        If it fails on some nodes, there is no checkpoint, and those nodes raise.
+        If writing fails on some nodes, no checkpoint is written, and these nodes raise an exception.
 
         Raises:
             OSError: The disk is full, or the directory cannot be written.
@@ -188,7 +188,7 @@ class SharedFileWriter:
     def _write_values(self) -> list[str]:
         """Write this node's rows; return the digests of its rows of each array."""
         digests = [self._write_rows(name, *rows) for name, rows in self._shares[self._group.rank].items()]
-        os.fsync(self._descriptor)  # releases the GIL; closing does not
+        os.fsync(self._descriptor)  # this call releases the GIL; closing the file does not
         return digests
 
     def _write_rows(self, name: str, lo: int, hi: int) -> str:

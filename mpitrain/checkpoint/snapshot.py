@@ -17,7 +17,7 @@ class BestCheckpoint(NamedTuple):
         step: Its step.
         metric: The name of the metric.
         value: Its value.
-        only_best: Whether it exists only because it is the best one, so that a better one replaces it.
+        only_best: Whether it is kept only because it is the best, so that the next best checkpoint replaces it.
     """
 
     step: int
@@ -27,7 +27,7 @@ class BestCheckpoint(NamedTuple):
 
 
 class Snapshot:
-    """What a checkpoint stores. Local.
+    """The state that a checkpoint stores. Local.
 
     Args:
         vectors: Flat vectors, shape (layout.size,): ``params``, the optimizer's slots, and ``average`` if there is one.
@@ -59,7 +59,7 @@ class Snapshot:
             self._released.set()
 
     def release(self) -> None:
-        """Declare that the vectors may change; from any thread."""
+        """Declare that the vectors may change; any thread may call this."""
         self._released.set()
 
     def wait(self) -> None:

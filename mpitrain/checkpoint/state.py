@@ -51,7 +51,7 @@ def write(
         snapshot: The state; its vectors must not change during the call.
         seed: The run's seed. The seed and the data cursor determine all random numbers, such as the order of examples
             and dropout.
-        record: Numbers, texts, and tables of these, to store: the options, the job's arguments, versions.
+        record: Numbers, texts, and tables of these, such as the options, the job's arguments, and versions.
         compression: How to compress the values.
 
     Raises:
@@ -63,7 +63,7 @@ def write(
 def contents(
     layout: Layout, snapshot: Snapshot, seed: int, record: Mapping[str, Any]
 ) -> tuple[dict[str, Array], dict[str, dict[str, Any]]]:
-    """Return what ``write`` writes: arrays and attributes by path; the arrays are views of the vectors."""
+    """Return the arrays and attributes that ``write`` writes, by path; parameters and slots are views, not copies."""
     arrays: dict[str, Array] = {}
     attributes: dict[str, dict[str, Any]] = {"/": root_attributes(snapshot.step, snapshot.data_cursor, seed)}
     for name, vector in snapshot.vectors.items():
@@ -110,7 +110,7 @@ def read(path: Path, layout: Layout, vectors: Mapping[str, Array], seed: int) ->
 
     Raises:
         DamagedCheckpoint: The checkpoint is damaged; the content of ``vectors`` is then undefined.
-        CheckpointError: It does not match the model; the message lists the first differences.
+        CheckpointError: It does not match the model, the optimizer or the seed; the message states the differences.
     """
     with Checkpoint(path) as checkpoint:
         _check_groups(checkpoint, {_group(name) for name in vectors})
@@ -160,7 +160,7 @@ def read_model(checkpoint: Checkpoint, layout: Layout, averages: bool = False) -
 
 
 def is_extra_state(name: str) -> bool:
-    """Return whether a dataset holds extra state, such as a module's buffer; files have the chief's state."""
+    """Return whether a dataset holds extra state, such as a module's buffer; a checkpoint has only the chief's."""
     return name.startswith(f"{_STATE}/") or name.partition("/")[0] in ARRAY_GROUPS
 
 
@@ -188,7 +188,7 @@ def _version(attributes: Mapping[str, Any]) -> int:
     version = attributes.get(_VERSION, 1)
     if type(version) is not int:
         raise CheckpointError(
-            f"the checkpoint has a state of version {version!r}; use another checkpoint, or --init-from"
+            f"the checkpoint has a state of version {version!r}, not an int; use another checkpoint or --init-from"
         )
     return version
 
@@ -215,7 +215,7 @@ class Fit:
         fitting: In both, with the same shape.
         missing: Only in the model.
         unexpected: Only in the checkpoint.
-        reshaped: In both with different shapes: in the checkpoint, and in the model.
+        reshaped: In both, with different shapes; the checkpoint's shape, then the model's.
     """
 
     fitting: tuple[str, ...]
@@ -243,7 +243,7 @@ class Fit:
         return "; ".join(self._differences)
 
     def first_differences(self) -> str:
-        """Return a description of the first differences, and how many follow."""
+        """Return a description of the first differences, and the number of further differences."""
         differences = self._differences
         shown, more = differences[:_MAX_DIFFERENCES], len(differences) - _MAX_DIFFERENCES
         return "; ".join([*shown, *([f"and {more} more differences"] if more > 0 else [])])

@@ -57,7 +57,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Shape, dtype and storage of a dataset. At most one of the storages is set; without a storage, it has no elements.
+    """Shape, dtype and storage of a dataset. At most one kind of storage is set; a dataset without storage is empty.
 
     Attributes:
         place: First and last (exclusive) byte of contiguous values.
@@ -102,14 +102,14 @@ class Structure:
 
     @classmethod
     def from_json(cls, content: Any, places: Mapping[str, tuple[int, int]]) -> Structure:
-        """Read what ``to_json`` returned.
+        """Return the structure that ``to_json`` converted.
 
         Args:
             content: The value of the JSON text.
             places: The places of contiguous values, by the dataset's name.
 
         Raises:
-            UnsupportedStructure: It is malformed.
+            UnsupportedStructure: The content is malformed.
         """
         try:
             groups = {path: {k: _value(v) for k, v in values.items()} for path, values in content["groups"].items()}
@@ -138,7 +138,7 @@ def _value(value: Any) -> Value:
     """Return the value of an attribute.
 
     Raises:
-        ValueError: It is not a text, or a number that HDF5 can store.
+        ValueError: It is neither a text nor a number that HDF5 can store.
     """
     if type(value) is str:
         value.encode()  # raises for half a surrogate pair, which cannot be printed
@@ -151,7 +151,7 @@ def _dataset(entry: Any, place: tuple[int, int] | None) -> Dataset:
     """Return the dataset that an entry describes.
 
     Raises:
-        ValueError: The entry is malformed; or TypeError, KeyError, AttributeError.
+        ValueError, TypeError, KeyError, AttributeError: The entry is malformed.
     """
     shape, virtual = tuple(entry["shape"]), tuple(Rows(*rows) for rows in entry.get("rows", ()))
     numbers = [*shape, *(n for rows in virtual for n in (rows.lo, rows.hi))]

@@ -17,7 +17,7 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def describe(checkpoint: Checkpoint, now: datetime | None = None) -> Iterator[str]:
-    """Yield the lines of a table: facts about the run, then each array's name, shape, dtype and Euclidean norm.
+    """Yield lines: facts about the run, then a table of name, shape, dtype and Euclidean norm of floating-point arrays.
 
     Raises:
         DamagedCheckpoint: The checkpoint's values are damaged.
@@ -42,7 +42,7 @@ def age(seconds: float) -> str:
 
 
 def norm(array: Array) -> float:
-    """Return the Euclidean norm, summed in float64; not finite if a value is not."""
+    """Return the Euclidean norm, summed in float64; it is not finite if any value is not finite."""
     total = 0.0
     for block in np.array_split(array.reshape(-1), max(1, array.size >> 20)):
         with np.errstate(over="ignore"):

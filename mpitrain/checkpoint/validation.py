@@ -22,7 +22,7 @@ SHARD_NAME = re.compile(r"(step-[0-9]+)-[0-9a-f]+-[0-9]+-of-[0-9]+\.h5")
 _MAX_COUNT = 2**53  # maximum number of steps and of examples; exact in JSON
 # Maximum number of characters of an attribute, and of the list of shards.
 _MAX_TEXT, _MAX_SHARDS_TEXT = 1 << 20, 1 << 22
-# Values of up to 64 MiB may come from any file; more than that need 1 byte in the file for 256 bytes of values.
+# Any file may contain values of up to 64 MiB; for more values, it needs 1 byte per 256 bytes of values.
 _ALWAYS_BYTES, _MAX_EXPANSION = 1 << 26, 256
 
 
@@ -105,7 +105,7 @@ def _check_root(root: Mapping[str, Value]) -> None:
         aware = datetime.fromisoformat(saved).tzinfo is not None
     except ValueError:
         aware = False
-    if not aware or not saved.isprintable():  # any character may separate date and time
+    if not aware or not saved.isprintable():  # fromisoformat accepts any separator
         raise UnsupportedStructure("its attribute saved_at is not a time")
 
 
@@ -130,7 +130,7 @@ def _shards(root: Mapping[str, Value]) -> dict[str, str]:
 
 def _check_storage(name: str, dataset: Dataset) -> None:
     """Check that the storage has all values of the dataset."""
-    if math.prod(n or 1 for n in dataset.shape) * dataset.dtype.itemsize >= 1 << 62:  # NumPy's limit, also if empty
+    if math.prod(n or 1 for n in dataset.shape) * dataset.dtype.itemsize >= 1 << 62:  # NumPy's limit, even if empty
         raise UnsupportedStructure(f"{name!r} is larger than any memory")
     first = 0
     for rows in dataset.virtual:
@@ -145,7 +145,7 @@ def _check_storage(name: str, dataset: Dataset) -> None:
 
 
 def _check_places(datasets: Mapping[str, Dataset], manifest: Manifest) -> None:
-    """Check that values are where the manifest has digests of them, or are a part of the structure."""
+    """Check that the manifest has digests for the places of all values that are not a part of the structure."""
     for name in manifest.arrays:
         if name not in datasets:
             raise UnsupportedStructure("its manifest has values of a dataset that does not exist")

@@ -1,4 +1,4 @@
-"""Parameters for ``--init-from``: of a checkpoint, or of a file that PyTorch or safetensors has written."""
+"""Parameters for ``--init-from``: from a checkpoint, or from a file that PyTorch or safetensors has written."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Weights:
 
     Attributes:
         path: The file.
-        shapes: Their shapes, by name.
+        shapes: The arrays' shapes, by name.
         read_into: Reads named arrays into arrays of the same shapes.
     """
 
@@ -36,7 +36,7 @@ class Weights:
 
 
 def match_of(path: Path, layout: Layout) -> Fit:
-    """Return how a file's parameters match a model; reads no values.
+    """Return how a file's parameters match a model; values of a checkpoint are not read.
 
     Raises:
         DamagedCheckpoint: The checkpoint is damaged.
@@ -61,7 +61,7 @@ def load_matching(path: Path, layout: Layout, params: Array) -> Fit:
 
 @contextmanager
 def opened(path: Path, layout: Layout) -> Iterator[Weights]:
-    """Open a file of parameters; names of shared parameters become those of the layout."""
+    """Open a file of parameters; names of shared parameters are replaced by the layout's names."""
     if path.suffix in SUFFIXES:
         plain = _plain_name(layout)
         tensors = {plain(name): tensor for name, tensor in _load(path).items()}
@@ -88,10 +88,10 @@ def _fit(weights: Weights, layout: Layout) -> Fit:
 
 
 def _load(path: Path) -> dict[str, Any]:
-    """Return the tensors of a file by name, without running any code that it contains; integers are left out.
+    """Return a file's floating-point tensors by name, without running any code that the file contains.
 
     Raises:
-        CheckpointError: The file cannot be read, or has no tensors.
+        CheckpointError: The file cannot be read, or has no such tensors.
     """
     if not path.is_file():
         raise CheckpointError(f"--init-from {path}: no such file")
@@ -115,7 +115,7 @@ def _load(path: Path) -> dict[str, Any]:
     named = content.items() if isinstance(content, Mapping) else ()
     tensors = {str(n): value for n, value in named if torch.is_tensor(value) and value.is_floating_point()}
     if not tensors:
-        raise CheckpointError(f"--init-from {path} contains no tensors by name: must be a state_dict of a module")
+        raise CheckpointError(f"--init-from {path} contains no named tensors: it must be a state_dict of a module")
     return tensors
 
 

@@ -25,7 +25,7 @@ Write = Callable[[Snapshot], None]
 
 
 class CheckpointWriter:
-    """Writes a run's checkpoints; every writing rank has one. Methods are local, and called by one thread.
+    """Writes a run's checkpoints; every rank that writes has a writer. Methods are local, and called by one thread.
 
     A failed save is logged, not raised: the run survives a full disk, and its older checkpoints stay.
 
@@ -38,7 +38,7 @@ class CheckpointWriter:
 
     Attributes:
         failure: Why the last save failed, or None.
-        errno: The system's error number for that, or 0.
+        errno: The system's error number of that failure, or 0.
         longest_s: Duration of the longest save in seconds.
     """
 
@@ -56,7 +56,7 @@ class CheckpointWriter:
         self.longest_s = 0.0
 
     def save(self, snapshot: Snapshot) -> None:
-        """Save the state, after the previous save has ended. With ``background`` this returns immediately."""
+        """Save the state after the previous save has ended; with ``background``, do not wait until it is saved."""
         self.finish()
         self._best = snapshot.best
         if self._background and not snapshot.private:
@@ -90,7 +90,7 @@ class CheckpointWriter:
         """Return a snapshot with copies of the vectors, and release the given one; runs in the thread.
 
         Raises:
-            CheckpointError: There is not enough memory. It ends the run, because other nodes wait for this one's shard.
+            CheckpointError: There is not enough memory. The run ends, because other nodes wait for this node's shard.
         """
         try:
             for name, vector in snapshot.vectors.items():

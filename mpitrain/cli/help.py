@@ -1,4 +1,4 @@
-"""What ``--help`` prints: options in groups, the common ones or all of them."""
+"""The output of ``--help``: options in groups, the common options or all options."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _NOT_NEGATIVE = click.FloatRange(min=0)
 _OPTIONS = [
     click.Option(["ranks", "-np", "--num-proc"], type=click.IntRange(min=1), metavar="N", help="Number of ranks."),
     click.Option(["hosts", "-H", "--hosts"], metavar="HOST:RANKS,...", help="Hosts, and the ranks on each."),
-    click.Option(["hostfile", "-hostfile", "--hostfile"], metavar="FILE", help="The same in a file."),
+    click.Option(["hostfile", "-hostfile", "--hostfile"], metavar="FILE", help="A file with hosts and ranks."),
     click.Option(["network", "--network-interfaces", "--network-interface"], metavar="NAME", help="Network interface."),
     click.Option(["port", "-p", "--ssh-port"], type=click.IntRange(1, 65535), metavar="PORT", help="Port of ssh."),
     click.Option(["identity", "-i", "--ssh-identity-file"], metavar="FILE", help="Private key of ssh."),
@@ -53,13 +53,13 @@ _OPTIONS = [
         ["HOROVOD_STALL_CHECK_TIME_SECONDS", "--stall-check-warning-time-seconds"],
         type=_NOT_NEGATIVE,
         metavar="SECONDS",
-        help="When they are reported.",
+        help="When to report such tensors.",
     ),
     click.Option(
         ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "--stall-check-shutdown-time-seconds"],
         type=_NOT_NEGATIVE,
         metavar="SECONDS",
-        help="When they are an error.",
+        help="When such tensors are an error.",
     ),
     click.Option(["--mpi"], is_flag=True, expose_value=False, help="Without effect."),
 ]

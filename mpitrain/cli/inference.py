@@ -19,7 +19,7 @@ _RUN_HELP = "RUN is a run directory (uses its newest checkpoint), RUN/best, or a
 
 @click.command(
     help="Measure loss, accuracy and metrics of a trained model on the job's validation examples, as in training.\n\n"
-    f"{_RUN_HELP} Without it, it is the latest run in the folder runs. If the job has a moving average, it is "
+    f"{_RUN_HELP} The default is the latest run in the folder runs. If the job has a moving average, it is "
     "evaluated.",
     epilog=examples("mpitrain evaluate", "mpitrain evaluate runs/mnist_mlp-20261121-141119/best"),
 )

@@ -32,7 +32,7 @@ _COMMANDS = {
     "horovodrun": ("cli.horovodrun", "horovodrun_command", "Start ranks with the flags of Horovod's launcher."),
     "exec": ("cli.program", "exec_command", "Execute a program on this rank, under mpirun or srun."),
     "train": ("cli.job_command", "train_command", "Train on this rank, under mpirun or srun; or alone."),
-    "probe": ("cli.probe", "probe_command", "Measure what predictions of a job's speed need."),
+    "probe": ("cli.probe", "probe_command", "Measure a job, for predictions of its speed."),
     "measure": ("cli.probe", "measure_command", "Measure on this rank, for probe; under mpirun or srun."),
     "simulate": ("cli.simulate", "simulate_command", "Predict a job's speed on other ranks, links and modes."),
     "tune": ("cli.tune", "tune_command", "Choose a job's options by prediction and measurement."),
@@ -55,7 +55,7 @@ _COMMANDS = {
 
 
 class _Commands(click.Group):
-    """The commands; each is imported when it is used, because every rank and every completion would wait for all.
+    """The commands; each is imported when it is used, because every rank and completion would wait for all imports.
 
     A job file without a command is answered with the command that was probably meant.
     """

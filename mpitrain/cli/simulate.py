@@ -58,7 +58,7 @@ class Forecast:
     seconds: float | None
 
     def as_mapping(self) -> dict[str, Any]:
-        """Return it for JSON."""
+        """Return the prediction as values for JSON."""
         scenario = self.scenario
         return {
             "mode": self.mode,

@@ -20,7 +20,7 @@ from .program import MODULE, find_program, own_options, parse_flags, program_opt
 
 
 class SubmitCommand(JobCommand):
-    """``mpitrain submit``: its own flags are valid before and after JOB; after JOB, a job's flag of that name wins.
+    """``mpitrain submit``: its flags are valid before and after JOB; after JOB, a job's flag of the same name wins.
 
     Args:
         submit: Called with the request; its result is the command's.

@@ -30,7 +30,7 @@ def tune_command() -> JobCommand:
         click.Option(
             ["--may-change"],
             metavar="WHAT,...",
-            help=f"What may change although it changes results: {', '.join(CHANGES)}.  [default: nothing]",
+            help=f"Options that may change although results change: {', '.join(CHANGES)}.  [default: nothing]",
         ),
         click.Option(
             ["--seconds"],

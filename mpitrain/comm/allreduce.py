@@ -19,7 +19,7 @@ class _Condition(NamedTuple):
 
     Attributes:
         test: Returns whether it is fulfilled. Local.
-        wait: Returns when it is.
+        wait: Returns when it is fulfilled.
     """
 
     test: Callable[[], bool]
@@ -85,7 +85,7 @@ class RangeAllreduce:
         return {} if self._sums is None else self._sums.extra_state()
 
     def load_extra_state(self, state: ExtraState) -> None:
-        """Restore it. Collective over the ranks."""
+        """Restore the error of the codec. Collective over the ranks."""
         if self._sums is not None:
             self._sums.load_extra_state(state)
 
@@ -138,7 +138,7 @@ class RangeAllreduce:
 
 
 class MeanAllreduce:
-    """Averages vectors over the ranks of a hierarchy. Construction and calls are collective over them.
+    """Averages vectors over the ranks of a hierarchy. Construction and calls are collective over these ranks.
 
     Args:
         scale: Factor applied to the sum; None for a mean.

@@ -1,9 +1,9 @@
 """Sums over nodes that make progress while this rank computes.
 
-MPI moves the data of a nonblocking operation only inside of calls, and during a large matrix product the buffers of a
-connection run empty. A thread therefore lets MPI progress every millisecond between ``start`` and the end of the step.
-It needs the core for some microseconds; the compiled code that it interrupts does not hold the interpreter's lock. The
-main thread and this one exclude each other.
+MPI moves the data of a nonblocking operation only inside of MPI calls, and during a large matrix product the buffers of
+a connection run empty. A thread therefore lets MPI progress every millisecond between ``start`` and the end of the
+step. It needs the core for some microseconds; the compiled code that it interrupts does not hold the interpreter's
+lock. A mutex ensures that the main thread and this thread do not use the sums at the same time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LEAST_NBYTES = 16 << 20  # for smaller vectors a thread is not worthwhile
 
 
 def in_background(sums: NodeSums, hierarchy: Hierarchy, nbytes: int) -> NodeSums:
-    """Return sums that progress in the background, if vectors of ``nbytes`` are large enough and a core is free."""
+    """Return sums that progress in the background, or ``sums`` if this is impossible or not useful for ``nbytes``."""
     can_call_mpi = MPI.Query_thread() == MPI.THREAD_MULTIPLE
     has_progress = type(sums).progress is not NodeSums.progress
     if nbytes < _LEAST_NBYTES or not has_progress or not can_call_mpi or hierarchy.node.size > hierarchy.cores:
@@ -30,7 +30,7 @@ def in_background(sums: NodeSums, hierarchy: Hierarchy, nbytes: int) -> NodeSums
 
 
 class _BackgroundSums(NodeSums):
-    """See ``NodeSums`` for the methods."""
+    """Sums with a thread that lets MPI progress; see ``NodeSums`` for the methods."""
 
     def __init__(self, sums: NodeSums) -> None:
         self._sums, self._lock, self._active = sums, threading.Lock(), threading.Event()

@@ -13,14 +13,14 @@ _YIELD_S = 300e-6  # time spent yielding before the rank sleeps
 _FEW = 16
 _SLEEP_S = 50e-6
 _LONGEST_SLEEP_S = 500e-6
-LONG = 2000  # short sleeps (about 0.2 s in all) before sleeps grow; a long wait still ends within a millisecond
+LONG = 2000  # number of short sleeps, about 0.2 s, before longer sleeps; these delay the end of a wait by at most 1 ms
 
 
 class Backoff:
     """Waits for another process without taking CPU time from it during a long wait.
 
     Args:
-        oversubscribed: There are more ranks than cores, so spinning could block the other rank.
+        oversubscribed: Whether there are more ranks than cores, so that spinning could block the other rank.
         yield_s: Seconds spent yielding before the rank sleeps.
 
     Attributes:

@@ -1,7 +1,7 @@
 """The ranks of a run: their nodes, their roles and their communicators.
 
-The only module that uses ``COMM_WORLD``. It duplicates it once; all other code communicates over the communicators
-of ``Cluster``.
+``Cluster`` duplicates ``COMM_WORLD`` once; all code that has a cluster communicates over the communicators of
+``Cluster``.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class Group:
         Collective over ``comm``; the block itself must not communicate.
 
         Raises:
-            UserError: On every rank, with the type and message of the lowest failing rank's error, and the name of this
-                rank if the others did not fail in the same way.
-            OtherRankFailed: Another rank raised an unexpected exception; that rank raises it itself.
+            UserError: On every rank if the group has all ranks of the run, else on its first; with the type and message
+                of the lowest failing rank's error, and with that rank's name unless all ranks failed in the same way.
+            OtherRankFailed: On all other ranks; or another rank raised an unexpected exception, which it raises itself.
         """
         error: Exception | None = None
         try:
@@ -100,7 +100,7 @@ class Group:
         """Check that every rank has the same parameter layout. Collective over ``comm``.
 
         Raises:
-            RankMismatch: Names the ranks that differ from rank 0, and the first parameter that differs.
+            RankMismatch: Some ranks differ from rank 0; the message names them, and the first parameter that differs.
         """
         digests = layout.digests()
         all_digests = self.comm.allgather(digests.tobytes())
@@ -123,7 +123,7 @@ class Group:
         """Check that every rank has the same facts. Collective over ``comm``.
 
         Raises:
-            RankMismatch: Names the ranks that differ from rank 0, and the first fact that differs.
+            RankMismatch: Some ranks differ from rank 0; the message names them, and the first fact that differs.
         """
         all_facts = self.comm.allgather({name: str(value) for name, value in facts.items()})
         for name, value in all_facts[0].items():
@@ -138,7 +138,7 @@ class Cluster(Group):
     Construction is collective over ``COMM_WORLD``. Every rank is a worker until ``assign`` changes its role.
 
     Attributes:
-        rank, size: In ``comm``.
+        rank, size: This rank's number in ``comm``, and the number of ranks.
         servers: Ranks in ``comm`` of the parameter servers, by task index.
         worker_ranks: Ranks in ``comm`` of the workers, by task index.
         workers: Communicator of the ranks that compute gradients; on a server, of the servers.
@@ -257,7 +257,7 @@ def _parameter(entry: tuple[str, tuple[int, ...]] | None) -> str:
 
 
 def report_crash(cluster: Cluster | None, error: BaseException) -> str:
-    """Return a traceback headed by the rank on which it happened.
+    """Return the traceback of an error, headed by the name of the rank that raised it.
 
     If the user's code is in the traceback, such as a hook's, the frames that called it are omitted.
     """

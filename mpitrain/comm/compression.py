@@ -59,8 +59,8 @@ class Codec(ABC):
     def encode(self, vector: Array, residual: Array, out: Array) -> None:
         """Set ``out`` to ``vector + residual``, encoded, and ``residual`` to the error: exact minus decoded values.
 
-        Non-finite elements decode to non-finite values, and their residual is zero. ``vector`` must not change. Where
-        the residual is zero, an element counts as sent: momentum that workers apply begins anew there.
+        Non-finite elements decode to non-finite values, and their residual is zero. ``vector`` must not change. An
+        element whose residual is zero counts as sent: momentum that workers apply is then set to zero for it.
 
         Args:
             vector, residual: Shape (n,), in the vectors' type.
@@ -76,7 +76,7 @@ class Codec(ABC):
 
 
 class NarrowerType(Codec):
-    """Rounds to nearest in a narrower type. A subclass converts blocks.
+    """Rounds to the nearest value of a narrower type. A subclass converts blocks.
 
     Attributes:
         narrow_type: Data type of the encoded elements.
@@ -121,7 +121,7 @@ class NarrowerType(Codec):
 
 
 class Cast(NarrowerType):
-    """Converts to a type that NumPy has, of the same name."""
+    """Converts to the NumPy type of the same name as the codec."""
 
     def __init__(self, compression: Compression, dtype: np.dtype[Any]) -> None:
         super().__init__(compression, dtype)
@@ -158,7 +158,7 @@ class Int8(Codec):
     """Rounds to integers of -127 to 127 times a scale in float32, one for each group of 256 elements.
 
     The scales precede the integers. Dettmers, 8-bit approximations for parallelism in deep learning, ICLR 2016, and
-    Dettmers et al., 8-bit optimizers via block-wise quantization, ICLR 2022, with linear steps.
+    Dettmers et al., 8-bit optimizers via block-wise quantization, ICLR 2022; here with linear steps.
     """
 
     def nbytes(self, count: int) -> int:
@@ -178,7 +178,7 @@ class Int8(Codec):
 
 
 class Int4(Codec):
-    """Rounds to integers of -7 to 7 times a scale in float32, one for each group of 256 elements, two in a byte.
+    """Rounds to integers of -7 to 7, two per byte, times a scale in float32, one for each group of 256 elements.
 
     The scales precede the integers, which are stored plus 8; the first of two is in the lower half of a byte.
     """
@@ -203,7 +203,7 @@ class TopK(Codec):
     """Sends the elements of the largest magnitude, with their indices; all others remain in the residual.
 
     Aji and Heafield, Sparse communication for distributed gradient descent, EMNLP 2017. Magnitudes are compared by
-    exponent and 4 bits of the mantissa, that is to 6 %; of equal elements, the first are sent.
+    exponent and 4 bits of the mantissa, that is with a resolution of 6 %; of equal elements, the first are sent.
     """
 
     def nbytes(self, count: int) -> int:
@@ -226,7 +226,7 @@ class TopK(Codec):
         return encoded[: 4 * sent].view(np.uint32), encoded[start:].view(self.dtype)[:sent]
 
 
-#: By the value of ``--compress``.
+#: The codecs by the value of ``--compress``.
 CODECS: dict[str, type[Codec]] = {
     "float32": Cast,
     "float16": Cast,
@@ -241,7 +241,7 @@ def make_codec(compression: Compression, dtype: np.dtype[Any]) -> Codec:
     """Return the codec of ``--compress`` for vectors of type ``dtype``. Local.
 
     Raises:
-        ConfigError: It names a class that cannot be imported, or whose constructor fails.
+        ConfigError: ``--compress`` names a class that cannot be imported, or whose constructor fails.
     """
     if not compression.is_class:
         return CODECS[compression.name](compression, dtype)
@@ -277,12 +277,12 @@ def _check_scales(scales: Array, vector: Array, compression: Compression) -> Non
 
 
 def _too_large(vector: Array, compression: Compression) -> ConfigError:
-    """Return the error for a vector that has an element which is too large for the encoding."""
+    """Return the error for a vector with an element that is too large for the encoding."""
     largest = np.abs(vector[np.isfinite(vector)]).max()
     advice = "use bfloat16, or remove" if compression.name == "float16" else "remove"
     return ConfigError(
         f"a gradient has an element of {largest:.3g}, which exceeds --compress {compression}; "
-        f"{advice} --compress (clip_norm does not help: it applies to what is received)"
+        f"{advice} --compress (clip_norm does not help: it applies to received gradients)"
     )
 
 

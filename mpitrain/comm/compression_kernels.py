@@ -12,7 +12,7 @@ GROUP = 256  # elements with one scale
 
 @kernel
 def update_residual(exact: Array, back: Array, residual: Array) -> bool:
-    """Set ``residual = exact - back``, or zero if not finite; return whether a finite ``exact`` overflowed."""
+    """Set ``residual = exact - back``, or zero if that is not finite; return whether a finite ``exact`` overflowed."""
     zero, too_large = residual.dtype.type(0), 0
     for i in range(residual.size):
         rest = exact[i] - back[i]
@@ -44,9 +44,9 @@ def round_bfloat16(bits: Array, out: Array) -> None:
 
 @kernel
 def _scale_of(values: Array, errors: Array, largest_code: int) -> float:
-    """Add ``values`` to ``errors``; return the float32 by which an integer up to ``largest_code`` is multiplied.
+    """Add ``values`` to ``errors``; return the scale, a float32, for integers up to ``largest_code``.
 
-    NaN if an element is not finite; 0 if all elements are too small for a scale.
+    The scale is NaN if an element is not finite, and 0 if all elements are too small for a scale.
     """
     zero = values.dtype.type(0)
     largest, non_finite = zero, zero

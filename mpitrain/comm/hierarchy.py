@@ -61,8 +61,8 @@ class Hierarchy:
     def next_phase(self) -> int:
         """Publish the next phase of the node's barrier, and return it. Local.
 
-        It counts for exchanges that use the hierarchy one after the other, in the same order on all ranks; a caller
-        with phases of its own must be the only one.
+        This is for exchanges that use the hierarchy one after the other, in the same order on all ranks; a caller that
+        numbers its own phases must be the only user of the barrier.
         """
         self._phase += 1
         self.barrier.publish(self._phase)
@@ -98,7 +98,7 @@ class Hierarchy:
         return self.node.rank * self.n_nodes + (self.internode.rank if node is None else node)
 
     def allgather(self, vector: Array, lo: int, hi: int) -> None:
-        """Gather the owned ranges of a node-shared vector's [lo, hi) on every node. Collective over ``internode``."""
+        """Gather the owned ranges of [lo, hi) of a node-shared vector on every node. Collective over ``internode``."""
         if self.internode is not None and self.n_nodes > 1:
             self._allgather(vector, [self.owned_range(lo, hi, node) for node in range(self.n_nodes)])
 
@@ -108,7 +108,7 @@ class Hierarchy:
             self._allgather(vector, [ranges[self.owner(node)] for node in range(self.n_nodes)])
 
     def _allgather(self, vector: Array, owned: Sequence[tuple[int, int]]) -> None:
-        """Gather the range of each node's owner of this rank's chunk."""
+        """Gather the ranges that the owners of this rank's chunk have, one per node."""
         assert self.internode is not None
         counts, starts = [b - a for a, b in owned], [a for a, _ in owned]
         self.internode.Allgatherv(MPI.IN_PLACE, [vector, (counts, starts), mpi_type(vector.dtype)])
@@ -123,8 +123,8 @@ class Hierarchy:
 def hierarchy_of(cluster: Cluster, nbytes: int, share: bool) -> Hierarchy:
     """Return the workers' hierarchy for about ``nbytes`` of vectors per node. Collective over the workers.
 
-    If a node cannot share memory, or ``share`` is False, every rank counts as a separate node; the sums are the same,
-    but use MPI messages.
+    If a node cannot share memory, or ``share`` is False, every rank counts as a separate node, so that the ranks of a
+    node exchange MPI messages, too.
     """
     if share:
         problems = cluster.workers.allgather(sharing_problem(cluster.training.node, nbytes))

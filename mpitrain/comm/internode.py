@@ -7,10 +7,10 @@ adds the parts of all nodes. There are two ways to divide the work:
   the parameters in that range, and an allgather returns them to the other nodes.
 - *replicated* (``CompressedSums``): the sum itself is returned, because a gradient can be compressed with error
   feedback, and every node updates all parameters. In the first exchange a node sends each other node the range that
-  this one sums, encoded; in the second exchange it sends all others the sum of its own range, encoded. The error of
-  both is added to the node's next gradient. One vector holds this error, because a node encodes its own range only in
-  the second exchange, and all other ranges only in the first. (Tang, Lian, Yu, Zhang and Liu, DoubleSqueeze, ICML
-  2019.)
+  the other node sums, encoded; in the second exchange it sends all others the sum of its own range, encoded. The
+  error of both encodings is added to the node's next gradient. One vector holds this error, because a node encodes
+  its own range only in the second exchange, and all other ranges only in the first. (Tang, Lian, Yu, Zhang and Liu,
+  DoubleSqueeze, ICML 2019.)
 
 Sums are taken in the order of the nodes, so that the result depends neither on the MPI library nor on timing. The
 operations of a communicator must start in the same order on all ranks: each of the two exchanges of a bucket has its
@@ -41,8 +41,8 @@ class NodeSums:
 
     A step calls ``start`` for each bucket, in their order; then for each bucket ``finish`` and, after the caller's
     update of the ranges ``owned``, ``share``; then ``complete``; and finally ``end_step``, even if nothing was shared.
-    All methods but ``progress`` are collective over the ranks with the same index on all nodes, which call them in the
-    same order.
+    All methods that are not marked as local are collective over the ranks with the same index on all nodes, which call
+    them in the same order.
 
     Attributes:
         parts: The ranges of each bucket that this rank sums over the ranks of its node, before ``start``.
@@ -90,7 +90,7 @@ class NodeSums:
         return {}
 
     def load_extra_state(self, state: ExtraState) -> None:
-        """Restore it. Collective over the workers."""
+        """Restore the error. Collective over the workers."""
 
     def free(self) -> None:
         """Free communicators."""
@@ -153,11 +153,11 @@ class DividedSums(NodeSums):
 
 
 class CompressedSums(NodeSums):
-    """Sums gradients that a codec encodes, and returns their sums, encoded.
+    """Sums gradients that a codec encodes; the sums are also returned in encoded form.
 
     Args:
         grads: Shape (layout.size,): this rank's row of the node's gradients.
-        codec: Encodes ranges of it.
+        codec: Encodes ranges of ``grads``.
     """
 
     def __init__(self, hierarchy: Hierarchy, buckets: Sequence[Bucket], grads: Array, codec: VectorCodec) -> None:
@@ -213,7 +213,7 @@ class _CompressedBucket:
     """The two exchanges of this rank's part of a bucket.
 
     Args:
-        comm: For the second exchange.
+        comm: Communicator for the second exchange.
     """
 
     def __init__(
@@ -272,7 +272,7 @@ class _CompressedBucket:
         self._request = self._second.Iallgatherv(MPI.IN_PLACE, self._all_encoded)
 
     def decode(self) -> None:
-        """Set the gradients, also in this node's own range, to the sums of all nodes, which are then equal."""
+        """Set the gradients, also in this node's own range, to the decoded sums, so that all nodes have the same."""
         for part, codec, encoded in zip(self._ranges, self._codecs, self._encoded, strict=True):
             codec.decode(encoded, self._grads[part])
 

@@ -13,9 +13,9 @@ from ..process.launcher_env import is_launched, set_home
 # Open MPI probes UCX when the first window is created, and warns if there is no such device. Set before MPI starts,
 # unless the user has set it.
 os.environ.setdefault("OMPI_MCA_osc", "^ucx")
-# Large messages over TCP as sends (1). Open MPI would emulate Put, in parts that the receiver requests; when messages
-# travel in both directions the requests wait behind data, and 69 to 88 % of the link's rate are reached, with sends 87
-# to 100 % (measured at 1 Gbit/s and 200 Mbit/s).
+# Transfer large messages over TCP with sends (1). Otherwise, Open MPI emulates Put: the receiver requests parts, and if
+# messages travel in both directions, the requests wait behind data. This reaches 69 to 88 % of the link's rate, sends
+# 87 to 100 % (measured at 1 Gbit/s and 200 Mbit/s).
 os.environ.setdefault("OMPI_MCA_btl_tcp_flags", "1")
 
 import mpi4py
@@ -58,7 +58,7 @@ def start() -> MPI.Intracomm:
         check_launcher(os.environ, 1)
     if not MPI.Is_initialized():
         with _chosen_transports(), warnings.catch_warnings():
-            # Messages about launchers; check_launcher reports the problem with a fix.
+            # Ignore warnings about launchers; check_launcher reports the problem with a fix.
             warnings.simplefilter("ignore", RuntimeWarning)
             MPI.Init_thread()
     check_launcher(os.environ, MPI.COMM_WORLD.size)
@@ -69,8 +69,8 @@ def start() -> MPI.Intracomm:
 def _chosen_transports() -> Iterator[None]:
     """Exclude transports of Open MPI that cannot be useful, unless the user chose some.
 
-    The component for TCP opens ports that other hosts can reach: excluded if all ranks run on this node. The component
-        for libfabric waits a second before it gives up: excluded also where this host has no such network.
+    The TCP component, which opens ports that other hosts can reach, is excluded if all ranks run on this node. The
+    libfabric component, which waits a second before it gives up, is also excluded if this host has no such network.
     """
     name, on_one_node = "OMPI_MCA_btl", is_on_one_node(os.environ)
     has_fabric = any(map(os.path.isdir, _FABRICS))

@@ -19,8 +19,8 @@ class NodeLeaders:
     Construction is collective over the group; all other methods are collective over the leaders, unless stated.
 
     Attributes:
-        member: Whether this rank is a leader; nothing else may be used on other ranks.
-        rank, size: This rank among the leaders, in the order of the group's ranks, and their number.
+        member: Whether this rank is a leader; other ranks may use nothing but this attribute.
+        rank, size: This rank's number among the leaders, in the order of the group's ranks, and the number of leaders.
         comm: Communicator of the leaders, not used for anything else.
     """
 
@@ -47,7 +47,7 @@ class NodeLeaders:
         self._reduction = self.comm.Iallreduce(self._mine, self._highest, op=MPI.MAX)
 
     def test(self, wait: bool = False) -> bool:
-        """Return whether all leaders have called ``start_max``. Local, unless ``wait``, which waits for them."""
+        """Return whether all leaders have called ``start_max``. Local, unless ``wait`` is True: then, wait for them."""
         assert self._reduction is not None
         if wait:
             self._reduction.Wait()

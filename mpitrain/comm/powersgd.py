@@ -9,8 +9,8 @@ The ranks of a node divide the rows of each matrix. A rank sums its rows of M ov
 adds the rows of P of the ranks with the same index on the other nodes. Q depends on all rows of M: each rank of the
 node computes a part, and the ranks divide the sum over parts and nodes. Therefore the computation and the bytes are
 divided, no rank needs the sum of a whole matrix, and the ranks of a node share only the factors, with four barriers.
-Dividing whole matrices would leave ranks idle where one matrix has most of the elements; dividing ranges, as for other
-codecs, would cut rows.
+If whole matrices were divided among ranks, ranks would be idle when one matrix has most of the elements; ranges, as for
+other codecs, would cut rows.
 
 Vectors, such as biases, and matrices whose factors are not much smaller are summed unchanged, together with P.
 """
@@ -142,7 +142,8 @@ class PowerSums(NodeSums):
     def _prepare_next(self, is_finite: bool) -> None:
         """Replace columns of Q that would stay zero, or all if a gradient was not finite.
 
-        A zero column of P, which occurs if the gradient has a lower rank, makes the same column of Q zero, and so on.
+        A zero column of P, which occurs if the gradient has a lower rank, makes the same column of Q zero, and this
+        makes that column of P zero in the next step, too.
         """
         if self._hierarchy.node.rank == 0:
             first = self._first_q()
@@ -179,7 +180,7 @@ class _Matrix:
         own_p: Shape (rows, r): their product with Q, in the message to other nodes.
         shared_p, whole_p: Shape (rows, r) and (n, r): in memory shared by the node.
         p: Shape (n, r): this rank's copy, orthogonalized.
-        q, q_part: Shape (m, r): shared by the node, and this rank's part of it.
+        q, q_part: Shape (m, r): Q, shared by the node, and this rank's summand of the next Q.
     """
 
     def __init__(self, sums: PowerSums, shape: MatrixShape, rows: Range, rank: int, at: int, p: int, q: int) -> None:
@@ -215,7 +216,7 @@ class _NodesAllreduce:
 
     Attributes:
         values: Shape (count,): this rank's contribution, and then the sum.
-        bytes_sent: By this rank, in a call.
+        bytes_sent: Number of bytes that this rank sends in a call.
     """
 
     def __init__(self, hierarchy: Hierarchy, count: int, dtype: Any) -> None:
@@ -223,7 +224,7 @@ class _NodesAllreduce:
         self._order, self._type, self.bytes_sent = np.arange(n_nodes), mpi_type(np.dtype(dtype)), 0
         if self._comm is None:
             return
-        # Two nodes exchange all they have, in one message; more nodes sum a range each, in two messages.
+        # Two nodes exchange all values in one message; with more nodes, each sums a range, in two messages.
         ranges = [aligned_range(0, count, node, n_nodes) for node in range(n_nodes)]
         if n_nodes == 2:
             ranges = [(0, count)] * 2
@@ -247,12 +248,12 @@ class _NodesAllreduce:
 
 
 def compresses_any(layout: Layout, rank: int) -> bool:
-    """Return whether any parameter is compressed with factors of this rank."""
+    """Return whether any parameter is compressed with factors of rank ``rank``."""
     return any(True for _ in matrices(layout, rank))
 
 
 def matrices(layout: Layout, rank: int) -> Iterator[MatrixShape]:
-    """Yield the parameters whose factors of this rank are much smaller, as the matrices closest to square."""
+    """Yield the parameters whose factors of rank ``rank`` are much smaller, as the matrices closest to square."""
     for entry in layout.entries:
         if entry.kind != "param" or len(entry.shape) < 2:
             continue
@@ -285,7 +286,7 @@ def _rows_of(hierarchy: Hierarchy, shape: MatrixShape) -> Range:
 def _orthogonalize(columns: Array) -> None:
     """Make the rows of ``columns``, shape (r, n), orthonormal, by the modified Gram-Schmidt process.
 
-    A row that is, up to rounding, a sum of earlier ones becomes zero.
+    A row that is, up to rounding, a linear combination of earlier rows becomes zero.
     """
     zero = columns.dtype.type(0)
     for i in range(columns.shape[0]):

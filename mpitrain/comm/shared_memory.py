@@ -61,7 +61,7 @@ class SharedArrays:
         win.Lock_all(MPI.MODE_NOCHECK)  # a passive epoch for the window's lifetime, for loads and stores
         memory, _ = win.Shared_query(0)
         raw = np.frombuffer(memory, np.uint8)  # type: ignore[call-overload]
-        # The same page offset on every rank, though ranks map the window at different addresses.
+        # Ranks map the window at different addresses, but all use the same offset in it.
         offset = self.node.bcast(-raw.ctypes.data % PAGE, root=0)
         return raw[offset : offset + nbytes].view(dtype).reshape(shape)
 

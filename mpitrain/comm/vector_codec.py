@@ -1,9 +1,9 @@
 """Codecs of ranges of the flat vector, and the checks of a user's codec.
 
-The alignment gaps of a gradient are zero, because no layer writes them. A codec may decode them to other values: a sign
-to the mean magnitude, or a group of elements with a NaN to NaN. These would stay in the gradient, and be part of all
-later ones. So gaps are set to zero after decoding, and have no residual. Whatever else depends on the position in the
-vector belongs here, because a ``Codec`` depends on the number of elements alone.
+The alignment gaps of a gradient are zero, because no layer writes them. A codec may decode them to other values: to the
+mean magnitude if it sends signs, or to NaN if an element of the same group is NaN. These values would stay in this and
+all later gradients. Therefore gaps are set to zero after decoding, and have no residual. All else that depends on the
+position in the vector belongs here, too, because a ``Codec`` depends on the number of elements alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .compression import WORD, Codec, make_codec
 from .mpi import MPI
 
 _COUNTS = (0, 1, 1000)  # numbers of elements with which every user-defined codec is tried
-_MOST = 1 << 22  # maximum size of the vectors with which a codec is tried, because of their memory
+_MOST = 1 << 22  # maximum number of elements of test vectors, to limit their memory
 
 
 class VectorCodec:
@@ -40,7 +40,7 @@ class VectorCodec:
         self._codec, self._gaps = codec, gaps
 
     def part(self, lo: int, hi: int) -> VectorCodec:
-        """Return the codec of a vector that is the range [lo, hi) of this one."""
+        """Return the codec of a vector that is the range [lo, hi) of this vector."""
         return VectorCodec(self._codec, self._gaps_of(lo, hi))
 
     def of_range(self, lo: int, hi: int) -> RangeCodec:
@@ -94,7 +94,7 @@ class RangeCodec:
 def make_vector_codec(
     compression: Compression, dtype: np.dtype[Any], layout: Layout, comm: MPI.Intracomm, counts: Collection[int]
 ) -> VectorCodec:
-    """Return the codec of ``--compress`` for vectors of this layout, after trying a codec of the user's.
+    """Return the codec of ``--compress`` for vectors of this layout, after a trial of a user-defined codec.
 
     Collective over ``comm``.
 
@@ -102,8 +102,8 @@ def make_vector_codec(
         counts: Numbers of elements in the ranges that this rank encodes or decodes.
 
     Raises:
-        ConfigError: On all ranks: it names a class that cannot be imported, that does not do what a codec must do, or
-            whose numbers of bytes differ by rank.
+        ConfigError: On all ranks: ``--compress`` names a class that cannot be imported, that does not behave as a
+            ``Codec`` must, or whose numbers of bytes differ by rank.
     """
     if not compression.is_class:
         return VectorCodec(make_codec(compression, dtype), layout.gaps())
@@ -124,7 +124,7 @@ def make_vector_codec(
 
 
 def _check_same(compression: Compression, counts: Sequence[int], of_ranks: Sequence[tuple[str, list[int]]]) -> None:
-    """Check that no rank has found a problem, and that all encode to the same numbers of bytes.
+    """Check that no rank has found a problem, and that all ranks encode to the same numbers of bytes.
 
     Raises:
         ConfigError: On all ranks.
@@ -145,10 +145,10 @@ def _check_same(compression: Compression, counts: Sequence[int], of_ranks: Seque
 
 
 def try_codec(codec: Codec, count: int) -> None:
-    """Try a codec of the user's on a vector of ``count`` elements. Local.
+    """Try a user-defined codec on a vector of ``count`` elements. Local.
 
     Raises:
-        ConfigError: It fails, its size is not valid, it changes the vector, or the residual is not the error.
+        ConfigError: The codec fails or changes the vector, its size is not valid, or the residual is not the error.
     """
     name, shift = f"--compress {codec.compression}", codec.dtype.type(0.25)
     with _errors_of(codec, f"on a vector of {count:,} elements"):
@@ -185,10 +185,10 @@ def _checked_size(codec: Codec, count: int) -> int:
 
 @contextmanager
 def _errors_of(codec: Codec, trial: str = "") -> Iterator[None]:
-    """Report in one line what a codec of the user's raises.
+    """Convert an exception of a user-defined codec to a message of one line.
 
     Args:
-        trial: The name of the test vector; empty during training.
+        trial: Description of the test, for the message; empty during training.
 
     Raises:
         ConfigError: The block raised an exception.

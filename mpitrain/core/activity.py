@@ -45,7 +45,7 @@ class Activity:
         step: Number of completed steps.
         steps: Number of steps of this process, which may have resumed; for a program, the number of its marks.
         kinds: The activities, the outermost first.
-        waits_for: The rank that it waits for, if it waits for a single known one.
+        waits_for: The rank that it waits for, if this is a single, known rank.
         limit_s: Seconds without progress after which it counts as hanging; 0 for never, None for the default.
         long_limit_s: The same for operations that take long.
         facts: Facts about the process, such as its role.
@@ -231,7 +231,7 @@ def describe(**facts: Any) -> None:
 
 
 def wait_for(rank: int | None) -> None:
-    """Mark that this process waits for ``rank``; None: for no single known one."""
+    """Mark that this process waits for ``rank``; None: for no single, known rank."""
     word = 0 if rank is None else rank + 1
     if get_ident() == _thread and _words[_WAITS_FOR] != word:
         _words[_WAITS_FOR] = word

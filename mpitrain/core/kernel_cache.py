@@ -58,7 +58,7 @@ def _digest_sources() -> str:
 
 
 def _identity(function: Callable[..., Any]) -> tuple[object, ...]:
-    """Return a value that distinguishes a function from others: its code and its closure, such as kernels."""
+    """Return a value that distinguishes a function from others: its code, and its closure, such as other kernels."""
     code = function.__code__
     constants = [constant for constant in code.co_consts if not isinstance(constant, CodeType)]
     cells = [cell.cell_contents for cell in function.__closure__ or ()]

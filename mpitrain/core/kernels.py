@@ -111,7 +111,7 @@ _INTERRUPTIONS = 16  # maximum number of failed reads, such as reads that signal
 
 @kernel
 def read_file(file: int, offset: int, out: Array, start: int, size: int) -> bool:
-    """Read ``size`` bytes of a file, given its descriptor, to ``out[start:]``, bytes; return whether it has as many."""
+    """Read ``size`` bytes of a file, given its descriptor, to ``out[start:]``; return whether all were read."""
     done, failures = 0, 0
     while done < size:
         count = _pread(file, out.ctypes.data + start + done, size - done, offset + done)

@@ -25,7 +25,7 @@ PAGE = 4096  # bytes
 # Groups of arrays of a model that are not in the vectors: buffers of PyTorch modules, and those that are not part of
 # ``state_dict``.
 ARRAY_GROUPS = ("buffers", "transient")
-ALIGN = 16  # elements: views start on a cache line (64 bytes of float32), so that no two share one
+ALIGN = 16  # elements: views start on a cache line (64 bytes of float32), so that no two views share a line
 
 
 def page_aligned(shape: Shape, dtype: Any) -> Array:
@@ -75,7 +75,7 @@ class Layout:
         entries: In the order of the vector.
         n_trained: The optimizer's range of the vector is ``[0, n_trained)``; state follows.
         size: Length of the vector. Alignment gaps are zero.
-        aliases: Further names of entries, each with the entry's name: those of shared parameters.
+        aliases: Further names of shared parameters, each with the entry's name.
     """
 
     entries: tuple[Entry, ...]

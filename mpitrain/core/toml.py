@@ -17,7 +17,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
     Raises:
         OSError: The file cannot be read.
-        ValueError: It is not TOML.
+        ValueError: The content is not TOML.
     """
     with path.open("rb") as file:
         return dict(tomllib.load(file))

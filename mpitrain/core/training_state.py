@@ -10,7 +10,7 @@ from .layout import Array, Layout
 
 
 class TrainingState:
-    """State that model and strategy of a rank share. Each rank has its own state, made by ``training``. Local.
+    """State that the model and the strategy of a rank share. Each rank has its own state, made by ``training``. Local.
 
     Args:
         frozen: Names of the parameters that are not trained at first.

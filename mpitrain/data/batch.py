@@ -65,13 +65,13 @@ class CollatedBatch(Batch):
 
 
 class Loading(NamedTuple):
-    """The way in which batches of examples that are loaded one by one are made.
+    """The settings for batches of examples that are loaded one by one.
 
     Attributes:
-        workers: Number of processes of each rank that load them; 0 if the rank does.
+        workers: Number of processes per rank that load examples; 0 if the rank itself loads them.
         prefetch: Number of batches that each of these processes loads ahead.
         share, shares: Index of this rank among the ranks that load examples, and the number of these ranks.
-        dtype: Type of the examples in a batch of arrays; None for their own.
+        dtype: Type of the examples in a batch of arrays; None to keep their type.
         check: Called with the examples and labels of a batch of arrays, and their indices or the index of the first
             example; raises DataError.
     """

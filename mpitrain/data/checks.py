@@ -29,8 +29,8 @@ def check_labels(split: Split, labels: Array, first: int | Array = 0, classes: i
     """Check that labels are classes.
 
     Args:
-        first: Index of the first label's example; or the indices of all.
-        classes: Number of classes that the model distinguishes; the split's own number has precedence.
+        first: Index of the first example, or the indices of all examples.
+        classes: Number of classes that the model distinguishes; the split's number takes precedence.
 
     Raises:
         DataError: A label is not a class; the message names it and the file.
@@ -50,7 +50,7 @@ def check_classes(source: str, labels: Array, first: int | Array, classes: int) 
     """Check that labels are in [0, classes).
 
     Raises:
-        DataError: One is not; the message names it, its example and ``source``.
+        DataError: A label is not; the message names it, its example and ``source``.
     """
     wrong = np.argwhere((labels < 0) | (labels >= classes))
     if len(wrong):
@@ -70,18 +70,18 @@ def check_conversion(
         name: Name of the split, such as ``training``.
         dtype: float32 or float64; None if examples are not converted.
         examples: Some of the split's examples, in stored form.
-        first: Index of the first one; or the indices of all.
+        first: Index of the first of these examples, or the indices of all of them.
 
     Raises:
         DataError: A value would be rounded; the message names the split, the example and the value.
     """
     if dtype is None or not split.has_integers or not examples.size:
         return
-    bound = 2 ** (np.finfo(dtype).nmant + 1)  # all integers up to here are exact
+    bound = 2 ** (np.finfo(dtype).nmant + 1)  # all integers up to this bound are exact
     if np.iinfo(split.dtype).max < bound or (-bound <= int(examples.min()) and int(examples.max()) <= bound):
         return
-    # A larger integer is exact if it fits after its trailing zero bits are removed. The smallest int64 has no positive
-    # counterpart, but its ``abs``, converted to uint64, has the right value.
+    # A larger integer is exact if it is within the bound after its trailing zero bits are removed. The smallest int64
+    # has no positive counterpart, but its ``abs``, converted to uint64, has the right value.
     size = np.abs(examples.astype(np.int64) if examples.dtype.kind == "i" else examples).astype(np.uint64)
     wrong = np.argwhere(size // np.maximum(size & (~size + np.uint64(1)), np.uint64(1)) > bound)
     if len(wrong):

@@ -29,12 +29,12 @@ class LoadsBatches(Protocol):
 
 
 class Request(NamedTuple):
-    """A batch.
+    """A batch to load.
 
     Attributes:
-        position: Position of the first example in the stream; or its index.
+        position: Position of the first example in the stream; its index if ``end`` is not None.
         length: Number of examples.
-        end: For examples in the order of the split: index after the last one that will be requested; else None.
+        end: For examples in the order of the split: index after the last example that will be requested; else None.
     """
 
     position: int
@@ -61,10 +61,10 @@ class DatasetLoader:
     def batch(self, position: int, count: int) -> Batch:
         """Return the examples at [position, position + count) of the endless stream.
 
-        The random numbers of the process are then seeded for the rest of the step.
+        Afterwards, the process's random number generators are seeded for the rest of the step.
 
         Raises:
-            DataError: An example cannot be loaded; names it.
+            DataError: An example cannot be loaded; the message names it.
         """
         made, indices = self._load(Request(position, count))
         seed_all(self._seed, position, LOOP_STREAM)

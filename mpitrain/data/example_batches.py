@@ -34,7 +34,7 @@ class ExampleBatches:
     """Makes batches of a dataset.
 
     Attributes:
-        dataset, source, collate: As of ``DatasetSplit``.
+        dataset, source, collate: See ``DatasetSplit``.
         transforms: Applied to each example, in this order.
     """
 
@@ -57,7 +57,7 @@ class ExampleBatches:
             raise DataError(why_not_collated(self.dataset, self.source, indices, several, error)) from error
 
     def _stacked(self, examples: Iterable[Any], indices: list[int], allocate: Allocate) -> Any:
-        """Return the same as ``stack``, without keeping all examples in memory."""
+        """Return the batch that ``stack`` returns, without keeping all examples in memory."""
         first: Any = None
         for place, example in enumerate(examples):
             try:
@@ -94,7 +94,7 @@ class ExampleBatches:
             yield example
 
     def transformed(self, example: Any, seed: int, position: int) -> Any:
-        """Return an example, which is at ``position`` of the stream, after the transforms."""
+        """Return the example at ``position`` of the stream after the transforms."""
         generator = generator_at(seed, position) if any(transform.is_random for transform in self.transforms) else None
         for function, is_random in self.transforms:
             example = function(example, generator) if is_random else function(example)

@@ -1,4 +1,4 @@
-"""Errors of examples that are loaded one by one: they name the example, its file, and the line that raised them."""
+"""Errors of examples that are loaded one by one: they name the example, its file, and the line that failed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def errors_named(dataset: Any, source: str, indices: Sequence[int]) -> Iterator[
 
     Args:
         source: Origin of the data.
-        indices: Indices of the examples that are loaded; empty if they have none.
+        indices: Indices of the examples that are loaded; empty if the examples have no indices.
     """
     try:
         yield
@@ -45,7 +45,7 @@ def errors_named(dataset: Any, source: str, indices: Sequence[int]) -> Iterator[
 
 
 def why_not_collated(dataset: Any, source: str, indices: Sequence[int], examples: list[Any], error: Exception) -> str:
-    """Return why examples cannot be collated; names two examples that differ, if there are any."""
+    """Return the reason why examples cannot be collated; it names two examples that differ, if there are any."""
     kinds = [describe(example) for example in examples]
     other = next((place for place, kind in enumerate(kinds) if kind != kinds[0]), None)
     why = " ".join(str(error).split())

@@ -1,6 +1,6 @@
 """Parses ``tf.train.Example`` messages with compiled code, a batch at a time.
 
-A message is a protocol buffer: fields, each a tag (field number and wire type) and a value. Those of an Example:
+A message is a protocol buffer: fields, each a tag (field number and wire type) and a value. An Example has these:
 
     Example   1: Features
     Features  1: entry, repeated
@@ -48,10 +48,10 @@ class ExampleParser:
         self._names: list[bytes] = []
 
     def parse(self, messages: Messages, malformed: Callable[[int], Exception]) -> Sequence[dict[str, Any]]:
-        """Return messages as dicts: by the name of a feature an array of float32 or int64, bytes, or a list of bytes.
+        """Return messages as dicts from a feature's name to an array of float32 or int64, bytes, or a list of bytes.
 
         Args:
-            malformed: Returns the exception to raise for a message, given its number, that is not an Example.
+            malformed: Returns the exception to raise, given the number of a message that is not an Example.
         """
         lists = self._find_lists(messages, malformed)
         names = [name.decode(errors="replace") for name in self._names]
@@ -77,7 +77,7 @@ class ExampleParser:
 
 
 def _are_alike(lists: Array) -> bool:
-    """Return whether all messages have the same features with as many values, and one value where these are bytes."""
+    """Return whether all messages have the same features with equally many values, and one value if it is bytes."""
     first = lists[0, :, :2]
     is_array = (first[:, 0] != _MISSING) & ((first[:, 0] != _BYTES) | (first[:, 1] == 1))
     return bool(first.size and is_array.all() and (lists[:, :, :2] == first).all())
@@ -91,7 +91,7 @@ def _column(content: Array, lists: Array) -> Any:
 
 
 def _values(content: Array, lists: Array) -> list[Any]:
-    """Return a feature of each message: an array, bytes, a list of bytes; None if it has none."""
+    """Return a feature of each message: an array, bytes, a list of bytes; None if the message lacks the feature."""
     values: list[Any] = [None] * len(lists)
     for kind in np.unique(lists[:, 0]).tolist():
         chosen = np.flatnonzero(lists[:, 0] == kind)
@@ -129,9 +129,9 @@ def _numbers(content: Array, lists: Array, kind: int) -> Array:
 def _find_lists(
     content: Array, starts: Array, stops: Array, names: Array, name_ends: Array, lists: Array
 ) -> tuple[int, int, int, int]:
-    """Set ``lists``; return a result and the message that it concerns, and for a new name where it starts and ends."""
+    """Set ``lists``; return a result, the message that it concerns, and start and end of a new name."""
     for message in range(starts.size):
-        expected = 0  # mostly, features are in the same order
+        expected = 0  # the features of most messages are in the same order
         outer = starts[message]
         while outer < stops[message]:
             number, wire, features, outer = _field(content, outer, stops[message])
@@ -193,7 +193,7 @@ def _place(content: Array, start: int, stop: int, names: Array, ends: Array, exp
 
 @kernel
 def _list_of(content: Array, at: int, stop: int) -> tuple[int, int, int]:
-    """Return kind, start and stop of the list of a feature; an unknown kind if it is malformed or in parts."""
+    """Return kind, start and stop of a feature's list; an unknown kind if it is malformed or one of several."""
     kind, list_start, list_stop = _EMPTY, at, at
     while at < stop:
         number, wire, start, at = _field(content, at, stop)
@@ -251,7 +251,7 @@ def _find_bytes(content: Array, lists: Array, ranges: Array) -> None:
 
 @kernel
 def _read_floats(content: Array, lists: Array, bits: Array) -> None:
-    """Set the values of lists of numbers of four bytes."""
+    """Set ``bits`` to the values of lists of floats, four bytes each."""
     place = 0
     for i in range(len(lists)):
         at = lists[i, 2]
@@ -267,7 +267,7 @@ def _read_floats(content: Array, lists: Array, bits: Array) -> None:
 
 @kernel
 def _read_integers(content: Array, lists: Array, values: Array) -> None:
-    """Set the values of lists of integers."""
+    """Set ``values`` to the values of lists of integers."""
     place = 0
     for i in range(len(lists)):
         at = lists[i, 2]

@@ -56,7 +56,7 @@ class UnchangedFile:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[int]:
-        """Yield a descriptor of the file, which is closed again: a process may read 1,000 files.
+        """Yield a descriptor of the file, and close it afterwards, because a process may read 1,000 files.
 
         Raises:
             DataError: It has been changed.
@@ -83,8 +83,8 @@ class UnchangedFile:
         If several ranks of a node need an index that does not exist, one makes it, and the others wait.
 
         Args:
-            kind: Name of the index's form.
-            make: Makes the index; for the first run that reads the file.
+            kind: Name of the index's format.
+            make: Makes the index; called only if no index is stored.
         """
         key = repr((_INDEX_VERSION, kind, str(self.path.resolve()), self._state))
         stored = index_directory() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npy"
@@ -100,7 +100,7 @@ class UnchangedFile:
 
 @contextlib.contextmanager
 def _one_at_a_time(path: Path) -> Iterator[None]:
-    """Lock a file, so that one process is in the block; processes that have waited for it enter together.
+    """Lock a file, so that at first one process is in the block; the processes that have waited for it enter together.
 
     Therefore, if the first process fails, the others do not fail one after another. On file systems without locks, no
     process waits.
@@ -173,7 +173,7 @@ def required(module: str, use: str) -> ModuleType:
         use: The feature that needs the package, for the error message.
 
     Raises:
-        DataError: It is not installed.
+        DataError: The package is not installed.
     """
     try:
         return import_module(module)

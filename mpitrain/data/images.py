@@ -22,7 +22,7 @@ _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".
 
 
 class ImageFolder:
-    """Images and the number of their class: ``(image, label)``, an array (height, width, channels) of bytes and an int.
+    """Images with their class's number: ``(image, label)``, an array (height, width, channels) of bytes and an int.
 
     Attributes:
         classes: Names of the classes.
@@ -46,7 +46,7 @@ class ImageFolder:
             self._names += images
             labels += [label] * len(images)
         self.labels = np.array(labels)
-        self._states = np.zeros(len(labels), np.int64)  # size and time of the files that this process has read
+        self._states = np.zeros(len(labels), np.int64)  # hashes of size and time of the files read by this process
 
     def __len__(self) -> int:
         return len(self._names)
@@ -75,12 +75,12 @@ def image_folder(
     """Return a split of the images below a folder that has a folder for each class, as torchvision's ``ImageFolder``.
 
     An example is ``(image, label)``: an array of bytes, shape (height, width, channels), and the index of the class in
-    the sorted list of folders, which is the split's ``class_names``. Images are decoded when they are read:
-    ``--data-workers`` does so in processes of each rank, and ``map`` and ``random_map`` convert and augment them.
+    the sorted list of folders, which is the split's ``class_names``. Images are decoded when they are read, with
+    ``--data-workers`` in processes of each rank. Use ``map`` and ``random_map`` to convert and augment them.
 
     Args:
         folder: The folder.
-        size: (height, width): images are scaled to cover this size, and cropped at the center. None: as they are.
+        size: (height, width): images are scaled to cover this size, and cropped at the center. None keeps their size.
         channels: 3 for colours, 1 for grey.
 
     Raises:
@@ -96,8 +96,8 @@ def image_folder(
 def decode_image(content: bytes, channels: int = 3, size: tuple[int, int] | None = None) -> Array:
     """Return the pixels of an image file, shape (height, width, channels), uint8.
 
-    simplejpeg decodes JPEG files with colours if it is installed, in less than half of the time and to the same pixels;
-    Pillow decodes all other files.
+    If simplejpeg is installed and ``size`` is None, it decodes JPEG files with colours in less than half of the time
+    and to the same pixels; Pillow decodes all other files.
 
     Args:
         content: The bytes of the file.

@@ -41,7 +41,7 @@ class InMemory:
         self._threads, self._pool = threads, ThreadPoolExecutor(threads, "gather")
 
     def take(self, indices: Array, scale: float, examples: Array, labels: Array) -> None:
-        """Copy the examples of these indices, converted and scaled."""
+        """Copy the examples of these indices, converted and scaled, and their labels."""
         out = examples.reshape(len(indices), -1)
         threads = min(self._threads, out.nbytes // _PART_BYTES)
         if threads > 1:
@@ -61,7 +61,7 @@ class InMemory:
             pass
 
     def start_in_process(self) -> None:
-        """Prepare to be read in a process that was forked, which has none of the threads: it copies in its own."""
+        """Prepare for use in a forked process, which has none of the threads: copy in the calling thread."""
         self._threads = 1
 
     def close(self) -> None:
@@ -73,7 +73,7 @@ class Streaming:
     """Examples in a file, read in blocks by a thread that is one batch ahead.
 
     Args:
-        split: Its ``block`` must not be None.
+        split: The examples; ``split.block`` must not be None.
         check: Called when examples have been read; raises DataError. By default labels are checked.
     """
 
@@ -85,7 +85,7 @@ class Streaming:
         self._reader = ThreadPoolExecutor(1, "read ahead")
 
     def take(self, indices: Array, scale: float, examples: Array, labels: Array) -> None:
-        """Copy the examples of these indices, converted and scaled.
+        """Copy the examples of these indices, converted and scaled, and their labels.
 
         Raises:
             DataError: The file cannot be read, or its values are not valid.
@@ -122,7 +122,7 @@ class Streaming:
         return examples, labels
 
     def start_in_process(self) -> None:
-        """Prepare to be read in a process that was forked, which has no thread yet."""
+        """Prepare for use in a forked process, which has no thread for reading yet."""
         self._reader, self._blocks = ThreadPoolExecutor(1, "read ahead"), OrderedDict()
 
     def close(self) -> None:
@@ -130,13 +130,13 @@ class Streaming:
         self._reader.shutdown(wait=True, cancel_futures=True)
 
 
-#: Where a ``Loader`` takes the examples from.
+#: The source of a ``Loader``'s examples.
 Storage = InMemory | Streaming
 Memory = Callable[[int], "tuple[Array, Array] | None"]
 
 
 def own_buffers(count: int) -> None:
-    """Return no memory for a batch: the loader uses its own."""
+    """Return None, so that the loader uses its own memory for a batch."""
 
 
 class Loader:
@@ -146,8 +146,8 @@ class Loader:
         storage: Storage of the examples.
         seed: Determines the order of examples.
         dtype: Data type of the examples in a batch; None for the stored type, without scaling.
-        memory: Returns arrays for the next batch, given its size; or None.
-        stride: Examples between two batches; the next one's file blocks are read in the background.
+        memory: Returns arrays for the next batch, given its size; or None to use the loader's memory.
+        stride: Positions from a batch to the next batch, whose file blocks are read in the background.
         reuse: Whether the second batch after a batch may overwrite it.
     """
 
@@ -178,7 +178,7 @@ class Loader:
         Returns:
             Examples, shape ``(count, *split.shape)``, of ``dtype`` and scaled; labels, shape
             ``(count, *split.label_shape)``. Unless ``reuse`` is False, both are overwritten by the second call after
-            this one, or as ``memory`` decides.
+            this one, or when ``memory`` returns the same arrays again.
 
         Raises:
             DataError: There are fewer examples than ``count``, or they cannot be read.

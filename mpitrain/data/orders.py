@@ -31,7 +31,7 @@ class Order(Protocol):
 
         Args:
             n: Number of positions in an epoch.
-            block: Number of examples that are read from a file at a time; None if any can be read as quickly.
+            block: Number of examples that are read from a file at a time; None if single examples are read as quickly.
         """
 
 
@@ -44,7 +44,7 @@ class _EachOnce:
 
 
 class Shuffled(_EachOnce):
-    """Every example once in each epoch, in another order in each; see ``permutation.order`` for blocks."""
+    """Every example once in each epoch, in a different order in each epoch; see ``permutation.order`` for blocks."""
 
     def indices(self, position: int, count: int, n: int, seed: int, block: int | None = None) -> Array:
         return order(position, count, n, seed, block)
@@ -98,7 +98,7 @@ class GroupedByLength(_EachOnce):
 
     Args:
         lengths: Shape (number of examples,).
-        group: Positions in a group: some 50 batches of all workers.
+        group: Number of positions in a group; a good value is 50 batches of all workers.
     """
 
     def __init__(self, lengths: Sequence[int] | Array, group: int) -> None:
@@ -123,7 +123,7 @@ class GroupedByLength(_EachOnce):
 
     def _group_at(self, start: int, stop: int, n: int, seed: int) -> Array:
         key = start, n, seed
-        if self._sorted is None or self._sorted[0] != key:  # the next batch is of the same group, mostly
+        if self._sorted is None or self._sorted[0] != key:  # most batches are of the same group
             shuffled = order(start, stop - start, n, seed)
             self._sorted = key, shuffled[np.argsort(-self._lengths[shuffled], kind="stable")]
         return self._sorted[1]
@@ -151,7 +151,7 @@ class Streams:
         """Check that a step of all workers uses one example of each stream.
 
         Raises:
-            DataError: It has another number of examples.
+            DataError: The step has another number of examples.
         """
         if examples != self._count:
             raise DataError(
@@ -173,7 +173,7 @@ class Streams:
 
 
 class OwnOrder:
-    """The order of a user's function.
+    """An order defined by a user's function.
 
     Args:
         function: Takes the seed and a position of the endless stream, and returns the index of an example.

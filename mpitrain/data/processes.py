@@ -32,7 +32,7 @@ class _Loaded(NamedTuple):
     """A batch, and the indices of its examples, on its way from a process to the rank.
 
     Attributes:
-        pickled: Both without their arrays; or an exception in their place.
+        pickled: Batch and indices without their arrays; or an exception in place of these.
         arrays: The arrays' bytes; empty if they are in a shared buffer, or part of ``pickled``.
         ranges: Where the arrays are in the shared buffer.
     """
@@ -76,7 +76,7 @@ class _Process:
 
     @property
     def count(self) -> int:
-        """Number of batches that it has not loaded."""
+        """Number of submitted batches that have not been received."""
         return len(self._submitted)
 
     def submit(self, submitted: _Submitted) -> None:
@@ -106,8 +106,8 @@ class ProcessLoader(DatasetLoader):
     dataset's memory. The loader predicts the next requests from the distance between the last two, and loads them
     ahead. The result does not depend on which process loads a batch.
 
-    The arrays of a batch are in shared memory, which is used again when the last object that refers to them has ended.
-    A rank that keeps batches receives the next ones through a pipe.
+    The arrays of a batch are in shared memory, which is used again when the last object that refers to them is deleted.
+    A rank that keeps batches receives the next batches through a pipe.
     """
 
     def __init__(self, split: LoadsBatches, seed: int, loading: Loading) -> None:
@@ -119,7 +119,7 @@ class ProcessLoader(DatasetLoader):
         self._processes = [
             _Process(context, split, seed, self._buffers, first + number, shares) for number in range(loading.workers)
         ]
-        atexit.register(self.close)  # before multiprocessing waits for the processes
+        atexit.register(self.close)  # runs before multiprocessing waits for the processes
         self._loading_ahead: dict[Request, tuple[_Submitted, _Process]] = {}
         self._last: Request | None = None
 
@@ -133,7 +133,7 @@ class ProcessLoader(DatasetLoader):
             atexit.unregister(self.close)
 
     def _load(self, request: Request) -> tuple[Batch, Array]:
-        """Return a batch and the indices of its examples, and load the batches ahead that are expected next.
+        """Return a batch and the indices of its examples, and begin to load the batches that are expected next.
 
         Raises:
             DataError: An example cannot be loaded, or a process has died.
@@ -173,7 +173,7 @@ class ProcessLoader(DatasetLoader):
         return [Request(position + distance * (i + 1), length) for i in range(number)] if distance > 0 else []
 
     def _submit(self, request: Request) -> None:
-        """Let the process that has the fewest batches to load load a batch."""
+        """Submit a batch to the process that has the fewest batches to load."""
         process = min(self._processes, key=lambda process: process.count)
         submitted = _Submitted(request, self._buffers.take())
         process.submit(submitted)
@@ -213,7 +213,7 @@ def _serve(
     shares: int,
     rank_process: int,
 ) -> None:
-    """Load batches in this process until the rank ends it. It ignores the signals that stop a run.
+    """Load batches in this process until the rank ends it. Signals that stop a run are ignored.
 
     Args:
         share, shares: Index of this process among those that load examples, and their number.

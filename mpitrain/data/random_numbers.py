@@ -13,15 +13,15 @@ EXAMPLES_STREAM, MODEL_STREAM, LOOP_STREAM = 0, 1, 2
 
 
 def seed_torch(seed: int, position: int, device: Any) -> None:
-    """Seed the random numbers of a torch device for the batch at this position of the stream of examples."""
-    # ``torch.manual_seed`` takes 0.5 ms: it stores a stack trace in case CUDA is initialized later.
+    """Seed the random generator of a torch device for the batch at this position of the stream of examples."""
+    # ``torch.manual_seed`` would take 0.5 ms: it stores a stack trace in case CUDA is initialized later.
     torch = sys.modules["torch"]
     generator = torch.cuda.default_generators[device.index] if device.type == "cuda" else torch.default_generator
     generator.manual_seed(_mixed(seed, position, MODEL_STREAM))
 
 
 def seed_all(seed: int, position: int, stream: int = EXAMPLES_STREAM) -> None:
-    """Seed the random numbers of Python, NumPy and, if it has been imported, torch. Takes some 10 us.
+    """Seed the random generators of Python, NumPy and, if it has been imported, torch. Takes some 10 us.
 
     Args:
         position: The position of the example to load, or of the first example of the batch whose step begins.

@@ -1,4 +1,4 @@
-"""Memory through which processes of a rank pass batches to it without copies.
+"""Memory through which the processes of a rank pass batches to the rank without copies.
 
 Each buffer is an anonymous file (``memfd_create``), inherited by the processes that the rank forks. It needs no space
 in /dev/shm, and the kernel frees it when the last process that has it open ends in any way.
@@ -78,7 +78,7 @@ class SharedBuffers:
         self._free = list(range(count))
 
     def take(self) -> int | None:
-        """Return the number of a free buffer, which then is taken; None if all are. In the rank."""
+        """Return the number of a free buffer, which then is taken; None if all are taken. In the rank."""
         return self._free.pop() if self._free else None
 
     def give_back(self, number: int) -> None:
@@ -97,7 +97,7 @@ class SharedBuffers:
     def view(self, number: int, ranges: Sequence[tuple[int, int]]) -> list[Array]:
         """Return the arrays in a buffer as bytes, without a copy. In the rank.
 
-        The buffer is free when the last object that refers to them has ended.
+        The buffer is free when the last object that refers to the arrays is deleted.
         """
         memory = np.frombuffer(self._map(number, max(stop for _, stop in ranges)), np.uint8)
         weakref.finalize(memory, self.give_back, number).atexit = False

@@ -37,7 +37,7 @@ class Split:
         block: Number of consecutive examples to read at a time; None if the file cannot be read in ranges.
         note: A note to the user about how the files are read, or None.
         is_array: Whether all examples have the shape and type above, so that a batch is an array.
-        is_stream: Whether examples can only be read from the first one on.
+        is_stream: Whether examples can only be read in their order, from the first one on.
     """
 
     note: str | None = None
@@ -103,11 +103,11 @@ class Split:
         return Batch(examples, labels, start)
 
     def scaled(self, examples: Array, dtype: Any) -> Array:
-        """Return examples in stored form times the scale in ``dtype``; unchanged if that is None."""
+        """Return examples in stored form times the scale, as ``dtype``; unchanged if ``dtype`` is None."""
         return examples if dtype is None else np.multiply(examples, self.scale, dtype=dtype)
 
     def sample_digest(self) -> str:
-        """Return a digest of some examples and labels, spread over the split; of the first ones if it has no ranges.
+        """Return a digest of examples and labels spread over the split; of the first ones if ``has_ranges`` is False.
 
         Raises:
             DataError: The files do not match their headers.
@@ -129,8 +129,8 @@ class Split:
     def order(self, position: int, count: int, seed: int) -> Array:
         """Return the indices of the examples at [position, position + count) of the endless stream.
 
-        Unless ``ordered`` has changed it, every example occurs once in each epoch, that is in each range of
-        ``len(self)`` positions that starts at a multiple of ``len(self)``; in an order determined by ``seed``.
+        Unless ``ordered`` has changed the order, it is determined by ``seed``, and every example occurs once in each
+        epoch: in each range of ``len(self)`` positions that starts at a multiple of ``len(self)``.
 
         Raises:
             DataError: There are fewer examples than ``count``.
@@ -155,7 +155,7 @@ class Split:
                 returns the index of the example there.
 
         Raises:
-            DataError: It does not fit the number of examples.
+            DataError: The order does not fit the number of examples.
         """
         copied = copy.copy(self)
         copied._order = own = OwnOrder(order) if callable(order) else order
@@ -166,7 +166,7 @@ class Split:
         """Check that the order is possible with this number of examples in a step of all workers.
 
         Raises:
-            DataError: It is not.
+            DataError: The order is not possible.
         """
         if isinstance(self._order, Streams):
             self._order.check_step(examples)
@@ -175,7 +175,7 @@ class Split:
         """Check that the order of the examples supports reading in blocks, for files that do not fit into memory.
 
         Raises:
-            DataError: It is not.
+            DataError: The order does not support it.
         """
         if not isinstance(self._order or Shuffled(), (Shuffled, Sequential)):
             raise DataError(
@@ -187,7 +187,7 @@ class Split:
         """Return the examples with ``function`` applied to each when it is loaded.
 
         Args:
-            function: Takes an example, such as a tuple of image and label, and returns one of any shape.
+            function: Takes an example, such as a tuple of image and label, and returns an example of any structure.
         """
         return self._one_by_one()._transformed(Transform(function, is_random=False))
 
@@ -202,22 +202,22 @@ class Split:
         return self._one_by_one()._transformed(Transform(function, is_random=True))
 
     def _one_by_one(self) -> DatasetSplit:
-        """Return these examples, to be loaded one by one; in the same order."""
+        """Return these examples in the same order, to be loaded one by one."""
         split = DatasetSplit(StoredExamples(self), self.source, self.classes)
         split.block, split._order = self.block, self._order
         return split
 
     def own_loader(self, seed: int, loading: Loading = Loading()) -> BatchSource | None:
-        """Return the batch source of this split, in an order determined by ``seed``; None if a ``Loader`` makes it."""
+        """Return a source of this split's batches, in an order determined by ``seed``; None to use a ``Loader``."""
         return None
 
 
 class DatasetSplit(Split):
     """Examples of any object with ``__len__`` and ``__getitem__``, loaded one by one.
 
-    Before an example is loaded, the random numbers of Python, NumPy and torch are seeded with the run's seed and its
-    position in the stream, so that random transforms are the same when a run is resumed. If the object has
-    ``__getitems__``, a batch is loaded at once, and the random numbers are seeded with the position of its first
+    Before an example is loaded, the random generators of Python, NumPy and torch are seeded with the run's seed and the
+    example's position in the stream, so that random transforms are the same when a run is resumed. If the object has
+    ``__getitems__``, a batch is loaded at once, and the random generators are seeded with the position of its first
     example.
 
     An example is an array, a tensor, a number, or a nested tuple or dict of these.
@@ -268,7 +268,7 @@ class DatasetSplit(Split):
         """Return this split with batches that consist of an array of examples and an array of labels.
 
         Raises:
-            DataError: An example is not a pair of arrays or numbers; or cannot be loaded.
+            DataError: The first example is not a pair of arrays or numbers, or cannot be loaded.
         """
         first = self.load(np.arange(1), 0, 0).examples
         if not isinstance(first, tuple) or len(first) != 2 or not all(isinstance(part, np.ndarray) for part in first):
@@ -358,15 +358,15 @@ class DatasetSplit(Split):
 def dataset(examples: Examples, classes: int | None = None) -> DatasetSplit:
     """Return a split of any object with ``__len__`` and ``__getitem__``: a dataset of torch, Hugging Face, Grain, ...
 
-    Job and ``Trainer.loader`` accept such objects directly; as a split they have ``map``, ``random_map``, ``collated``
-    and ``ordered``.
+    Job and ``Trainer.loader`` accept such objects directly; as a split they have the methods ``map``, ``random_map``,
+    ``collated`` and ``ordered``.
 
     Args:
         examples: The object. All ranks must pass equal objects.
         classes: Number of classes if labels are classes, else None.
 
     Raises:
-        DataError: It has no examples.
+        DataError: The object has no examples.
     """
     return DatasetSplit(examples, classes=classes)
 
@@ -383,7 +383,7 @@ class DescribedSplit(Split):
 
 
 def _bytes_of(leaf: Any) -> bytes:
-    """Return the bytes of an array or a number; of other objects the ``repr``."""
+    """Return the bytes of an array or a number, and of any other object the bytes of its ``repr``."""
     try:
         array = np.asarray(leaf)
     except TypeError:

@@ -25,7 +25,7 @@ class StoredExamples:
 
     Args:
         split: A ``Split`` of arrays; not typed, because ``split`` imports this module.
-        storage: The memory from which the examples are taken, if they have been loaded; else they are read.
+        storage: The memory that contains the examples, if they have been loaded; None to read them from the split.
 
     Attributes:
         split: As given.
@@ -36,7 +36,7 @@ class StoredExamples:
         self._whole: Batch | None = None
 
     def start_in_process(self) -> None:
-        """Prepare to be read in a process that was forked."""
+        """Prepare for use in a forked process."""
         if self._storage is not None:
             self._storage.start_in_process()
 

@@ -45,7 +45,7 @@ class StreamSplit(DatasetSplit):
         return [transformed(self._next(), seed, position + place) for place in range(len(indices))]
 
     def _next(self) -> Any:
-        """Return the next example of this process; the first one after the last one."""
+        """Return the next example of this process; after the last example, the first one again."""
         assert self._iterator is not None
         for _ in range(2):
             with errors_named(self.dataset, self.source, []):
@@ -67,9 +67,9 @@ def stream(examples: Stream, length: int) -> StreamSplit:
     Each process that loads examples takes a share: every n-th example. To read less, pass a function that opens a share
     itself: ``lambda share, shares: read(files[share::shares])``.
 
-    Other splits guarantee that each example is used once in an epoch, also after a resume; a stream does not: a resumed
-    run skips as many examples as have been used; they are the same examples only in ``sync``, with the same number of
-    ranks and without data workers; and with data workers, examples that are loaded ahead may be lost. A stream is not
+    Other splits guarantee that each example is used once in an epoch, also after a resume; a stream does not. A resumed
+    run skips as many examples as have been used, but these are the same examples only in ``sync``, with the same number
+    of ranks and without data workers. With data workers, examples that are loaded ahead may be lost. A stream is not
     shuffled, and cannot be used for validation.
 
     Args:

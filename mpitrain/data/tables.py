@@ -16,8 +16,8 @@ from .files import Paths, UnchangedFile, describe, expand, file_of, required, st
 from .permutation import MIXED_BLOCKS
 from .split import DatasetSplit, Split
 
-# Groups of rows that are kept for reading rows in the order of blocks: those of a batch and the next one. Where groups
-# have different sizes, a block extends over two.
+# Number of cached groups of rows for reading in the order of blocks: those of a batch and of the next batch. If groups
+# have different sizes, a block extends over two groups.
 _CACHED_GROUPS = 4 * MIXED_BLOCKS
 _Group = Callable[[Sequence[str]], Any]  # reads some columns of a group of rows
 
@@ -76,7 +76,7 @@ class Table:
         """Check that columns exist.
 
         Raises:
-            DataError: One does not.
+            DataError: A column does not exist.
         """
         for column in columns:
             if column not in self.names:
@@ -113,7 +113,7 @@ class Table:
         return f"{file.path}, row {self._first_row + row + self._starts[number] - self._starts[first]}"
 
     def text_in(self, column: str) -> str | None:
-        """Return the row of a CSV file whose text made all values of a column texts, for messages."""
+        """Return a text that names the first row of a CSV file with a value that is no number in a column, or None."""
         if not self._first_row or not self._pa.types.is_string(self.type_of(column)):
             return None
         for start, part in self.parts(0, self.count, [column]):
@@ -259,10 +259,10 @@ def parquet(
 ) -> Split:
     """Return a split of Parquet files.
 
-    With ``label``, an example is an array of numbers, one for each column, and the label a number: such a split is in
-    memory once for all ranks of a node if it fits into half of the node's memory; otherwise it is read in blocks, as
-    with ``hdf5``. Without ``label``, an example is a dict of the row's values, with strings and lists of any length,
-    for ``map``.
+    With ``label``, an example is an array of the columns' numbers, and the label is a number. Such a split is loaded
+    once for all ranks of a node if it fits into half of the node's free memory; otherwise it is read in blocks, as with
+    ``hdf5``. Without ``label``, an example is a dict of the row's values, with strings and lists of any length, for
+    ``map``.
 
     Args:
         paths: A file, a pattern such as ``part-*.parquet``, or a list of them.
@@ -289,7 +289,7 @@ def csv(
 ) -> Split:
     """Return a split of CSV files whose first lines have the names of the columns, read as a whole; see ``parquet``.
 
-    In messages that line is row 1.
+    In messages, the line with the names is row 1.
     """
     return _split(paths, "csv", columns, label, classes)
 

@@ -79,10 +79,10 @@ class TfRecords:
 def tfrecord(paths: Paths) -> DatasetSplit:
     """Return a split of TFRecord files with ``tf.train.Example`` messages.
 
-    An example is a dict: by the name of a feature its array of float32 or int64, or its bytes; a list of bytes if it
-    has several. ``map`` decodes it, for instance with ``data.decode_image`` or ``numpy.frombuffer``. Without ``map``,
-    and if all examples have the same features of the same lengths, a batch is read and parsed as a whole, without
-    making single examples. A file is indexed once: the index is in the user's cache.
+    An example is a dict from the name of a feature to an array of float32 or int64, bytes, or a list of bytes. Use
+    ``map`` to decode it, for instance with ``data.decode_image`` or ``numpy.frombuffer``. Without ``map``, and if all
+    examples have the same features of the same lengths, a batch is read and parsed as a whole, without making single
+    examples. A file is indexed once; the index is stored in the user's cache directory.
 
     Args:
         paths: A file, a pattern such as ``train-*.tfrecord``, or a list of them.
@@ -110,7 +110,7 @@ def _index(path: Path) -> Array:
 
 @kernel
 def _index_part(file: int, offset: int, size: int, part: Array) -> tuple[int, int, bool]:
-    """Set offset and length of the next messages; return their number, where the next record is, if it is damaged."""
+    """Set offset and length of the next messages; return their number, the next offset, and whether it is damaged."""
     header = np.empty(_HEADER_BYTES, np.uint8)
     for record in range(len(part)):
         if offset == size:
@@ -127,7 +127,7 @@ def _index_part(file: int, offset: int, size: int, part: Array) -> tuple[int, in
 
 @kernel
 def _read_messages(file: int, places: Array, starts: Array, content: Array) -> int:
-    """Read messages with their checksums into ``content``; return the first one that the file lacks, or -1."""
+    """Read messages with their checksums into ``content``; return the index of the first one that is cut, or -1."""
     for i in range(starts.size):
         if not read_file(file, places[i, 0], content, starts[i], places[i, 1] + _FOOTER_BYTES):
             return i
@@ -136,7 +136,7 @@ def _read_messages(file: int, places: Array, starts: Array, content: Array) -> i
 
 @kernel
 def _first_damaged(content: Array, starts: Array, stops: Array) -> int:
-    """Return the first message that does not match its checksum, or -1."""
+    """Return the index of the first message that does not match its checksum, or -1."""
     for i in range(starts.size):
         if not _is_valid(content, starts[i], stops[i]):
             return i

@@ -41,7 +41,7 @@ def part_of(tree: Any, start: int, stop: int) -> Any:
 
 
 class Columns(Sequence[dict[str, Any]]):
-    """Examples that are dicts of arrays or byte strings, in the form of their batch.
+    """Examples that are dicts of arrays or byte strings, stored in the form of their batch.
 
     Args:
         columns: By name, arrays with one dimension more, and lists of byte strings; all have the same length, not 0.
@@ -100,7 +100,7 @@ class Stacked:
             self._batch = self._array((count, *example.shape), example.dtype)
 
     def set(self, place: int, example: Any) -> None:
-        """Copy an example; in the order of their places.
+        """Copy an example to a place; examples must be copied in the order of their places.
 
         Raises:
             KeyError, TypeError, ValueError: The example differs from the first one in structure or shape.

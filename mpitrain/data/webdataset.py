@@ -28,7 +28,7 @@ _DECODERS: dict[str, Callable[[bytes], Any]] = {
 
 
 class TarFiles:
-    """Examples as dicts: by extension the content, decoded; and ``__key__``, the name without it."""
+    """Examples as dicts from extension to content, which may be decoded; ``__key__`` is the name without extension."""
 
     def __init__(self, files: list[Path], decode: bool) -> None:
         self._decode = decode
@@ -65,8 +65,8 @@ class TarFiles:
 def webdataset(paths: Paths, decode: bool = True) -> DatasetSplit:
     """Return a split of tar files in WebDataset's layout; they must not be compressed.
 
-    An example is a dict: ``__key__``, and by extension the content of each file. A file is indexed once: the index is
-    in the user's cache.
+    An example is a dict of ``__key__``, and of the content of each file by extension. A tar file is indexed once; the
+    index is stored in the user's cache directory.
 
     Args:
         paths: A file, a pattern such as ``train-*.tar``, or a list of them.

@@ -129,7 +129,7 @@ def _hosts(cluster: Cluster) -> Iterator[Finding]:
 
 
 def _binding(cluster: Cluster) -> Finding:
-    """Check that ranks are not bound to the same cores while others are free: binding slows them down silently."""
+    """Check that ranks are not bound to the same cores while other cores are free, which slows them down silently."""
     node = cluster.node
     sets = node.allgather(frozenset(os.sched_getaffinity(0)))
     used = len(frozenset().union(*sets))

@@ -36,7 +36,7 @@ def compile_kernels(cluster: Cluster, devices: Sequence[Device], dtype: np.dtype
 
 
 def _compile(gpu: Any, variants: list[tuple[str, str]]) -> None:
-    """Compile ``sources.variants`` for a GPU in parallel threads; report it if they were not in CuPy's cache."""
+    """Compile ``sources.variants`` for a GPU in parallel threads; report this if CuPy's cache does not have them."""
     began = time.perf_counter()
 
     def compile_source(name: str, stored: str) -> None:

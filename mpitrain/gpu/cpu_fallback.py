@@ -20,7 +20,7 @@ class CpuFallback:
         is_soft: Whether the fallback is allowed.
 
     Raises:
-        DeviceError: It is not allowed.
+        DeviceError: The fallback is not allowed.
     """
 
     def __init__(self, kernel: Callable[..., Any], is_soft: bool) -> None:

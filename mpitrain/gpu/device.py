@@ -81,10 +81,10 @@ class Gpu:
         index: Device index in this process.
         fraction: Maximum fraction of the GPU's memory for arrays of this process; CUDA, its libraries and memory shared
             with other processes need additional memory.
-        growth: Allocate memory as needed, instead of all at startup (``take_memory``); also the attribute ``grows``.
+        growth: Whether to allocate memory as needed, not all at startup (``take_memory``); the attribute ``grows``.
         precision: ``float32``; ``tf32``, to which products round float32 matrices; or ``float16`` or ``bfloat16``, the
             type of activations, to which products round parameters. Sums are always float32.
-        is_soft: Run kernels without a GPU implementation on the CPU.
+        is_soft: Whether to run kernels without a GPU implementation on the CPU.
 
     Raises:
         DeviceError: The memory cannot be allocated.
@@ -117,7 +117,7 @@ class Gpu:
         """Return a context in which this thread computes on this GPU.
 
         Raises:
-            DeviceError: The GPU ran out of memory in it.
+            DeviceError: The GPU ran out of memory in the context.
         """
         return _Activation(self)
 
@@ -254,7 +254,7 @@ class Gpu:
         """Allocate the rest of this worker's part now, unless memory grows.
 
         Raises:
-            DeviceError: It cannot be allocated.
+            DeviceError: This memory cannot be allocated.
         """
         if not self.grows:
             with self.activate():

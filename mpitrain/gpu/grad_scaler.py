@@ -23,7 +23,7 @@ _NAMESPACE, _VERSION = "loss_scale", 1  # namespace and version of this part of 
 
 
 class GradScaler:
-    """The state that controls updates on one GPU. Only ``extra_state`` waits for the device.
+    """The state that controls updates on one GPU. Only reading and loading the extra state wait for the device.
 
     Use within ``gpu.activate()``.
 

@@ -33,7 +33,7 @@ class StepGraphs:
     def __init__(self, gpu: Gpu, record: Callable[[Callable[[int], None]], Array], cuts: Collection[int]) -> None:
         self._stream, self._cuts = gpu.compute.raw, cuts
         self._graphs: list[tuple[Any, int | None]] = []
-        # A memory pool of its own: no other work may reuse the memory that the graphs refer to.
+        # A separate memory pool: no other work may reuse the memory that the graphs refer to.
         self._memory = cupy.cuda.MemoryPool(cupy.get_default_memory_pool().malloc)
         with cupy.cuda.using_allocator(self._memory.malloc):
             self._begin()

@@ -36,7 +36,7 @@ class ExportedMemory:
 
 
 class OpenedMemory:
-    """Memory exported by another process, accessible from a GPU of this process, possibly the same one.
+    """Memory exported by another process, accessible from a GPU of this process, which may be the same GPU.
 
     Args:
         handle: The exporting process's handle.

@@ -29,7 +29,7 @@ class Communicator:
         name: A ``unique_id``, the same on all ranks.
 
     Raises:
-        Exception: NCCL's own, if the members cannot connect.
+        Exception: NCCL's exception, if the members cannot connect.
     """
 
     def __init__(self, size: int, name: Any, rank: int) -> None:

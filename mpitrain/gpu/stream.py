@@ -61,7 +61,7 @@ class Stream:
 
 @cache
 def _enable_peer_access(index: int, peer: int) -> None:
-    """Enable access to the memory of another GPU; without it, copies between them pass through host memory."""
+    """Enable access to the memory of another GPU; without this, copies between the GPUs pass through host memory."""
     problem = "" if runtime.deviceCanAccessPeer(index, peer) else "nvidia-smi topo -m shows how they are connected"
     if not problem:
         try:

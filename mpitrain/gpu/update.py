@@ -105,5 +105,5 @@ class GpuBackend:
             self.xp.copyto(vector, values, where=go)
 
     def _factor_of(self, gradient: Gradient) -> Array | None:
-        """Return the factor that is still to be applied to a gradient."""
+        """Return the factor that is still to be applied to a gradient; None if there is none."""
         return None if gradient.measured else self._factor

@@ -11,6 +11,6 @@ def run(*args: Any, **kwargs: Any) -> NoReturn:
     """Refuse to start ranks from a running program, which ``horovod.run`` does.
 
     Raises:
-        LaunchError: Always; names the command that starts them.
+        LaunchError: Always; the message names the command that starts ranks.
     """
     raise LaunchError("horovod.run is not available; start the ranks with 'mpitrain run -n N SCRIPT'")

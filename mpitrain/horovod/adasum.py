@@ -1,11 +1,12 @@
-"""Adasum: a sum of gradients that keeps its size if they are parallel, and adds them if they are orthogonal.
+"""Adasum: a combination of gradients that is their mean if they are parallel, and their sum if they are orthogonal.
 
-Maleki et al., Scaling Distributed Training with Adaptive Summation (MLSys 2021). Two vectors a and b are combined to
+Maleki et al., Scaling Distributed Training with Adaptive Summation (MLSys 2021). Two vectors a and b give
 
     a (1 - a.b / 2 |a|^2) + b (1 - a.b / 2 |b|^2)
 
-and more of them in a binary tree. If a and b stand for m and n ranks, the halves are replaced by m / (m + n) and
-n / (m + n), so that parallel vectors of any number of ranks give their mean. For powers of two this is Adasum.
+More vectors are combined in a binary tree. If a and b stand for m and n ranks, the halves are replaced by m / (m + n)
+and n / (m + n), so that parallel vectors of any number of ranks give their mean. For a power of two ranks, this is
+Adasum.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ _registered = False
 def init(
     comm: MPI.Intracomm | Sequence[int] | None = None, process_sets: Sequence[ProcessSet] | str | None = None
 ) -> None:
-    """Start MPI and the engine; do nothing if they run. Collective over the ranks of ``comm``.
+    """Start MPI and the engine; do nothing if they are running. Collective over the ranks of ``comm``.
 
     Args:
         comm: All ranks of the program: ranks of MPI's world, or a communicator; None for the world.
@@ -111,7 +111,7 @@ def local_size() -> int:
 
 
 def cross_rank() -> int:
-    """Return the number of this rank's host, among those that have a rank with the same local rank."""
+    """Return the number of this rank's host among the hosts that have a rank with the same local rank."""
     return current().cross_rank
 
 
@@ -184,7 +184,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """Record the engine's activity in a file, which the first rank writes; a running timeline is completed. Local.
 
     Args:
-        mark_cycles: Also record when negotiations are complete.
+        mark_cycles: Whether to record the ends of negotiations, too.
 
     Raises:
         ValueError: ``init`` has not been called.

@@ -2,8 +2,8 @@
 
 A cycle is a generator like the collectives that it consists of: it yields the condition that it waits for, and any
 thread resumes it. A rank starts a cycle when it has something to announce, or when others wait; the cycle continues
-when all ranks have started theirs. A rank that has nothing pending need not take part: without it no operation can be
-ready.
+when all ranks have started theirs. A rank that has nothing pending need not take part, because no operation is ready
+before all ranks have submitted it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Channel:
     """The operations of a process set. Construction is collective over ``comm``; other methods are local.
 
     Args:
-        comm: Of the set's ranks; the channel owns it.
+        comm: Communicator of the set's ranks; the channel owns it.
         name: Name of the process set in messages.
         ranks: The set's ranks in the world.
 
@@ -56,7 +56,7 @@ class Channel:
         members: The set's ranks as communicators.
         committed: Whether all ranks have begun the cycle that this rank performs.
         completed: When the last cycle ended, on the clock of ``perf_counter``.
-        error: Why no operation is possible any more.
+        error: Why no operation is possible any more; None while operations are possible.
     """
 
     def __init__(
@@ -95,13 +95,13 @@ class Channel:
         self.error: Exception | None = None
         process_end.watch(self._staging)
 
-    # What programs submit.
+    # Submission by programs.
 
     def submit(self, handle: Handle) -> Handle:
         """Submit an operation.
 
         Raises:
-            ValueError: One with the same name is pending.
+            ValueError: An operation with the same name is pending.
             HorovodInternalError: A rank has shut down.
         """
         request = handle.request
@@ -146,7 +146,7 @@ class Channel:
         """Begin a cycle if there is a reason, and continue it as far as other ranks allow.
 
         Args:
-            polls: How often to look whether they do.
+            polls: How many times to check whether they do.
         """
         try:
             if self._steps is None:
@@ -181,8 +181,8 @@ class Channel:
     def _cycle(self) -> Steps:
         """Announce new requests, and perform operations that are ready. Collective over the set.
 
-        If the ranks agreed in the last cycle, they probably agree in this one: the first block of the announced tensors
-            is then published together with the announcement.
+        If the ranks agreed in the last cycle, they probably agree in this one. The first block of the announced tensors
+        is then published together with the announcement.
         """
         self._notices.asked = False
         handles, words, new = self._announcement()
@@ -305,7 +305,7 @@ class Channel:
         """Describe the operations that wait for other ranks.
 
         Args:
-            for_all: Also those that another rank reports, which is the first of those that have submitted them.
+            for_all: Whether to include operations that another rank reports, the first rank that has submitted them.
         """
         absent, lines = self._negotiation.absent(), []
         for handle in self._waiting():
@@ -322,7 +322,7 @@ class Channel:
         return lines
 
     def _waiting(self) -> list[Handle]:
-        """Return the operations that wait for other ranks; a rank that has joined may wait for a long time."""
+        """Return the operations that wait for other ranks, without join, which may wait for a long time."""
         return [handle for handle in list(self._open.values()) if handle.request.kind != "join"]
 
     def _text(self, ranks: Iterable[int]) -> str:
@@ -331,7 +331,7 @@ class Channel:
     # The end.
 
     def leave(self) -> None:
-        """Take part in no further cycle; end what is pending."""
+        """Take part in no further cycle; end pending operations."""
         if self.error is None:
             self._fail("shut down")
 
@@ -341,7 +341,7 @@ class Channel:
         Otherwise the memory is freed when the process ends.
 
         Args:
-            until: How long to wait, on the clock of ``perf_counter``.
+            until: The latest time to wait, on the clock of ``perf_counter``.
         """
         if self._notices.agree_to_free(self._abandoned is None, until):
             process_end.forget(self._staging)
@@ -352,7 +352,7 @@ class Channel:
 
 
 def _all_equal(rows: Array) -> bool:
-    """Return whether all ranks have announced the same requests, which they know."""
+    """Return whether all ranks have announced the same requests, none of which is new."""
     n = _HEADER + 2 * rows[0, 0]
     first = rows[0, :n].tobytes()
     return not rows[0, 1] and all(row[:n].tobytes() == first for row in rows[1:])

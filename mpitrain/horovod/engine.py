@@ -2,8 +2,8 @@
 
 A thread that waits for an operation performs the cycles itself. Handing them to another thread takes twice as long, and
 on a node without spare cores that thread delays the computation. A background thread performs the cycles that no other
-thread of this rank waits for: those that other ranks wait for; and, where cores are spare or ranks are on several
-nodes, those that overlap with the computation.
+thread of this rank waits for: cycles that other ranks wait for and, if cores are spare or ranks are on several nodes,
+cycles that overlap with the computation.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Engine:
         channel: The channel of the set of all ranks.
 
     Attributes:
-        channels: By the number of their process set; those that this rank belongs to.
+        channels: The channels of this rank's process sets, by the number of the set.
     """
 
     def __init__(self, channel: Channel, settings: Settings, timeline: Timeline) -> None:
@@ -56,7 +56,7 @@ class Engine:
                 self._backoff.until(lambda polls: self.poll(handle, polls), self._look)
 
     def poll(self, handle: Handle, polls: int = 1) -> bool:
-        """Perform what is possible; return whether an operation has ended."""
+        """Continue the cycles as far as possible; return whether this operation has ended."""
         if not handle.done and self._performing.acquire(blocking=False):
             try:
                 self._advance(polls)
@@ -73,7 +73,7 @@ class Engine:
         return channel
 
     def close(self) -> bool:
-        """Leave all process sets; return whether all ranks have. Takes at most ten seconds."""
+        """Leave all process sets; return whether all ranks have left. Takes at most ten seconds."""
         self._closing.set()
         self._thread.join()
         channels = [self.release(number) for number in [*self.channels]]
@@ -116,7 +116,7 @@ class Engine:
         return channel.is_awaited or (self.overlaps and channel.announces)
 
     def _perform(self) -> None:
-        """Begin and continue cycles; to their end if all ranks have begun them."""
+        """Begin and continue cycles; complete those that all ranks have begun."""
         with self._performing:
             self._advance(1)
         if self._any_committed():

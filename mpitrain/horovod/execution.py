@@ -32,7 +32,7 @@ def reduction_for(op: ReduceOp, dtype: torch.dtype) -> Reduction:
     """Return the reduction of the backend.
 
     Raises:
-        ValueError: It is not defined for the data type.
+        ValueError: The reduction is not defined for the data type.
     """
     return reduction_of(_OPS[op], dtype)
 
@@ -41,8 +41,8 @@ class Execution:
     """The operations of one process set.
 
     Args:
-        collectives: Of its ranks.
-        rank, size: In the set.
+        collectives: The collectives of the set's ranks.
+        rank, size: This rank's index in the set, and the number of its ranks.
         fusion_bytes: Largest buffer in which small tensors are fused.
         began: Called with the operations that are performed next.
         ended: Called with a handle and its result.
@@ -69,7 +69,7 @@ class Execution:
     def stage(self, groups: Sequence[Sequence[Operation]]) -> bool:
         """Write the first block of the first group if it is an allreduce; return whether it has been written. Local.
 
-        If other operations are performed instead, only the copy was wasted.
+        If other operations are performed instead, only this copy is wasted.
         """
         for (request, _), *_ in groups[:1]:
             if request.kind == "allreduce" and request.op != ReduceOp.Adasum and request.scales[0] == 1.0:
@@ -80,8 +80,8 @@ class Execution:
         """Perform operations. Collective over the set.
 
         Args:
-            groups: What ``fused`` returns; equal on all ranks, except for the handles.
-            is_staged: The first block has been written and published by all ranks.
+            groups: The result of ``fused``; equal on all ranks, except for the handles.
+            is_staged: Whether all ranks have written and published the first block.
         """
         for group in groups:
             self._began(group)
@@ -128,7 +128,7 @@ class Execution:
             counts = _shares(tensor.shape[0], self._size)
             output = tensor.new_empty((counts[0], *tensor.shape[1:]))  # the first ranks have the largest shares
             if request.scales[0] != 1.0:
-                tensor = tensor.clone()  # an input that must not change
+                tensor = tensor.clone()  # the input must not change
                 scale(tensor, request.scales[0])
             parts = [_padded(part, output) for part in tensor.split(counts)]
             yield from self._collectives.reduce_scatter(output.view(-1), parts, reduction)
@@ -190,7 +190,7 @@ def _tensors(group: Sequence[Operation]) -> list[Tensor]:
 
 
 def _batches(flats: Sequence[Tensor], limit: int) -> Iterator[list[Tensor]]:
-    """Yield consecutive tensors that have at most ``limit`` bytes together, or one each."""
+    """Yield batches of consecutive tensors: of at most ``limit`` bytes, or of a single tensor."""
     batch: list[Tensor] = []
     nbytes = 0
     for flat in flats:
@@ -229,7 +229,7 @@ def _scale_all(tensors: Sequence[Tensor], factor: float) -> None:
 
 
 def scale(tensor: Tensor, factor: float) -> None:
-    """Multiply in place: integers as float64, and rounded to zero; 16-bit numbers as float32."""
+    """Multiply in place: integers as float64, rounded toward zero; 16-bit floating-point numbers as float32."""
     if factor == 1.0:
         return
     if not (tensor.is_floating_point() or tensor.is_complex()):

@@ -1,11 +1,11 @@
-"""Negotiation: which operations all ranks have submitted. Every rank computes the same answer from the same messages.
+"""Find the operations that all ranks have submitted. Every rank computes the same answer from the same messages.
 
 In a cycle all ranks exchange their new requests. Each rank keeps the table of all submitted requests of all ranks. A
 request is ready when the last rank has submitted it. All tables are equal after each cycle, and so are the ready
 requests and their order; no rank has a special role.
 
-Requests that have occurred before are sent as numbers. All ranks number new ones in the order in which they arrive, by
-rank.
+Requests that have occurred before are sent as numbers. All ranks number new requests in the same order: by cycle, and
+within a cycle by rank.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Ready:
     """An operation that all ranks have submitted.
 
     Attributes:
-        request: Of the first rank.
+        request: The request of the first rank.
         number: The number of the operation, if it has no name.
-        error: Why it fails on all ranks.
+        error: Why it fails on all ranks; empty if it does not.
         value: The result of operations without tensors.
     """
 
@@ -50,8 +50,8 @@ class Negotiation:
     Attributes:
         ranks: The ranks of the process set, in MPI's world; the set numbers them from 0.
         joined: Ranks that have joined, numbered by the set.
-        next_number: The next number of operations without a name, after all ranks have joined: they may have submitted
-            unequally many.
+        next_number: The next number of operations without a name after all ranks have joined; ranks may have submitted
+            different numbers of them.
     """
 
     ranks: Sequence[int]
@@ -74,8 +74,8 @@ class Negotiation:
         """Take the requests that the ranks have submitted; return the operations that are ready, in their order.
 
         Args:
-            announced: For each rank, its requests: pairs of the request's number, or -1 - the index of a new one, and
-                of the operation's own number.
+            announced: For each rank, its requests as pairs: the request's number, or -1 - the index of a new request;
+                and the operation's own number.
             new: For each rank, requests that have no number yet.
         """
         for request in (request for row in new for request in row):

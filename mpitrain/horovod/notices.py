@@ -1,9 +1,9 @@
-"""Messages between the ranks of a process set at any time, also between two cycles.
+"""Messages that the ranks of a process set send at any time, also between two cycles.
 
 ask    "take part in the next cycle, although you have nothing pending": the sender has waited long, and wants to
        know which ranks have not submitted what it waits for
 leave  "I take part in no cycle after the first n": the sender shuts down, or has failed
-free   "I free the set's memory now", or "I do not, because a rank has not left": the answer to all that leave
+free   "I free the set's memory now", or "I do not, because a rank has not left": the answer to all ranks that leave
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Notices:
     """The messages of one rank. Every method is local.
 
     Args:
-        comm: The set's ranks; nothing else is sent on it.
+        comm: Communicator of the set's ranks; nothing else is sent on it.
 
     Attributes:
-        asked: Whether another rank has asked.
-        left: The number of cycles of each rank that has left.
+        asked: Whether another rank has sent "ask".
+        left: For each rank that has left, the number of cycles in which it has taken part.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
@@ -43,7 +43,7 @@ class Notices:
         self._send(_ASK, 0)
 
     def leave(self, cycles: int) -> None:
-        """Notify the other ranks that this one leaves, and after how many cycles."""
+        """Notify the other ranks that this rank leaves, and after how many cycles."""
         self._send(_LEAVE, cycles)
 
     def receive(self) -> None:
@@ -60,11 +60,11 @@ class Notices:
                 self.asked = True
 
     def agree_to_free(self, can_free: bool, until: float) -> bool:
-        """Return whether all ranks have left and free the set's memory; the same on all ranks, which call this.
+        """Return whether all ranks have left and free the set's memory; the same on all ranks, which must call this.
 
         Args:
-            can_free: Whether this rank can.
-            until: How long to wait for ranks that have not left, on the clock of ``perf_counter``.
+            can_free: Whether this rank can free the memory.
+            until: The latest time to wait for ranks that have not left, on the clock of ``perf_counter``.
         """
         have_all_left = self._receive_from_all(self.left, until)
         self._frees[self._comm.rank] = have_all_left and can_free
@@ -82,7 +82,7 @@ class Notices:
                 self._sent.append(self._comm.Isend(np.full(1, value, np.int64), rank, tag))
 
     def _receive_from_all(self, received: dict[int, Any], until: float) -> bool:
-        """Wait until all other ranks are in ``received``; return whether they are in time."""
+        """Wait until all other ranks are in ``received``; return whether this happened before ``until``."""
         others = set(range(self._comm.size)) - {self._comm.rank}
         while others - received.keys() and perf_counter() < until:
             self.receive()

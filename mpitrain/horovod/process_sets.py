@@ -17,12 +17,12 @@ class ProcessSet:
         ranks_or_comm: Ranks in any order, or a communicator of mpi4py.
 
     Attributes:
-        process_set_id: Its number; None unless ``init`` or ``add_process_set`` has taken the set.
-        ranks: In ascending order; None for a communicator before ``init``.
+        process_set_id: The set's number; None until ``init`` or ``add_process_set`` has added the set.
+        ranks: The ranks in ascending order; None for a communicator before ``init``.
         mpi_comm: The communicator, if it was given.
 
     Raises:
-        ValueError: It is neither ranks nor a communicator.
+        ValueError: ``ranks_or_comm`` is neither ranks nor a communicator.
     """
 
     def __init__(self, ranks_or_comm: Sequence[int] | MPI.Comm) -> None:
@@ -37,11 +37,11 @@ class ProcessSet:
             raise ValueError(f"ProcessSet takes a list of ranks or a communicator of mpi4py, not {ranks_or_comm!r}")
 
     def size(self) -> int | None:
-        """Return the number of ranks; None if the set has not been taken."""
+        """Return the number of ranks; None if the set has not been added."""
         return None if self.process_set_id is None or self.ranks is None else len(self.ranks)
 
     def rank(self) -> int | None:
-        """Return this rank's index in the set; None if the set has not been taken or does not include this rank."""
+        """Return this rank's index in the set; None if the set has not been added or does not include this rank."""
         if self.process_set_id is None or self.ranks is None or not self.included():
             return None
         return self.ranks.index(world.current().rank)
@@ -63,7 +63,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
     Raises:
         ValueError: The ranks are not valid, or there is such a set already.
-        HorovodInternalError: The ranks have called it with different sets.
+        HorovodInternalError: The ranks have called this function with different sets.
     """
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     if added.ranks is None:
@@ -77,7 +77,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     """Remove a process set, and return whether there was such a set. Collective over all ranks.
 
     Raises:
-        HorovodInternalError: The ranks have called it with different sets.
+        HorovodInternalError: The ranks have called this function with different sets.
     """
     number = process_set.process_set_id
     if not number or process_set.ranks is None:

@@ -27,12 +27,12 @@ class ReduceOp(IntEnum):
 
 
 class Request(NamedTuple):
-    """A collective operation: must be equal on all ranks, which match requests by name and kind.
+    """A collective operation. Requests must be equal on all ranks, which match them by name and kind.
 
     Attributes:
-        kind: Such as ``allreduce``.
-        name: As the program calls it; empty if it has not named it.
-        dtype: None without tensors.
+        kind: The kind of operation, such as ``allreduce``.
+        name: The program's name of the operation; empty if it has none.
+        dtype: Data type of the tensors; None without tensors.
         shapes: Shapes of the tensors, without the first dimension if it may differ between ranks.
         op: The reduction.
         root: The sender of a broadcast.
@@ -78,10 +78,10 @@ class Handle:
         splits: For an alltoall, the rows for each rank.
 
     Attributes:
-        number: Distinguishes requests without a name; 0 for those with one.
+        number: Distinguishes requests without a name; 0 for requests with a name.
         key: The key by which ranks match the operation: kind, name and number.
-        done: Whether it has ended.
-        error: Why it failed.
+        done: Whether the operation has ended.
+        error: Why the operation failed; None if it did not.
         result: The output tensors, or a number.
         submitted: The time of submission, on the clock of ``perf_counter``.
     """
@@ -111,5 +111,5 @@ class Handle:
 
 
 def title(kind: str, name: str, number: int) -> str:
-    """Return how messages call an operation."""
+    """Return the description of an operation in messages."""
     return f"{kind} {name!r}" if name else f"{kind} without a name (number {number})"

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from ..errors import ConfigError
 
-# Variables that Horovod's launcher sets, or that select its build; programs may read them, but nothing here does.
+# Variables that Horovod's launcher sets, or that select its build; programs may read them, but this package does not.
 _UNUSED = {"HOROVOD_DYNAMIC_PROCESS_SETS", "HOROVOD_ELASTIC", "HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS"}
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How the engine works.
+    """The settings of the engine.
 
     Attributes:
         fusion_bytes: Largest buffer in which small tensors are fused; 0 turns fusion off.
@@ -36,7 +36,7 @@ class Settings:
 
 
 def from_environment(environ: Mapping[str, str]) -> Settings:
-    """Return the settings that the variables ``HOROVOD_*`` choose.
+    """Return the settings from the variables ``HOROVOD_*``.
 
     Raises:
         ConfigError: A value is not a number, or negative.

@@ -28,7 +28,7 @@ class Timeline:
         self._any = False
 
     def start(self, path: str, mark_cycles: bool) -> None:
-        """Begin a new file; end the one that is being written.
+        """Begin a new file; complete a file that is being written.
 
         Raises:
             OSError: The file cannot be written.

@@ -17,15 +17,15 @@ _FREE_S = 10.0  # maximum time for all ranks of a process set to remove it
 
 
 class World:
-    """The ranks. Construction is collective over ``comm``; so are the other methods, unless noted.
+    """The ranks. Construction is collective over ``comm``; so are all methods that are not marked as local.
 
     Args:
         comm: All ranks; the world owns it.
 
     Attributes:
-        rank, size: In ``comm``.
-        local_rank, local_size: On this host.
-        cross_rank, cross_size: Among the ranks with the same local rank on all hosts.
+        rank, size: This rank's number in ``comm``, and the number of ranks.
+        local_rank, local_size: The same on this host.
+        cross_rank, cross_size: The same among the ranks with the same local rank on all hosts.
         is_homogeneous: Whether every host has the same number of ranks.
         engine: Performs the operations.
         sets: The ranks of each process set, by its number.
@@ -53,7 +53,7 @@ class World:
         """Return the channel of a process set. Local.
 
         Raises:
-            ValueError: This rank does not belong to it, or it has been removed.
+            ValueError: This rank does not belong to the set, or the set has been removed.
         """
         channel = self.engine.channels.get(process_set)
         if channel is None:
@@ -70,7 +70,7 @@ class World:
         return self.channel(0).error is not None
 
     def translate(self, comm: MPI.Comm) -> list[int]:
-        """Return the ranks of another communicator. Local."""
+        """Return the ranks of another communicator as ranks of the world. Local."""
         theirs, ours = comm.Get_group(), self._comm.Get_group()
         ranks = MPI.Group.Translate_ranks(theirs, None, ours)
         theirs.Free()
@@ -87,7 +87,7 @@ class World:
         self._timeline.stop()
 
     def agree(self, kind: str, ranks: Sequence[int]) -> None:
-        """Return when all ranks have called this with the same arguments, between the other operations.
+        """Return when all ranks have called this with the same arguments; performed in order with the other operations.
 
         Raises:
             HorovodInternalError: The arguments differ, or a rank has shut down.

@@ -1,4 +1,4 @@
-"""The kernels on a GPU against the Numba forms: the comparisons of tests/unit/gpu."""
+"""The kernels on a GPU compared with the Numba kernels: the comparisons of tests/unit/gpu."""
 
 import importlib.util
 

@@ -84,7 +84,7 @@ def test_operations_on_cuda_tensors() -> None:
 
 
 def test_parallel_wrappers_on_cuda_tensors() -> None:
-    """The program compares each way of training with the same over gloo."""
+    """The program compares each way of training with the same training over gloo."""
     output = start(2, "-W", "ignore", PROGRAMS / "backend_training.py", "--device", "cuda")
     found = result_of(output)
     assert {"DDP", "FSDP2"} <= found.keys()

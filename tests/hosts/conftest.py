@@ -15,7 +15,7 @@ from ..support.launch import Mpi, missing
 
 @pytest.fixture(scope="session")
 def hosts(openmpi: Mpi) -> Iterator[Hosts]:
-    """Three hosts, gone again after the tests."""
+    """Three hosts, which are removed after the tests."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         missing("root and iproute2, to make hosts of network namespaces")
     with make_hosts(openmpi.python, 3) as network:

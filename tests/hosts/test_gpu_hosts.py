@@ -1,4 +1,4 @@
-"""GPUs of several hosts, which CuPy's stand-in simulates: the sums between hosts."""
+"""Sums between GPUs of several hosts, which the CuPy simulator provides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``mpitrain run --hosts`` over three hosts: who died is named, lost hosts are left out, no process is left."""
+"""``mpitrain run --hosts`` on three hosts: failed ranks are named, lost hosts are excluded, no process is left."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class StartRun(Protocol):
 
 @pytest.fixture
 def runs(hosts: Hosts, tmp_path: Path) -> Iterator[StartRun]:
-    """Starts runs, which are gone after the test."""
+    """Starts runs, and ends them after the test."""
     started: list[Run] = []
 
     def start(mpi: Mpi, *flags: str, steps: str = FOREVER) -> Run:
@@ -91,7 +91,7 @@ def test_a_rank_that_died_is_named_last(runs: StartRun, mpi: Mpi) -> None:
     first = run.wait_for_ranks()[1].pid
     os.kill(first, signal.SIGSEGV)
     second = run.wait_for_ranks(first)[1].pid
-    time.sleep(0.3)  # not in the same step
+    time.sleep(0.3)  # so that the second kill is in a later step
     os.kill(second, signal.SIGKILL)
     status, out, err = run.end()
     assert status == 1, out + "\n".join(err)
@@ -110,9 +110,9 @@ def test_control_c_leaves_no_process_on_any_host(runs: StartRun, mpi: Mpi, times
     run.wait_for_ranks()
     for _ in range(times):
         run.process.send_signal(signal.SIGINT)
-        time.sleep(0.15)  # two at once are one
+        time.sleep(0.15)  # two simultaneous signals count as one
     status, out, err = run.end()
-    # At the second it may have saved already, and be about to end.
+    # At the second signal, the run may have saved already, and be about to end.
     assert status == STOPPED_EARLY or (times == 2 and status == 128 + signal.SIGINT), out + "\n".join(err)
     for path in checkpoint.steps(run.run_dir / "checkpoints").values():
         checkpoint.verify(path)

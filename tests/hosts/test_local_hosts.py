@@ -1,4 +1,4 @@
-"""Local SGD over several hosts is local SGD on one."""
+"""Local SGD over several hosts gives the results of local SGD on one host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A link between hosts that is lost, for a short time or for good."""
+"""A link between hosts that is lost, for a short time or permanently."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..support.launch import Mpi
 
 @pytest.fixture
 def run(hosts: Hosts, openmpi: Mpi, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Run]:
-    """A run on three hosts, whose links are up again after the test."""
+    """A run on three hosts, whose links are restored after the test."""
     started = Run(hosts, openmpi, tmp_path, *request.param)
     yield started
     hosts.network.set_link(2, "up")
@@ -34,7 +34,7 @@ def test_a_lost_link_ends_the_run_on_all_hosts(run: Run) -> None:
     assert status == 1
     host = f"host {run.network.net}.2"
     assert [host in line for line in err if "answer" in line] == [True, True], err
-    # A later daemon with the same process id would not start.
+    # With remaining session folders, a later daemon with the same process id would not start.
     assert [run.network.sessions(number) for number in (1, 2, 3)] == [[], [], []]
 
 

@@ -1,4 +1,4 @@
-"""``mpitrain run --hosts`` starts programs that do not know mpitrain: torch.distributed works between the hosts."""
+"""``mpitrain run --hosts`` starts programs that do not use mpitrain: torch.distributed works between the hosts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SUMMING = PROGRAMS / "summing.py"
 
 @pytest.fixture(scope="module")
 def network(hosts: Hosts) -> Iterator[Network]:
-    """Hosts that know each other's names, as gloo needs where no network is given."""
+    """Hosts that can resolve each other's names, as gloo requires if no network is given."""
     names = "127.0.0.1 localhost\n" + "".join(f"{hosts.network.net}.{number} h{number}\n" for number in (1, 2, 3))
     folders = [Path(f"/etc/netns/{hosts.network.prefix}{number}") for number in (1, 2, 3)]
     for folder in folders:
@@ -35,7 +35,7 @@ def network(hosts: Hosts) -> Iterator[Network]:
     for folder in folders:
         shutil.rmtree(folder)
     with suppress(OSError):
-        folders[0].parent.rmdir()  # unless it has been there before
+        folders[0].parent.rmdir()  # fails if the folder is not empty
 
 
 def wait_for(condition: Callable[[], bool], seconds: float) -> None:

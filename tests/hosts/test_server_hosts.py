@@ -1,4 +1,4 @@
-"""All modes over three hosts: they train there, they end, and no process is left."""
+"""All modes on three hosts: runs train and end, and no process is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Synchronous training over several hosts is synchronous training on one."""
+"""Synchronous training over several hosts gives the results of synchronous training on one host."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_hosts_agree_with_one_rank(hosts: Hosts, alone, ranks: list[int], flags:
 def test_parameters_that_arrive_late_are_not_read_early(
     hosts: Hosts, alone, more: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Without BatchNorm, and without hooks that read parameters, they arrive while the next step computes."""
+    """Without BatchNorm, and without hooks that read parameters, parameters arrive while the next step computes."""
     flags = ("--dtype", "float64", "--no-normalize")
     hosts.train([2, 2], SMALL, "--batch-size", "3", "--bucket-bytes", "0", "--run-dir", tmp_path, *flags, *more)
     assert_close(final(tmp_path), alone(*flags), 1e-12)
@@ -48,7 +48,7 @@ def test_a_run_twice_is_the_same_bits(hosts: Hosts, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["sync", "local"])
 def test_every_node_writes_its_part_of_a_checkpoint(hosts: Hosts, mode: str, tmp_path: Path) -> None:
-    """And what is read is what one rank would have written; gone on from it is never having stopped."""
+    """Readers see the content that one rank would have written, and a resumed run equals an uninterrupted run."""
     flags = ("--mode", mode, "--no-normalize", "--train-steps", "24")
     hosts.train([2, 1, 1], SMALL, *flags, "--run-dir", tmp_path / "whole")
     parts = ("--save-per-node", "--save-steps", "8", "--keep", "2", "--run-dir", tmp_path / "parts")
@@ -64,12 +64,12 @@ def test_every_node_writes_its_part_of_a_checkpoint(hosts: Hosts, mode: str, tmp
     assert part.name in done.stdout
     assert "resumed from" in done.stdout
     checkpoint.verify(last)
-    if mode == "sync":  # in local each worker has slots of its own, and a checkpoint has their mean
+    if mode == "sync":  # in local each worker has its own slots, and a checkpoint has their mean
         assert_same_bits(final(tmp_path / "parts"), final(tmp_path / "whole"))
 
 
 def test_nodes_write_one_file_where_hdf5_can(hosts: Hosts, parallel_hdf5: dict[str, str], tmp_path: Path) -> None:
-    """It is a checkpoint like any other: to those whose HDF5 is not parallel, and to the same that began it."""
+    """It is a regular checkpoint, for readers without parallel HDF5 and for the ranks that have written it."""
     flags = ("--no-normalize", "--train-steps", "24")
     hosts.train([2, 1, 1], SMALL, *flags, "--run-dir", tmp_path / "whole")
     run_dir = tmp_path / "together"

@@ -1,4 +1,4 @@
-"""Runs that scripts launch: what they train, how they end, and what a ``Run`` shows of them."""
+"""Runs that scripts launch: their training, their end, and the attributes of ``Run``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SLOW = JOBS / "slow.py"
 
 @pytest.fixture(autouse=True)
 def _launching(openmpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Launch from a folder of its own, in the environment that other tests start MPI in."""
+    """Launch from a separate folder, in the environment in which other tests start MPI."""
     monkeypatch.chdir(tmp_path)
     for name, value in LAUNCHER_ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
@@ -155,7 +155,7 @@ def test_a_failed_run_raises(where: str, tmp_path: Path) -> None:
     assert caught.value.run_dir == str(tmp_path)
     if where == "hook":
         assert caught.value.rank == 1 and "ValueError: on purpose" in caught.value.traceback
-    else:  # which is the user's mistake
+    else:  # a user error in the job function
         assert "ValueError: on purpose" in caught.value.reason
     assert started.status.state in ("failed", "died")
     with pytest.raises(mpitrain.RunFailed):
@@ -206,7 +206,7 @@ def test_a_run_is_stopped_without_saving(moment: str, tmp_path: Path) -> None:
 
 @contextmanager
 def waiting_script(openmpi: Mpi, run_dir: Path, steps: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A script that waits for its run, which trains."""
+    """A script that waits for its run, which is training."""
     words = [str(openmpi.python), str(SCRIPTS / "waiting.py"), str(SLOW), str(run_dir), str(steps)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as process:
         try:

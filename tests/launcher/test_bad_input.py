@@ -1,4 +1,4 @@
-"""What a user gets wrong: one line from one rank, status 2, every rank ended within 5 s."""
+"""User errors: one line from one rank, status 2, and every rank ends within 5 s."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def test_a_users_error_on_one_rank_ends_all(mpi: Mpi, job, rank: int, raised: st
         " optimizer=optim.sgd(0.1), train=d.train, hooks=[Fails()])\n"
     )
     done = mpi.run(2, "-m", "mpitrain", "train", path, timeout=30)
-    # MPICH's mpirun kills the ranks after an abort, and returns 9 if that comes before the first one's exit.
+    # MPICH's mpirun kills the ranks after an abort, and returns 9 if it kills them before the first rank exits.
     assert done.returncode == status or (mpi.name, done.returncode) == ("mpich", 9), done.stderr
     assert f"rank {rank} of 2" in done.stderr
     if status == 2:

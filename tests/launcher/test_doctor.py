@@ -1,4 +1,4 @@
-"""``mpitrain doctor``: what it finds is so, and it never hangs."""
+"""``mpitrain doctor``: its findings are correct, and it never hangs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Findings = dict[str, dict[str, str]]
 
 
 def read(done: subprocess.CompletedProcess[str]) -> Findings:
-    """Findings by what was checked."""
+    """Findings by the name of the check."""
     assert done.stdout.startswith("["), done.stdout + done.stderr
     return {finding["check"]: finding for finding in json.loads(done.stdout)}
 
@@ -39,7 +39,7 @@ def test_ranks_are_compared(mpi: Mpi, tmp_path: Path) -> None:
 
 
 def test_matrix_kernels_forced_by_the_environment_are_reported(openmpi: Mpi, tmp_path: Path) -> None:
-    """Sandybridge is no processor's own choice that has AVX2, and every x86 of today has."""
+    """OpenBLAS does not choose the kernels for Sandybridge on CPUs with AVX2, which all current x86 CPUs have."""
     if "avx2" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("needs a processor with AVX2")
     words = [str(openmpi.python), "-m", "mpitrain", "doctor", "-n", "1", "--json", "--run-dir", str(tmp_path)]
@@ -56,7 +56,7 @@ def test_alone_it_starts_ranks_itself(mpi: Mpi, tmp_path: Path) -> None:
 
 
 def test_without_a_launcher_the_rest_is_looked_at(openmpi: Mpi, tmp_path: Path) -> None:
-    """The launcher that there is refuses; every other check still runs."""
+    """The installed launcher fails; all other checks still run."""
     broken = {"PRTE_MCA_prte_default_hostfile": "/nowhere"}
     done = run([str(openmpi.python), "-m", "mpitrain", "doctor", "--json", "--run-dir", str(tmp_path)], env=broken)
     found = read(done)
@@ -91,7 +91,7 @@ def test_a_folder_that_cannot_be_written_is_reported(openmpi: Mpi) -> None:
 
 
 def test_a_rank_that_does_not_answer_ends_it(openmpi: Mpi, tmp_path: Path) -> None:
-    """One of two ranks is another program, which takes part in nothing."""
+    """One of two ranks is another program, which takes part in no check."""
     sleeper = "from mpi4py import MPI; MPI.COMM_WORLD.Dup(); import time; time.sleep(50)"
     words = [*openmpi.command(1), str(openmpi.python), "-m", "mpitrain", "doctor", "--timeout", "3"]
     words += ["--run-dir", str(tmp_path), ":", "-n", "1", str(openmpi.python), "-c", sleeper]

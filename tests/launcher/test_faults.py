@@ -1,4 +1,4 @@
-"""Faults: what a run reports, what it leaves behind, and what it does not touch."""
+"""Faults: the messages of a run, the files that remain, and the files that must not change."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_nothing_is_left_after_a_kill(mpi: Mpi, victim: str, tmp_path: Path) -> 
     with start(mpi, tmp_path, 1_000_000) as process:
         try:
             rank = wait_for_step(process, tmp_path)[1]
-            # Of this run: other tests run at the same time.
+            # Only files of this run, because other tests run at the same time.
             paths = [path for path in temporary_files(began) if path in _mapped_by(rank.pid)]
             assert paths
             pids = {"rank": rank.pid, "reaper": rank.reaper, "supervisor": process.pid}
@@ -172,7 +172,7 @@ def test_a_fifo_as_a_record_is_refused(openmpi: Mpi, tmp_path: Path) -> None:
 
 
 def test_training_survives_a_full_disk(openmpi: Mpi, tmp_path: Path) -> None:
-    """The disk is full from the first records on, and has space again later."""
+    """The disk is full when the first records are written, and has space again later."""
     folder, words = tmp_path / "disk", ["--kind", "none", "--steps", "1500", "--log-steps", "5", "--run-dir"]
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(folder)], check=True)

@@ -1,4 +1,4 @@
-"""What a run directory contains after runs that were refused, changed, or finished early by a hook."""
+"""The content of a run directory after runs that were refused, changed, or finished early by a hook."""
 
 from __future__ import annotations
 

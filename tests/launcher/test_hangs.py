@@ -23,7 +23,7 @@ FRAMES = {"loop": "in forward", "sleep": "in after_step", "stop": ""}
     ("mpi", "kind", "rank", "flags"),
     [
         ("mpich", "loop", 1, ()),
-        ("openmpi", "sleep", 0, ("--at", "10")),  # the others wait for it to compare how long they compute
+        ("openmpi", "sleep", 0, ("--at", "10")),  # the others wait for it to compare computing times
         ("mpich", "stop", 1, ("--mode", "local")),
         ("openmpi", "sleep", 1, ("--mode", "async")),
         ("openmpi", "loop", 2, ("--mode", "ssp", "--ps", "1", "--ps-placement", "first")),
@@ -48,12 +48,12 @@ def test_a_hanging_run_is_restarted(openmpi: Mpi, tmp_path: Path) -> None:
     command = [str(openmpi.python), "-m", "mpitrain", "run", "-n", "2", "--max-restarts", "1", str(JOB), *words]
     done = run(command, timeout=80)
     assert done.returncode == 1  # it hangs again in the first step after the checkpoint
-    assert done.stderr.count("made no progress") == 4  # each attempt: the reaper with the stacks, then the launcher
+    assert done.stderr.count("made no progress") == 4  # per attempt: the reaper with the stacks, then the launcher
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-0000000010.h5"]
 
 
 def test_stacks_report_who_waits_for_whom(openmpi: Mpi, tmp_path: Path) -> None:
-    """``mpitrain stacks`` reports who waits for whom, under bare mpirun; then the run ends by itself."""
+    """``mpitrain stacks`` reports which rank each rank waits for, under plain mpirun; then the run ends by itself."""
     words = ["-m", "mpitrain", "train", str(JOB), "--kind", "stop", "--hang-timeout", "8", "--run-dir", str(tmp_path)]
     command = [*openmpi.command(3), str(openmpi.python), *words]
     with subprocess.Popen(command, env={**os.environ, **LAUNCHER_ENVIRONMENT}, stderr=subprocess.DEVNULL) as process:

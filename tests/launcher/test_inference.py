@@ -29,7 +29,7 @@ def trained(openmpi: Mpi, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def reported(run_dir: Path) -> dict[str, float]:
-    """The last validation that the run has reported."""
+    """Return the last validation that the run has reported."""
     lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
     return [line for line in lines if "validation_loss" in line][-1]
 

@@ -1,4 +1,4 @@
-"""``mpitrain init`` and ``mpitrain demo``: what a new user starts with works as it stands."""
+"""``mpitrain init`` and ``mpitrain demo``: the generated files work without changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``--logger``: what a run records in Weights & Biases, offline, and in MLflow, in local files."""
+"""``--logger``: the records of a run in Weights & Biases, offline, and in MLflow, in local files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def records_of_wandb(path: Path) -> Iterator[bytes]:
         _, size, kind = struct.unpack("<IHB", content[position : position + 7])
         record += content[position + 7 : position + 7 + size]
         position += 7 + size
-        if kind in (1, 4):  # whole, or the last part
+        if kind in (1, 4):  # a whole record, or its last part
             yield record
             record = b""
 
@@ -87,7 +87,7 @@ def test_mlflow(openmpi: Mpi, tmp_path: Path) -> None:
 
 
 def test_a_missing_package_is_one_line(mpich: Mpi, tmp_path: Path) -> None:
-    assert "mpitrain[wandb]" in train(mpich, tmp_path / "run", {}, "--logger", "wandb")  # not in its environment
+    assert "mpitrain[wandb]" in train(mpich, tmp_path / "run", {}, "--logger", "wandb")  # not installed there
     assert not (tmp_path / "run").exists()
 
 

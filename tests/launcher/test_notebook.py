@@ -51,7 +51,7 @@ def test_the_guide_runs_as_a_notebook(tmp_path: Path, monkeypatch: pytest.Monkey
     (stopped,) = (found for source, found in outputs.items() if STOP in source)
     assert stopped[-1].ename == "KeyboardInterrupt"
     ends = [output for outputs in outputs.values() for output in outputs if "finished" in str(output.get("data"))]
-    assert len(ends) == 2  # of the first run, and of the one that was stopped and resumed
+    assert len(ends) == 2  # of the first run, and of the run that was stopped and resumed
 
 
 async def interrupt_when_it_trains(folder: Path, kernel: Any) -> None:

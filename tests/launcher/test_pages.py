@@ -1,4 +1,4 @@
-"""Pages whose commands are executed: they print what is shown."""
+"""Pages whose commands are executed: the commands print the output that the pages show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that do not know mpitrain, started by ``mpitrain run`` on real ranks."""
+"""Programs that do not use mpitrain, started by ``mpitrain run`` on real ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REPORTING, PROGRESSING = PROGRAMS / "reporting.py", PROGRAMS / "progressing.py"
 
 
 def start(mpi: Mpi, *words: object, timeout: float = 60, **options: Any) -> subprocess.CompletedProcess[str]:
-    """``mpitrain run WORDS`` in the MPI's environment."""
+    """Execute ``mpitrain run WORDS`` in the environment of the MPI library."""
     return run([str(mpi.python), "-m", "mpitrain", "run", *map(str, words)], timeout=timeout, **options)
 
 

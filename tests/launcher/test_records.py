@@ -1,4 +1,4 @@
-"""What runs write besides metrics and checkpoints: status, logs, events, traces; and the commands that show it."""
+"""Files of runs besides metrics and checkpoints: status, logs, events, traces; and the commands that show them."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_an_unforeseen_exception_is_in_the_ranks_log(openmpi: Mpi, tmp_path: Pat
     assert done.stderr.count("Traceback") == 1
     deadline = time.monotonic() + 10
     while (state := states([tmp_path])[tmp_path]) == "running" and time.monotonic() < deadline:
-        time.sleep(0.1)  # mpirun kills the chief, and may exit before that process has ended
+        time.sleep(0.1)  # mpirun kills the chief, and may exit before the chief has ended
     assert state in ("died", "failed")
 
 
@@ -198,9 +198,9 @@ def test_a_trace_has_the_time_of_every_rank(openmpi: Mpi, mode: str, tmp_path: P
     for entry in workers:
         own = [span for span in spans if span["pid"] == entry["rank"]]
         steps = [span for span in own if span["name"] == "step"]
-        assert len(steps) == min(20, entry["steps"])  # a worker that started late may have found nothing left
+        assert len(steps) == min(20, entry["steps"])  # fewer if a worker started late
         assert not steps or {"load", "forward", "backward"} <= {span["name"] for span in own}
-        # A step's parts lie in it, and leave nothing negative.
+        # The parts of a step are inside its span, and do not take longer than the step.
         for step in steps:
             inside = [s for s in own if s["name"] in ("load", "forward", "backward") and step["ts"] <= s["ts"]]
             inside = [s for s in inside if s["ts"] < step["ts"] + step["dur"]]

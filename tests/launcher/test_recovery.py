@@ -1,4 +1,4 @@
-"""Restarts from memory: killed runs end as if they had not been killed."""
+"""Restarts from memory: killed runs end with the results of undisturbed runs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_runs_with_servers_continue(mpi: Mpi, mode: str, role: str, tmp_path: Pa
     (last,) = checkpoint.steps(tmp_path / "run" / "checkpoints").values()
     with checkpoint.Checkpoint(last) as opened:
         assert opened.step == STEPS
-        if mode == "async":  # no example was left out or used twice; in backup, late gradients are dropped
+        if mode == "async":  # each example was used once; in backup, late gradients are dropped
             assert opened.attributes["/"]["position"] == 12 * STEPS
 
 
@@ -80,12 +80,12 @@ def job():
         killed.kill("worker", 1)
         killed.end()
     (restart,) = read_run(tmp_path / "run").restarts
-    assert restart.attempts == 3 and restart.seconds > 1  # the pause before the third one
+    assert restart.attempts == 3 and restart.seconds > 1  # the pause before the third attempt
 
 
 @pytest.mark.full
 def test_the_fork_server_starts_the_ranks_of_restarts(mpi: Mpi, tmp_path: Path) -> None:
-    """The first restart is by the server; it is killed with its ranks, so the second one is not."""
+    """The fork server performs the first restart, and is then killed with its ranks, before the second."""
     with KilledRun(mpi, 2, tmp_path / "run", SMALL, "--train-steps", "100000000", "--max-restarts", "3") as killed:
         pids: set[int] = set()
         for is_forked in (False, True, False):

@@ -1,4 +1,4 @@
-"""Whole runs: what they print, what they leave, and that job files work as they stand."""
+"""Whole runs: their output, their files, and job files that must work without changes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_metrics_and_config(openmpi: Mpi, tmp_path: Path) -> None:
     done = openmpi.train(2, JOBS / "small.py", *flags, env={"TF_CONFIG": "{}"})
     assert "TF_CONFIG" in done.stdout
     printed = [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("step ")]
-    assert printed == [10, 40, 80, 100, 100]  # of the reports the first and the last, and all validations
+    assert printed == [10, 40, 80, 100, 100]  # the first and the last report, and all validations
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     logged = [line for line in lines if "loss" in line]
     assert [line["step"] for line in logged] == list(range(10, 101, 10))
@@ -145,7 +145,7 @@ def test_a_run_without_standard_output(openmpi: Mpi, job, tmp_path: Path) -> Non
     words = [str(openmpi.python), "-m", "mpitrain", "run", "-n", "2", str(path), "--train-steps", "5"]
     done = run(["sh", "-c", 'exec "$@" >&-', "sh", *words, "--run-dir", str(tmp_path / "run")])
     assert done.returncode == 0, done.stderr
-    (line,) = done.stderr.splitlines()  # from all ranks together
+    (line,) = done.stderr.splitlines()  # one line for all ranks
     assert "of the job file" in line
 
 
@@ -185,7 +185,7 @@ def test_sweep(openmpi: Mpi, tmp_path: Path) -> None:
 
 def test_chain(openmpi: Mpi, tmp_path: Path) -> None:
     words = [str(ROOT / "jobs" / "chain.sh"), "2", str(tmp_path / "run"), str(JOBS / "small.py"), "--train-steps", "20"]
-    for _ in range(2):  # the second time nothing is left to train
+    for _ in range(2):  # the second run has no step left to train
         done = run(words)
         assert done.returncode == 0, done.stderr
         assert "step-0000000020.h5: ok" in done.stdout

@@ -1,4 +1,4 @@
-"""How runs with parameter servers end, whatever ends them, and that an idle server rests."""
+"""The end of runs with parameter servers, for various causes, and the CPU use of an idle server."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_worker_that_raises_ends_all(openmpi: Mpi, where: str, flags: tuple[st
 @pytest.mark.parametrize("flags", SERVER_FLAGS, ids=" ".join)
 def test_nan_ends_all_with_one_line(openmpi: Mpi, flags: tuple[str, ...], tmp_path: Path) -> None:
     words = ["-m", "mpitrain", "train", JOBS / "diverging.py", "--run-dir", tmp_path, "--log-steps", "0", *flags]
-    words += ["--train-steps", "1000000"]  # until worker 0 has come to its eighth
+    words += ["--train-steps", "1000000"]  # enough for the worker to reach its eighth batch
     done = openmpi.run(3, *words, timeout=40)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "the loss is nan" in one_line(done.stderr)
@@ -71,7 +71,7 @@ def test_nan_ends_all_with_one_line(openmpi: Mpi, flags: tuple[str, ...], tmp_pa
 @pytest.mark.parametrize("flags", SERVER_FLAGS, ids=" ".join)
 def test_nan_may_be_skipped(openmpi: Mpi, flags: tuple[str, ...], tmp_path: Path) -> None:
     words = ["--nan", "skip", "--train-steps", "2000", "--log-steps", "2000", "--validate-steps", "0", *flags]
-    words += ["--repeat"]  # a gradient that comes too late for its step is dropped, whatever its loss
+    words += ["--repeat"]  # a gradient that is too late for its step is dropped, even if its loss is NaN
     openmpi.train(3, JOBS / "diverging.py", *words, "--run-dir", tmp_path)
     records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert sum(record.get("skipped_steps", 0) for record in records) > 0
@@ -116,7 +116,7 @@ def test_a_killed_worker_is_named_and_nobody_claims_to_save(openmpi: Mpi, tmp_pa
 
 
 def cpu_share(pid: str, seconds: float) -> float:
-    """Part of a core that a process takes meanwhile."""
+    """Return the CPU use of a process during some seconds, as a fraction of one core."""
 
     def ticks() -> int:
         return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]))
@@ -143,7 +143,7 @@ def test_an_idle_server_rests(mpi: Mpi, sharing: str, tmp_path: Path, job) -> No
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             wait_until(lambda: trains(tmp_path / "run"), 60)
-            # No rank here has anything to do but to wait, so neither may take a core.
+            # Both ranks only wait, so neither may use a whole core.
             ranks = [str(entry.pid) for entry in rank_status.read(tmp_path / "run")]
             assert len(ranks) == 2
             assert max(cpu_share(pid, 1.5) for pid in ranks) < 0.3

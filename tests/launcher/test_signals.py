@@ -28,7 +28,7 @@ def test_a_run_ends_soon_after_a_signal(openmpi: Mpi, mode: str, tmp_path: Path)
 
 @contextmanager
 def run_of(mpi: Mpi, folder: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
-    """A run of three ranks with at least 10 steps done, in a process group of its own, as a shell starts it."""
+    """A run of three ranks with at least 10 completed steps, in a separate process group, as a shell starts it."""
     words = [str(mpi.python), "-m", "mpitrain", "run", "-n", "3", str(JOB), "--run-dir", str(folder), *flags]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, preexec_fn=os.setpgrp) as process:
         try:
@@ -59,7 +59,7 @@ def test_ctrl_z_suspends_the_ranks_until_the_run_is_continued(openmpi: Mpi, tmp_
         wait_until(lambda: process_state(process.pid) == "T")
         ranks = rank_status.read(tmp_path)
         wait_until(lambda: {process_state(pid) for rank in ranks for pid in (rank.pid, rank.reaper)} == {"T"})
-        assert process_state(first_child_of(process.pid)) == "S"  # the launcher could still end the ranks
+        assert process_state(first_child_of(process.pid)) == "S"  # so that the launcher can end the ranks
         time.sleep(4)
         before = steps_of(tmp_path)
         assert before == [rank.step for rank in ranks]

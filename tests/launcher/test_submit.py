@@ -1,4 +1,4 @@
-"""Runs that Python submits to PBS, LSF and Flux, for which programs stand in that run the scripts."""
+"""Runs that Python submits to PBS, LSF and Flux, which are simulated by programs that run the scripts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``mpitrain.train``: a script trains as the job file does, however it was started, and ends as it should."""
+"""``mpitrain.train``: a script gives the results of the job file, however it is started, and ends correctly."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def test_a_path_under_mpitrain_run_whose_flags_replace_options(openmpi: Mpi, tmp
     done = mpitrain_run(openmpi, "--train-steps", 15, SCRIPT, "path", tmp_path)
     assert done.returncode == 0, done.stderr
     assert_trained(openmpi, 2, tmp_path, steps=15)
-    assert "[False, " in (tmp_path / "done-0").read_text()  # rank 0 was not done before it has exited
+    assert "[False, " in (tmp_path / "done-0").read_text()  # rank 0 counts as finished only after its exit
 
 
 def test_a_job_without_a_launcher(openmpi: Mpi, tmp_path: Path) -> None:
     done = run([str(openmpi.python), str(SCRIPT), "job", str(tmp_path)])
     assert done.returncode == 0, done.stderr
     assert_trained(openmpi, 1, tmp_path)
-    with pytest.raises(CheckpointError):  # the script is not run again to make its job
+    with pytest.raises(CheckpointError):  # loading must not run the script again
         mpitrain.load(tmp_path / "run")
 
 

@@ -20,7 +20,7 @@ def test_tuning_predicts_and_measures_what_may_change(openmpi: Mpi, tmp_path: Pa
     assert len(configurations) <= 40
     measured = [one for one in configurations if one["measured_examples_per_s"] is not None]
     assert {} in [one["options"] for one in measured]
-    assert len(measured) > 1  # larger batches or async are faster for so small a model
+    assert len(measured) > 1  # larger batches or async are faster for such a small model
     assert result["use"] in [one["options"] for one in measured]
     scores = {json.dumps(one["options"]): one["measured_examples_per_s"] * one["worth"] for one in measured}
     if result["use"]:

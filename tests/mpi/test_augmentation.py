@@ -1,4 +1,4 @@
-"""Random transforms depend on the position of an example in the run alone."""
+"""Random transforms depend only on the position of an example in the run."""
 
 from __future__ import annotations
 

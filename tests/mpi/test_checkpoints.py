@@ -1,4 +1,4 @@
-"""Checkpoints of whole runs: when they are saved, what a run does when one fails, and going on with other ranks."""
+"""Checkpoints of whole runs: the times of saves, failed saves, and resuming on other numbers of ranks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ENVIRONMENT = {**os.environ, **LAUNCHER_ENVIRONMENT}
 
 
 def steps(run_dir: Path) -> list[int]:
-    """The steps of a run's checkpoints, the highest first; all of them verify."""
+    """Return the steps of a run's checkpoints, the highest first, after verifying all of them."""
     found = checkpoint.steps(run_dir / "checkpoints")
     for path in found.values():
         checkpoint.verify(path)
@@ -69,7 +69,7 @@ def test_every_so_many_steps_and_the_newest_are_kept(
 
 @pytest.mark.parametrize("mode", [["sync"], ["backup"], ["async", "--ps", "1"]], ids=" ".join)
 def test_every_so_many_seconds(openmpi: Mpi, mode: list[str], tmp_path: Path) -> None:
-    """And before the limit on the run's time, without which this would not end."""
+    """A run also saves before its time limit, which ends this run."""
     # Compile the kernels of the mode first: that can take longer than the limit.
     openmpi.train(3, SMALL, "--mode", *mode, "--no-normalize", "--train-steps", "2", "--run-dir", tmp_path / "short")
     words = [*FOREVER, "--no-normalize", "--save-secs", "1", "--time-limit", "12"]
@@ -102,7 +102,7 @@ def test_a_signal_has_the_run_save_and_end(openmpi: Mpi, n: int, number: signal.
 
 
 def ranks_of(run_dir: Path, launcher: int) -> list[int]:
-    """The ranks, without their launcher."""
+    """Return the process ids of the ranks, without their launcher."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         words = path.read_text().split("\0") if path.exists() else []
@@ -134,7 +134,7 @@ def test_mpitrain_run_has_its_ranks_save(mpi: Mpi, number: signal.Signals, tmp_p
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A run directory whose folder of checkpoints is a file system of 600 kB."""
+    """A run directory whose checkpoint folder is a file system of 600 kB."""
     folder = tmp_path / "run" / "checkpoints"
     folder.mkdir(parents=True)
     mounted = (
@@ -158,7 +158,7 @@ def test_a_full_disk_does_not_end_the_run(openmpi: Mpi, background: str, small_d
     assert "No space left on device; " in done.stderr
     saved = steps(small_disk)
     assert 0 < len(saved) < 12
-    assert saved[0] == 10 * len(saved)  # those before the disk was full
+    assert saved[0] == 10 * len(saved)  # the checkpoints before the disk was full
     assert '"step":120' in (small_disk / "metrics.jsonl").read_text().replace(" ", "")
     openmpi.train(2, SMALL, *flags, "--save-steps", "0", "--run-dir", tmp_path / "whole")
     openmpi.train(2, SMALL, *flags, "--resume", newest(small_disk), "--save-steps", "0", "--run-dir", tmp_path / "rest")
@@ -205,7 +205,7 @@ def test_every_mode_goes_back(openmpi: Mpi, mode: list[str], tmp_path: Path) -> 
     spoil(damaged)
     done = openmpi.train(3, SMALL, *flags)
     assert str(damaged) in done.stdout
-    assert re.search(r"resumed from .* at step 2[04]$", done.stdout, re.MULTILINE)  # local saves where workers agree
+    assert re.search(r"resumed from .* at step 2[04]$", done.stdout, re.MULTILINE)  # local saves after an averaging
     assert steps(tmp_path)[0] == 30
 
 
@@ -217,7 +217,7 @@ def spoil(path: Path) -> None:
 
 @pytest.mark.parametrize("mode", [["sync"], ["async", "--ps", "1"]], ids=" ".join)
 def test_a_run_with_nothing_left_to_train(openmpi: Mpi, mode: list[str], tmp_path: Path) -> None:
-    """It saves nothing again in its own directory, and a copy in another one; all workers have to see which it is."""
+    """The run does not save again in its own directory, but in another one; all workers must agree on this."""
     flags = ["--mode", *mode, "--no-normalize", "--train-steps", "4"]
     openmpi.train(3, SMALL, *flags, "--run-dir", tmp_path / "a")
     before = newest(tmp_path / "a").stat().st_mtime_ns
@@ -246,7 +246,7 @@ def test_init_from_takes_what_fits(openmpi: Mpi, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def four_workers(openmpi: Mpi, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of 2 steps of 4 workers, 3 examples each; and under ``whole`` the same to the epoch's end."""
+    """A run of 2 steps of 4 workers, 3 examples each; and in ``whole`` the same run to the end of the epoch."""
     folder = tmp_path_factory.mktemp("four")
     for name, last in (("run", "2"), ("whole", "5")):
         resharding(openmpi, 4, folder / name, "3", last)
@@ -275,13 +275,13 @@ def test_going_on_with_other_ranks(
     openmpi: Mpi, n: int, batch: str, flags: list[str], four_workers: Path, tmp_path: Path
 ) -> None:
     begun = newest(four_workers / "run")
-    # Nothing left to train: what was read, by whatever holds it now, is written again.
+    # No step is left to train: the new ranks write the state that they have read.
     resharding(openmpi, n, tmp_path / "copy", batch, "2", "--resume", begun, *flags)
     assert_same_bits(final(tmp_path / "copy"), final(four_workers / "run"))
     resharding(openmpi, n, tmp_path / "rest", batch, "5", "--resume", begun, *flags)
     assert sorted(seen(four_workers / "run") + seen(tmp_path / "rest")) == list(range(60))
     whole, rest = final(four_workers / "whole"), final(tmp_path / "rest")
-    if "async" not in flags:  # where gradients are of older parameters
+    if "async" not in flags:  # its gradients are computed with older parameters
         assert_close(rest, whole, 1e-12)
     first, last = losses(four_workers / "run")[-1], losses(tmp_path / "rest")[-1]
     assert last < first
@@ -351,14 +351,14 @@ def test_a_run_of_version_0_1_resumes(openmpi: Mpi, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flags", [(), ("--mode", "async", "--ps", "1")], ids=str)
 def test_state_of_a_later_version_is_refused_in_one_line(openmpi: Mpi, tmp_path: Path, flags: tuple[str, ...]) -> None:
-    """Also if servers, which have no such state, wait for the workers."""
+    """This also holds if servers, which have no such state, wait for the workers."""
     arguments = (SMALL, "--train-steps", "4", "--no-normalize", *flags)
     openmpi.train(3, *arguments, "--run-dir", tmp_path / "a")
     path = checkpoint.path_for(tmp_path / "a" / "checkpoints", 4)
     with checkpoint.Checkpoint(path) as opened:
         arrays = {name: opened.read(name) for name in opened.datasets}
         attributes = {name: dict(values) for name, values in opened.attributes.items()}
-    attributes["run/state/mine"] = {"version": 2, "x": 1.0}  # of a strategy or a version that this run does not have
+    attributes["run/state/mine"] = {"version": 2, "x": 1.0}  # of a strategy or version that this run lacks
     write_container(path, arrays, attributes)
     resumed = openmpi.train(3, *arguments, "--resume", path, "--run-dir", tmp_path / "c")
     assert "'mine'" in resumed.stdout + resumed.stderr

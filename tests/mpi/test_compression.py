@@ -1,4 +1,4 @@
-"""Compressed gradients between nodes; here every rank is a node of its own, because memory is not shared."""
+"""Compressed gradients between nodes; every rank counts as a node, because memory is not shared."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_resuming_is_never_having_stopped(openmpi: Mpi, codec: str, more: tuple[
 
 @pytest.mark.parametrize("codec", ["int8", "powersgd:2"])
 def test_on_other_nodes_the_error_is_kept(openmpi: Mpi, codec: str, tmp_path: Path) -> None:
-    """The first node gets the error of all; each of the others begins without."""
+    """The first node gets the error of all nodes; the other nodes begin without an error."""
     flags = ("--compress", codec, "--optimizer", "momentum")
     train(openmpi, 3, tmp_path, *flags, "--train-steps", "37")
     before = final(tmp_path)
@@ -80,7 +80,7 @@ def test_on_other_nodes_the_error_is_kept(openmpi: Mpi, codec: str, tmp_path: Pa
 
 @pytest.mark.parametrize("codec", ["int8", "own_codecs:Signs"])
 def test_a_skipped_step_has_no_effect_on_later_ones(openmpi: Mpi, codec: str, tmp_path: Path) -> None:
-    """Its NaN must not stay in the gradient: no layer writes the gaps between parameters."""
+    """The NaN of the step must not stay in the gradient: no layer writes the gaps between parameters."""
     flags = ("--nan", "skip", "--log-steps", "1")
     exact, compressed = tmp_path / "exact", tmp_path / "compressed"
     train(openmpi, 2, exact, *flags, job=JOBS / "nan_example.py")
@@ -131,14 +131,14 @@ def test_nothing_is_lost_and_all_nodes_get_the_same(mpi: Mpi, nodes: str) -> Non
 
 
 def served(mpi: Mpi, n: int, run_dir: Path, *flags: str) -> dict[str, np.ndarray]:
-    """Train with a server that no worker shares memory with."""
+    """Train with a server that shares memory with no worker."""
     flags = ("--mode", "async", "--ps", "1", "--no-shared-memory", "--no-normalize", *flags)
     mpi.train(n + 1, SMALL, "--batch-size", str(12 // n), "--run-dir", run_dir, *flags)
     return final(run_dir)
 
 
 def test_a_worker_that_sends_all_has_no_momentum(openmpi: Mpi, tmp_path: Path) -> None:
-    """The velocity of an element that was sent begins again, so it is gradient descent."""
+    """The velocity of an element that was sent is reset, so the result is that of gradient descent."""
     flags = ("--dtype", "float64", "--clip-norm", "0.5")
     exact = trained(served(openmpi, 1, tmp_path / "exact", *flags, "--optimizer", "sgd"))
     found = trained(served(openmpi, 1, tmp_path / "found", *flags, "--optimizer", "momentum", "--compress", "topk:1"))

@@ -1,4 +1,4 @@
-"""Consistent points that hooks and options request, and why."""
+"""Consistent points that hooks and options request, with their reasons."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mpitrain import checkpoint
 
 from ..support.launch import ROOT, Mpi
 
-# Requests points with a reason of its own, one of them while another is being handled, and records what it sees.
+# Requests points with its own reason, one of them while another one is being handled, and records all points.
 JOB = """
 import json
 import os
@@ -81,7 +81,7 @@ def test_a_hook_requests_points_with_a_reason(mpi: Mpi, tmp_path: Path, n: int, 
     first, *others = seen(tmp_path)
     assert [reasons for _, reasons in first[:2]] == [["mine"], ["next"]]
     assert 3 <= first[0][0] < first[1][0] < 40
-    if "--mode" not in flags or "local" in flags:  # elsewhere another worker may take the last step
+    if "--mode" not in flags or "local" in flags:  # in other modes another worker may take the last step
         assert first[2:] == [[40, ["end"]]]
     assert all(other == first for other in others) and len(others) == (1 if n == 2 or "--ps" in flags else 2)
     assert [*checkpoint.steps(tmp_path / "run" / "checkpoints")] == [40], "a point of another reason does not save"

@@ -41,7 +41,7 @@ def test_convolutions_and_memory(openmpi: Mpi, simulated: dict[str, str], tmp_pa
 
 
 def test_tests_for_a_gpu_extend_pythonpath(simulated: dict[str, str]) -> None:
-    """Here it holds the simulator, on a compute node the wheels that were brought."""
+    """In this test PYTHONPATH has the simulator, on a compute node the installed wheels."""
     words = [sys.executable, "-m", "pytest", "-q", "tests/gpu/test_convolutions.py", "-k", "bfloat16"]
     done = run(words, env={**simulated, "PYTHONPATH": str(SIMULATED)}, cwd=ROOT)
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""``--log-grad-norm``: the norm of the averaged gradient, the same on all ranks, and without an effect on training."""
+"""``--log-grad-norm``: the norm of the averaged gradient is the same on all ranks, and does not affect training."""
 
 from __future__ import annotations
 

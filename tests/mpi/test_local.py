@@ -1,4 +1,4 @@
-"""Local SGD: what it computes, compared with a simulation of all workers in NumPy; and that a resumed run is the same.
+"""Local SGD: its results compared with a simulation of all workers in NumPy, and with those of resumed runs.
 
 Fragments and exchanges behind steps are part of the simulation; the order of messages is not.
 """
@@ -19,7 +19,7 @@ from ..support.launch import JOBS, Mpi
 from ..support.results import assert_same_bits, final
 
 LINEAR = JOBS / "linear.py"
-WEIGHT, BIAS, SIZE = slice(0, 200), slice(208, 218), 224  # of the flat vector: ranges begin on cache lines
+WEIGHT, BIAS, SIZE = slice(0, 200), slice(208, 218), 224  # ranges of the flat vector, which begin on cache lines
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class How:
     overlap: int = 0
     after: int = 0
     every: int = 8
-    compress: str = ""  # between nodes; each rank is a node then
+    compress: str = ""  # between nodes; then each rank counts as a node
 
     @property
     def flags(self) -> list[str]:
@@ -58,7 +58,7 @@ def gradient(params: np.ndarray, position: int) -> np.ndarray:
 
 
 class Simulation:
-    """All workers in one process."""
+    """Simulates all workers in one process."""
 
     def __init__(self, how: How, n: int, initial: np.ndarray) -> None:
         self.how, self.n = how, n
@@ -139,7 +139,7 @@ def initial(openmpi: Mpi, tmp_path_factory: pytest.TempPathFactory) -> np.ndarra
 
 @pytest.mark.parametrize(("n", "how"), WAYS, ids=str)
 def test_it_is_what_a_simulation_computes(openmpi: Mpi, n: int, how: How, initial: np.ndarray, tmp_path: Path) -> None:
-    # 37 steps do not end with a cycle. With fragments, also between ranks that count as nodes.
+    # 37 steps end within a cycle. With many fragments, ranks count as nodes.
     flags = [*how.flags, "--dtype", "float64", "--train-steps", "37", *["--no-shared-memory"] * (how.fragments > 2)]
     openmpi.train(n, LINEAR, *flags, "--run-dir", tmp_path)
     expected, trained = Simulation(how, n, initial).train(37), flat(tmp_path)

@@ -12,7 +12,7 @@ from ..support.launch import JOBS, PROGRAMS, Mpi
 from ..support.results import SMALL, assert_close, assert_same_bits, final
 
 PROGRAM = PROGRAMS / "servers.py"
-PLAIN = ["--no-normalize"]  # statistics over all workers are sync's
+PLAIN = ["--no-normalize"]  # only sync has statistics over all workers
 
 
 def drive(
@@ -25,7 +25,7 @@ def drive(
     assert done.stdout.split()[-1:] == ["ok"], done.stdout
 
 
-# The second MPI takes a part of what the first does: the arithmetic is the same, and starting ranks takes long.
+# The second MPI library runs fewer cases: the arithmetic is the same, and starting ranks takes long.
 @pytest.mark.parametrize(
     ("name", "mode", "workers", "servers"),
     [
@@ -75,7 +75,7 @@ def train(mpi: Mpi, n: int, run_dir: Path, *flags: str) -> dict[str, np.ndarray]
 
 @pytest.fixture(scope="module")
 def one_process(openmpi: Mpi, tmp_path_factory: pytest.TempPathFactory):
-    """What one process alone gets, for each set of flags."""
+    """The result of a single process, for each set of flags."""
     known: dict[tuple[str, ...], dict[str, np.ndarray]] = {}
 
     def get(*flags: str) -> dict[str, np.ndarray]:
@@ -119,7 +119,7 @@ def test_prefetched_parameters_are_at_most_one_step_older(
     _, late, *later = counts["staleness_histogram"]
     assert late > 0 and not any(later)
     assert any(prefetched[name].tobytes() != values.tobytes() for name, values in one_process().items())
-    # At a checkpoint the parameters of all completed steps are read; with one after each step, none are older.
+    # At a checkpoint the parameters of all completed steps are read; with a checkpoint after each step, none are older.
     assert_same_bits(train(openmpi, 3, tmp_path / "b", *how, "--save-steps", "1", "--keep", "2"), one_process())
 
 
@@ -167,7 +167,7 @@ def test_backup_with_no_spare_worker_is_sync(
 
 
 def test_staleness_scaling_divides_the_rate(openmpi: Mpi, tmp_path: Path) -> None:
-    """With one worker nothing is stale, so scaling changes nothing; with several it does, and training continues."""
+    """Scaling has no effect with one worker (no gradient is stale); with several it has, and training converges."""
     flags = ("--mode", "async", "--staleness-scaling")
     assert_same_bits(train(openmpi, 1, tmp_path / "a", *flags), train(openmpi, 1, tmp_path / "b", "--mode", "async"))
     done = openmpi.train(3, SMALL, *PLAIN, *flags, "--run-dir", tmp_path / "c")
@@ -227,7 +227,7 @@ def test_checkpoints_are_of_the_very_step(openmpi: Mpi, tmp_path: Path) -> None:
 
 @pytest.mark.quick
 def test_local_steps_average(openmpi: Mpi, tmp_path: Path) -> None:
-    """One local step of plain SGD, then the mean of parameters, is synchronous SGD."""
+    """One local step of plain SGD, then the mean of parameters, gives the result of synchronous SGD."""
     what = ("--optimizer", "sgd", "--dtype", "float64", "--batch-size", "4")
     local = train(openmpi, 3, tmp_path / "local", "--mode", "local", "--local-steps", "1", *what)
     sync = train(openmpi, 3, tmp_path / "sync", *what)
@@ -268,7 +268,7 @@ def test_where_windows_fail_messages_take_their_place(mpi: Mpi, how: str, one_pr
 def test_a_step_takes_two_round_trips(
     openmpi: Mpi, transport: str, servers: int, requests: int, tmp_path: Path
 ) -> None:
-    """One for the gradient, and one for the next parameters, on all servers at the same time."""
+    """One round trip sends the gradient, and one returns the next parameters, on all servers at the same time."""
     flags = ("--mode", "async", "--ps", str(servers), "--no-shared-memory", transport, "--run-dir", tmp_path)
     done = openmpi.train(servers + 1, JOBS / "counted_requests.py", *flags)
     assert f"{requests:.2f} requests per step" in done.stdout

@@ -1,4 +1,4 @@
-"""Memory shared by the ranks of a node, under each MPI."""
+"""Memory shared by the ranks of a node, with each MPI library."""
 
 from __future__ import annotations
 

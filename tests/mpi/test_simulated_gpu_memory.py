@@ -1,4 +1,4 @@
-"""Memory of simulated GPUs, what is kept in it, and what is prepared before training."""
+"""Memory of simulated GPUs, its content, and preparations before training."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_kernels_are_compiled_on_one_rank_of_a_node(openmpi: Mpi, simulated: dic
 
 
 def test_a_failed_compilation_is_one_line(openmpi: Mpi, simulated: dict[str, str], tmp_path: Path) -> None:
-    # As NVRTC reports an error.
+    # The format of NVRTC's error messages.
     message = 'cast.cu(7): error: identifier "half" is undefined'
     log = f'{message}\n  half value;\n  ^\n\n1 error detected in the compilation of "cast.cu".\n'
     env = {**simulated, "SIMULATED_COMPILER_LOG": log}

@@ -83,7 +83,7 @@ def test_runs_of_lower_precision_come_close(
 def test_convolutions_of_cudnn_agree_with_the_cpu(
     simulated: dict[str, str], more: dict[str, str], computed: str, reported: int
 ) -> None:
-    """Also with strides, paddings, and operations that the simulated cuDNN does not support."""
+    """This includes strides, paddings, and operations that the simulated cuDNN does not support."""
     precisions = ["bfloat16"] if more else ["float32", "tf32", "bfloat16", "float16"]
     done = run([sys.executable, str(PROGRAMS / "convolutions.py"), *precisions], env={**simulated, **more})
     assert done.returncode == 0, done.stderr
@@ -132,7 +132,7 @@ def run_state(run_dir: Path, step: int) -> dict[str, float]:
 def test_a_run_that_scales_its_loss_continues_with_that_scale(
     openmpi: Mpi, simulated: dict[str, str], tmp_path: Path
 ) -> None:
-    """Its steps are so large that gradients overflow before it is interrupted, and again after."""
+    """The steps are so large that gradients overflow both before and after the interruption."""
     flags = (*FLOAT16, "--optimizer", "momentum", "--learning-rate", "2", SMALL)
     _, whole = train(openmpi, 2, tmp_path / "whole", *flags, env=simulated)
     for steps in ("10", "20"):
@@ -181,7 +181,7 @@ def test_one_without_a_gpu_computes_on_its_processor(openmpi: Mpi, simulated: di
 
 
 def openmpi_mpmd(mpi: Mpi, words: list[str], env: dict[str, str]):
-    """One rank of the first program, and what follows each colon."""
+    """Start one rank of the first program, and of each program after a colon."""
     return run([*mpi.command(1), *words], env=env)
 
 
@@ -218,15 +218,15 @@ def test_doctor_tries_the_libraries(
 
 # How gradients travel.
 
-SUMMED = ("--batch-size", "5", "--no-normalize", "--bucket-bytes", "100")  # in as many buckets as there are layers
+SUMMED = ("--batch-size", "5", "--no-normalize", "--bucket-bytes", "100")  # one bucket per layer
 
 
-# What the host learns later.
+# Results that the host reads later.
 
 
 @pytest.mark.parametrize("policy", ["stop", "skip", "ignore"])
 def test_a_loss_that_is_not_finite(openmpi: Mpi, simulated: dict[str, str], policy: str, tmp_path: Path) -> None:
-    """As on processors: the same words of the same step and worker, and the same parameters."""
+    """GPUs give the CPU's results: the same message with the same step and worker, and the same parameters."""
     job = JOBS / "diverging.py"
     ended = {}
     for device, env in (("gpu", simulated), ("cpu", None)):
@@ -250,7 +250,7 @@ def test_a_loss_that_is_not_finite(openmpi: Mpi, simulated: dict[str, str], poli
 def test_a_checkpoint_before_a_loss_is_known_is_not_saved(
     openmpi: Mpi, simulated: dict[str, str], tmp_path: Path
 ) -> None:
-    """Step 8's loss is not finite, and the host is ahead of it when it is to save: it finds out first."""
+    """Step 8's loss is not finite, and the host is ahead of the GPU: it must read the loss before it saves."""
     words = ["-m", "mpitrain", "train", JOBS / "diverging.py", "--run-dir", tmp_path, "--save-steps", "1"]
     done = openmpi.run(2, *words, "--device", "gpu", env=simulated)
     assert done.returncode == 2 and "at step 8 on worker 1" in done.stderr
@@ -270,7 +270,7 @@ def launches(folder: Path) -> int:
         (SMALL, ["--no-normalize"], 16),  # of 20 steps: not the first two, nor the next two, with the data on the GPU
         (SMALL, ["--no-normalize", "--accumulate-steps", "2"], 36),
         (SMALL, ["--trace"], 0),
-        (JOBS / "diverging.py", [], 0),  # it has a layer of its own, of which nothing is known
+        (JOBS / "diverging.py", [], 0),  # it has a user-defined layer without declared properties
     ],
     ids=["whole", "in parts", "traced", "own layer"],
 )

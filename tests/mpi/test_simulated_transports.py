@@ -1,4 +1,4 @@
-"""How gradients are summed over simulated GPUs; see ``test_simulated_gpus``."""
+"""Sums of gradients over simulated GPUs; see ``test_simulated_gpus``."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_fastest_way_is_taken_and_reported(openmpi: Mpi, simulated: dict[str
 
 
 def test_a_resumed_run_takes_the_way_of_before(openmpi: Mpi, simulated: dict[str, str], tmp_path: Path) -> None:
-    """Which may add in another order than the fastest one."""
+    """The original transport may add in another order than the fastest transport."""
     train(openmpi, 2, tmp_path, "--train-steps", "2", "--gpu-transport", "ipc", SMALL, env=simulated)
     output, _ = train(openmpi, 2, tmp_path, "--train-steps", "4", SMALL, env=simulated)
     assert "GPU transport: ipc, " in output

@@ -1,4 +1,4 @@
-"""Runs compute with subnormal numbers as zero, unless asked not to; trained models compute as their run did."""
+"""Runs treat subnormal numbers as zero unless this is turned off; trained models compute like their runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mpitrain.core import subnormals
 
 from ..support.launch import Mpi
 
-# The first feature is different from zero in the first example only: its moments then decay.
+# The first feature is different from zero in the first example only, so its moments then decay.
 JOB = """
 import numpy as np
 from mpitrain import Job, data, nn, optim

@@ -1,4 +1,4 @@
-"""Synchronous training: n ranks are one rank on the joined batch, and a run twice is the same bits."""
+"""Synchronous training: n ranks give the result of one rank on the joined batch, and repeated runs the same bits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_n_ranks_agree_with_one_in_float64(mpi: Mpi, n: int, alone, tmp_path: Pa
 
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_n_ranks_agree_with_one_in_float32(openmpi: Mpi, n: int, alone, tmp_path: Path) -> None:
-    flags = ("--optimizer", "momentum")  # Adam divides by what may be rounding error alone
+    flags = ("--optimizer", "momentum")  # Adam may divide by pure rounding errors
     assert_close(train(openmpi, n, tmp_path, *flags), alone(*flags), 1e-5)
 
 
@@ -32,9 +32,9 @@ def test_n_ranks_agree_with_one_in_float32(openmpi: Mpi, n: int, alone, tmp_path
         # Without BatchNorm, parameters arrive while the next step computes.
         (["--no-shared-memory", "--bucket-bytes", "0"], ["--no-normalize"]),
         (["--no-shared-memory", "--bucket-bytes", "0", "--validate-steps", "7"], ["--no-normalize"]),
-        # BatchNorm is left out: its statistics are those of the parts.
+        # Without BatchNorm, whose statistics would be those of the micro-batches.
         (["--accumulate-steps", "3"], ["--no-normalize"]),
-        (["--devices-per-rank", "3"], []),  # of 4 examples; with statistics over all workers and their devices
+        (["--devices-per-rank", "3"], []),  # for 4 examples; statistics over all workers and devices
         (["--devices-per-rank", "2", "--accumulate-steps", "2", "--no-shared-memory"], ["--no-normalize"]),
         ([], ["--clip-norm", "0.5"]),
         (["--bucket-bytes", "0"], ["--optimizer", "lamb"]),
@@ -81,7 +81,7 @@ def test_resuming_on_other_ranks_continues_where_the_data_was(openmpi: Mpi, alon
 
 
 @pytest.mark.quick
-# Batches that do not divide an epoch, but end with the third.
+# Batches that do not divide an epoch, but end with the third epoch.
 @pytest.mark.parametrize(("n", "batch"), [(1, 1), (1, 45), (2, 18), (3, 12), (4, 9)])
 def test_an_epoch_is_each_example_once(openmpi: Mpi, n: int, batch: int, tmp_path: Path) -> None:
     steps = 3 * 60 // (n * batch)

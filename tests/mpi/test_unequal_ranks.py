@@ -1,4 +1,4 @@
-"""Ranks that differ in what they should share: the data, and the speed."""
+"""Ranks with different data or different speed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run by an interpreter that has CuPy: what can be known of ``mpitrain.gpu`` without a GPU.
+"""Checks of ``mpitrain.gpu`` that need CuPy but no GPU; run by an interpreter that has CuPy.
 
 Prints a line for each of the kernels' sources that NVRTC compiles, with the options that CuPy is given.
 """
@@ -32,8 +32,8 @@ def check_attributes(path: Path) -> None:
 
 
 def check(module: str, attribute: str) -> None:
-    """That a module has an attribute."""
-    # These two import only where their libraries are, large downloads.
+    """Check that a module has an attribute."""
+    # These two modules can be imported only with their libraries, which are large downloads.
     library = {"cupy_backends.cuda.libs.cublas": "cublas", "cupy.cuda.nccl": "nccl"}.get(module)
     if library is not None and attribute != "available":
         (file,) = (Path(cupy.__file__).parents[1] / "cupy_backends" / "cuda" / "libs").glob(f"{library}.*.so")
@@ -60,7 +60,7 @@ def check_stand_in(path: Path) -> None:
 
 
 def compiled(code: str, name: str, options: tuple[str, ...]) -> bytes:
-    """What NVRTC makes of a source."""
+    """Return NVRTC's output for a source."""
     program = nvrtc.createProgram(code, name, (), ())
     try:
         nvrtc.compileProgram(program, options)

@@ -39,7 +39,7 @@ def library(pytestconfig: pytest.Config) -> Path:
 
 @pytest.fixture(scope="session")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder for LD_LIBRARY_PATH with a driver's library that tells of two GPUs."""
+    """A folder for LD_LIBRARY_PATH with a driver library that reports two GPUs."""
     folder = tmp_path_factory.mktemp("driver")
     source = ROOT / "tests" / "simulators" / "gpu" / "driver" / "nvml.c"
     done = run(["g++", "-x", "c", "-shared", "-fPIC", "-o", str(folder / "libnvidia-ml.so.1"), str(source)])

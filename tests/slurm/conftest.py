@@ -15,7 +15,7 @@ from ..support.slurm.site import Site
 
 @pytest.fixture(scope="session")
 def site(openmpi: Mpi, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """Three nodes of four CPUs and two GPUs, gone again after the tests."""
+    """Three nodes of four CPUs and two GPUs, which are removed after the tests."""
     absent = [name for name in PROGRAMS if shutil.which(name) is None]
     if os.geteuid() != 0 or absent:
         missing(f"root, and {', '.join(absent) or 'nothing more'}, to start a Slurm cluster; see .ci/run")

@@ -1,4 +1,4 @@
-"""Programs that do not know mpitrain, as jobs on a real Slurm cluster: they are stopped in time, and resume."""
+"""Programs that do not use mpitrain, as jobs on a real Slurm cluster: they are stopped in time, and resume."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PREEMPTED_STEPS = 160
 
 @pytest.fixture(scope="module")
 def limited(site: Site, openmpi: Mpi) -> dict[str, Submitted]:
-    """Jobs that are asked to stop 45 s before the end of their minute, by how they end then."""
+    """Jobs with a limit of one minute that are asked to stop 45 s before it, by the way in which they end."""
     flags = ["--time", "1", "--stop-secs", "45"]
     return {
         "save": submit_resuming(site, openmpi, "limited", "save", "mpirun", *flags),
@@ -66,7 +66,7 @@ def submit_summing(site: Site, mpi: Mpi, starter: str, backend: str) -> Submitte
 def submit_resuming(
     site: Site, mpi: Mpi, name: str, ending: str, launcher: str, *flags: str, steps: int = STEPS
 ) -> Submitted:
-    """Submit a program of two ranks on two nodes that resumes; at SIGTERM it does what ``ending`` says."""
+    """Submit a program of two ranks on two nodes that resumes; ``ending`` is its reaction to SIGTERM."""
     nodes = ["--nodes", "2"] if "--nodes" not in flags else []
     words = ["--launcher", launcher, "--", "python", PROGRAMS / "resuming.py", steps_of(site, name, ending)]
     return site.submit(mpi, f"{name}-{ending}", *nodes, *flags, *words, str(steps), ending)

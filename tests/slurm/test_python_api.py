@@ -70,7 +70,7 @@ def test_waiting_continues_while_a_job_is_requeued(site: Site) -> None:
         run.wait(3, show=False)
     site.cluster.restart_now(number)
     until(lambda: run.status.state == "running")
-    run.stop()  # also in a later attempt
+    run.stop()  # in a later attempt, too
     assert run.wait(90, show=False).state == "stopped"
     assert site.cluster.wait(number) != "PENDING" and site.cluster.restarts(number) == 1
 

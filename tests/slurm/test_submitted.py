@@ -1,4 +1,4 @@
-"""Jobs on a real Slurm cluster: they train, in every way to start them, and come back after whatever ends them."""
+"""Jobs on a real Slurm cluster: they train with every way to start ranks, and are requeued after every kind of end."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ ON_OWN_NODES = [
 
 @pytest.fixture(scope="module")
 def limited(site: Site, openmpi: Mpi) -> Submitted:
-    """A job whose time is not enough; it takes a minute, in parallel with the other tests."""
+    """A job whose time limit is too short; it takes a minute, in parallel with the other tests."""
     flags = ["--pause", "0.1", "--train-steps", "650", "--log-steps", "50"]
     return site.submit(openmpi, "limited", "--time", "1", "--signal-secs", "0", SLOW, *flags)
 
 
 @pytest.fixture(scope="module")
 def jobs(site: Site, openmpi: Mpi, mpich: Mpi, limited: Submitted) -> dict[str, Submitted]:
-    """Jobs that do not mind each other, submitted all at once."""
+    """Independent jobs, submitted at the same time."""
     three = ["--nodes", "3", "--time", "5"]
     steps = ["--train-steps", "60"]
     return {
@@ -66,7 +66,7 @@ def jobs(site: Site, openmpi: Mpi, mpich: Mpi, limited: Submitted) -> dict[str, 
 
 @pytest.fixture(scope="module")
 def scripts(site: Site, openmpi: Mpi, jobs: dict[str, Submitted]) -> dict[str, str]:
-    """The scripts of slurm/ as they stand."""
+    """The unchanged scripts of slurm/."""
     return {name: site.script(openmpi, f"{name}.sbatch", *SHORT) for name in SCRIPTS}
 
 
@@ -107,8 +107,8 @@ def test_a_sweep_is_an_array(site: Site, openmpi: Mpi, jobs: dict[str, Submitted
 
 
 def test_servers_are_on_their_own_nodes(site: Site, openmpi: Mpi, jobs: dict[str, Submitted]) -> None:
-    # Slurm 22.05's srun at times does not notice that all tasks of a heterogeneous step have exited ("First task exited
-    # 60s ago"), and keeps the nodes until the job's time limit: then the job is submitted again, once.
+    # Slurm 22.05's srun sometimes does not notice that all tasks of a heterogeneous step have exited ("First task
+    # exited 60s ago"), and keeps the nodes until the job's time limit: then the job is submitted again, once.
     job, deadline = jobs["servers"], time.monotonic() + 75
     while site.cluster.state_of(job.number) not in ENDED and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -121,8 +121,8 @@ def test_servers_are_on_their_own_nodes(site: Site, openmpi: Mpi, jobs: dict[str
 
 
 def test_srun_with_pmi2_trains_with_mpich(site: Site, mpich: Mpi) -> None:
-    # Slurm 22.05's plugin at times garbles what ranks tell each other before MPI has begun ("value not properly
-    # terminated in client request"): they fail, or wait for each other for ever.
+    # Slurm 22.05's plugin sometimes corrupts messages between ranks before MPI has started ("value not properly
+    # terminated in client request"): the ranks fail, or wait for each other forever.
     flags = ["--nodes", "3", "--time", "2", "--launcher", "srun", SLOW, "--train-steps", "60"]
     for attempt in range(5):
         job = site.submit(mpich, f"srun-mpich-{attempt}", *flags)
@@ -198,7 +198,7 @@ def test_preempted_and_resumed_is_never_having_been_preempted(site: Site, openmp
     assert 20 <= stopped < 250
     assert (
         log.split("resumed from ")[1].splitlines()[0].endswith(f"at step {stopped}")
-    )  # nothing trained twice, nothing lost
+    )  # no step is trained twice or lost
     undisturbed = site.submit(openmpi, "undisturbed", *nodes, SLOW, *flags)
     assert site.cluster.wait(undisturbed.number) == "COMPLETED", undisturbed.log()
     assert_same_bits(final(job.run_dir), final(undisturbed.run_dir))

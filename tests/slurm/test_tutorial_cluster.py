@@ -14,7 +14,7 @@ from ..support.slurm.site import Site
 
 
 class Reader:
-    """Does what a reader does between the commands: wait, and use the numbers of the own jobs."""
+    """Does the reader's part between the commands: wait, and use the numbers of the reader's jobs."""
 
     def __init__(self, site: Site, folder: Path) -> None:
         self._cluster, self._folder = site.cluster, folder

@@ -1,4 +1,4 @@
-"""Damages checkpoints, and finds out whether the damage is noticed."""
+"""Damages checkpoints, and checks that the damage is detected."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def state(seed: int) -> dict[str, np.ndarray]:
         vector = made[name] = np.zeros(LAYOUT.size, np.float32)
         for view in LAYOUT.views(vector).values():
             view[...] = rng.standard_normal(view.shape)
-    made["square"][LAYOUT.n_trained :] = 0  # state has no slots
+    made["square"][LAYOUT.n_trained :] = 0  # layer state has no slots
     return made
 
 
@@ -46,10 +46,10 @@ def save(folder: Path, step: int, compression: Compression = "none") -> Path:
 
 
 def damage(path: Path, other: Path, rng: np.random.Generator) -> str:
-    """Damage a file in some way; returns which."""
+    """Damage a file in a random way; return the name of the way."""
     content = bytearray(path.read_bytes())
     way = str(rng.choice(["bit", "bits", "byte", "zeros", "cut", "grown", "moved", "twice", "swapped"]))
-    # Structure is a small part of the file, and is hit as often as values are.
+    # The structure is a small part of the file, but is damaged as often as values.
     start = int(rng.integers(len(content) if rng.random() < 0.5 else 20_000))
     length = int(rng.integers(1, 5000))
     if way in ("bit", "bits"):
@@ -67,7 +67,7 @@ def damage(path: Path, other: Path, rng: np.random.Generator) -> str:
     elif way == "moved":
         del content[start : start + length]
         content += bytes(length)
-    elif way == "twice":  # a block of the file in the place of another one
+    elif way == "twice":  # a block of the file in the place of another block
         start, at = (int(rng.integers(len(content) - length)) for _ in range(2))
         content[at : at + length] = content[start : start + length]
     else:
@@ -77,7 +77,7 @@ def damage(path: Path, other: Path, rng: np.random.Generator) -> str:
 
 
 def outcome(path: Path, step: int) -> str:
-    """``refused``, or ``whole``; fails where a damaged file is anything else."""
+    """Return ``refused`` or ``whole``; fail if a damaged file is neither."""
     read = {name: np.zeros(LAYOUT.size, np.float32) for name in NAMES}
     refusals: list[str] = []
     reached = None

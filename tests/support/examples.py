@@ -1,4 +1,4 @@
-"""Images as files, and what splits return."""
+"""Images as files, and the examples that splits return."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def png(image: np.ndarray) -> bytes:
 
 
 def examples_of(split: data.Split) -> list[Any]:
-    """Load the examples of a split that is loaded one by one, each in a batch of its own."""
+    """Load the examples of a split that is loaded one by one, each in a separate batch."""
     loader = split.own_loader(0)
     assert loader is not None
     return [loader.sequential(index, index + 1).examples for index in range(len(split))]

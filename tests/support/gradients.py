@@ -1,4 +1,4 @@
-"""Layers by themselves: bound to vectors of their own, and their gradients by central differences."""
+"""Single layers: bound to separate vectors, with gradients by central differences."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def bound(layer: Layer, shape: Shape, dtype: type = np.float64, seed: int = 0) -
 
 
 def difference(function: Callable[[], float], at: Array, step: float = 1e-5) -> Array:
-    """Central differences of ``function`` for every element of ``at``, which it reads."""
+    """Return the central differences of ``function`` for every element of ``at``, which ``function`` reads."""
     slope = np.empty(at.shape)
     for i in np.ndindex(at.shape):
         value = at[i]
@@ -35,7 +35,7 @@ def difference(function: Callable[[], float], at: Array, step: float = 1e-5) -> 
 
 
 def check_gradients(layer: Layer, shape: Shape, batch: int = 3, ctx: nn.Context | None = None) -> None:
-    """Hold backward to the differences of a random linear function of the outputs, for x and every parameter."""
+    """Compare backward with central differences of a random linear function of the outputs."""
     ctx = nn.Context(training=True, weight=1 / batch) if ctx is None else ctx
     layer.needs_dx = True
     layout, params, grads = bound(layer, shape)

@@ -37,12 +37,12 @@ def buffer(tag: str, shape: Any) -> np.ndarray:
 
 
 def real_of(dtype: Any) -> Any:
-    """The type of scalars and parameters that go with activations of this one."""
+    """Return the type of scalars and parameters for activations of this type."""
     return np.float64 if dtype == np.float64 else np.float32
 
 
 def kept_by_cpu(kept: np.ndarray | None, name: str) -> Any:
-    """What the CPU needs for backward, from what a device has kept, rounded."""
+    """Return the array that the CPU needs for backward, from the rounded array that a device has kept."""
     wide = None if kept is None else kept.astype(np.float64)
     return ops.activate(wide, name, 0.1, False, buffer)[1] if name == "gelu" else wide
 
@@ -70,7 +70,7 @@ def test_gelu_in_the_left_tail(device: Device, dtype: Any) -> None:
     x = np.linspace(-12, 5, 100).astype(dtype)
     y, *_ = device.run("activate", (x, "gelu", 0.0, False, BUFFER))
     expected, _ = ops.activate(x, "gelu", 0.0, False, lambda tag, shape: np.zeros(shape, dtype))
-    relative = 20 * RELATIVE[x.dtype.name]  # of each by itself, however small
+    relative = 20 * RELATIVE[x.dtype.name]  # relative to each value, even if it is small
     np.testing.assert_allclose(y, expected, rtol=relative, atol=1e-37)
 
 
@@ -141,7 +141,7 @@ def test_the_gradient_is_scaled_and_the_loss_is_not(device: Device, name: str, d
     arguments = outputs, labels, 0.25, np.zeros_like(outputs)
     plain, scaled = (device.run(name, (*arguments, scale)) for scale in (None, np.array([4096.0])))
     assert plain[0] == scaled[0]
-    np.testing.assert_array_equal(scaled[3], 4096 * plain[3])  # a power of two: nothing is rounded anew
+    np.testing.assert_array_equal(scaled[3], 4096 * plain[3])  # scaling by a power of two is exact
 
 
 @pytest.mark.parametrize("kind", [*launch.KINDS, "bool"])
@@ -222,7 +222,7 @@ def test_sum_rows(device: Device, n: int, dtype: Any) -> None:
 @pytest.mark.parametrize("shift", [0, 1])
 @pytest.mark.parametrize("n", SIZES)
 def test_cast(device: Device, n: int, shift: int, narrow: Any) -> None:
-    """As ``ml_dtypes`` and NumPy round, halfway, beyond the largest and below the smallest, too; NaN stays NaN."""
+    """Compare with ``ml_dtypes`` and NumPy, also halfway between values, and out of range; NaN stays NaN."""
     rng = np.random.default_rng(0)
     x = rng.integers(0, 1 << 32, n, np.uint32).view(np.float32)
     halfway = np.uint32(0xFFFF0000), np.uint32(0x8000)

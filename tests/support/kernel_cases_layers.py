@@ -62,7 +62,7 @@ def test_windows(
     x = draw((3, 8, 9, channels), dtype)
     rows, columns = ((length - of) // by + 1 for length, of, by in zip(x.shape[1:3], size, stride, strict=True))
     for first, last in ((start, rows), (start, rows - 1)):
-        row = size[0] * size[1] * channels + (channels < 40)  # with a value that is not written, or of whole packs
+        row = size[0] * size[1] * channels + (channels < 40)  # one element is not written, or whole packs
         matrix = draw((3, last - first, columns, row), dtype, 1)
         device.check("copy_windows", x, first, *stride, *size, matrix)
         device.check("add_windows", matrix, first, *stride, *size, x)

@@ -28,7 +28,7 @@ VALUES = (0.1, 0.9, 0.1, 0.99, 0.01, 1e-3)  # of a rule's constants
 
 
 def vectors(dtype: Any, slots: int, rows: int, origin: int) -> tuple[np.ndarray, ...]:
-    """Rows, parameters and two slots, of which there may be none."""
+    """Return rows, parameters and two slots, which may be empty."""
     size = 5003
     none = np.empty(0, dtype)
     slot = [np.abs(draw(size, dtype, seed)) if seed < slots else none for seed in range(2)]
@@ -41,7 +41,7 @@ def vectors(dtype: Any, slots: int, rows: int, origin: int) -> tuple[np.ndarray,
 def test_update_segments(device: Device, name: str, segments: str, dtype: Any) -> None:
     rule, constants = RULES[name], VALUES[: len(RULES[name].constants)]
     bounds = np.array(SEGMENTS[segments], np.int64)
-    # Options go through their combinations together with rules.
+    # Combinations of options are distributed over the rules.
     for rows, origin, averaged, decays, shift in (
         (1, 0, True, True, 0),
         (2, 3, False, False, 0),
@@ -115,7 +115,7 @@ def test_an_update_can_be_called_off_and_scaled(device: Device, dtype: Any) -> N
 
 
 def decide(device: Device, total: Any, state: np.ndarray, policy: str, scaled: bool = False) -> np.ndarray:
-    """The state after ``decide_update``."""
+    """Return the state after ``decide_update``."""
     return device.run("decide_update", (np.array([2.0]), total, policy, scaled, state))[2]
 
 

@@ -30,12 +30,12 @@ BUFFER = "buffer"  # as the last argument: a function that makes arrays of the f
 
 @dataclass
 class Device:
-    """Where the launch functions are to run.
+    """The device on which the launch functions run.
 
     Attributes:
         places: Arguments for ``launch.use``; all must give the same bits.
-        put: Copies an array there, to an address this number of elements after an aligned one.
-        get: Copies one from there.
+        put: Copies an array to the device, to an address this number of elements after an aligned address.
+        get: Copies an array from the device.
     """
 
     places: Sequence[Any]
@@ -43,10 +43,10 @@ class Device:
     get: Callable[[Any], np.ndarray]
 
     def run(self, name: str, arguments: Sequence[Any], shift: int = 0) -> list[Any]:
-        """What the function returns, if anything, and then its arrays as it left them; ``BUFFER`` makes new ones.
+        """Return the function's result, if any, and its arrays after the call; ``BUFFER`` stands for new arrays.
 
         Args:
-            shift: Arrays begin this number of elements after an aligned address.
+            shift: Number of elements from an aligned address to the beginning of arrays.
         """
         runs = [self._run(place, name, arguments, shift) for place in self.places]
         for other in runs[1:]:
@@ -67,7 +67,7 @@ class Device:
         return [None if a is None else self.get(a) for a in (*results, *arrays)]
 
     def check(self, name: str, *arguments: Any, shift: int = 0) -> None:
-        """Compare all that the CPU's operation returns and leaves in its arrays."""
+        """Compare the result and the arrays with those of the CPU's operation."""
         found = self.run(name, arguments, shift)
         copies = [a.copy() if isinstance(a, np.ndarray) else a for a in arguments]
         result = getattr(ops, name)(*copies)
@@ -83,7 +83,7 @@ class Device:
             np.testing.assert_allclose(one, two, rtol=relative, atol=relative * size)
 
     def check_narrow(self, name: str, *arguments: Any) -> None:
-        """The same, with arrays of 16 bits among the arguments: the CPU gets all numbers in float64."""
+        """Do the same with 16-bit arrays among the arguments; the CPU gets all numbers in float64."""
         found = self.run(name, arguments)
         dtypes = [a.dtype for a in arguments if is_array(a)]
         wide = [a.astype(np.float64) if is_array(a) and a.dtype not in WHOLE else a for a in arguments]
@@ -99,7 +99,7 @@ class Device:
 
 
 def assert_near(found: np.ndarray, expected: np.ndarray, dtype: Any) -> None:
-    """Within what the type rounds; NaN where NaN is expected."""
+    """Check that values agree within the type's precision, and are NaN where NaN is expected."""
     epsilon = EPSILON[np.dtype(dtype).name]
     largest = np.abs(expected[np.isfinite(expected)]).max(initial=0)
     np.testing.assert_allclose(found.astype(np.float64), expected, rtol=epsilon, atol=min(epsilon, 1e-2) * largest)
@@ -110,7 +110,7 @@ def is_array(value: Any) -> bool:
 
 
 def draw(shape: Any, dtype: Any, seed: int = 0, special: bool = False) -> np.ndarray:
-    """Normal numbers; with NaN, infinities and zeros among them where ``special``."""
+    """Return normally distributed numbers; if ``special``, some are NaN, infinite or zero."""
     rng = np.random.default_rng(seed)
     values = rng.standard_normal(shape).astype(dtype)
     if special:

@@ -33,7 +33,7 @@ class Killer:
     """Runs that are killed and resumed until the requested number of kills is reached.
 
     Attributes:
-        counts: What happened, by name.
+        counts: Number of events by name.
     """
 
     def __init__(self, mpi: Mpi, n: int, folder: Path, seed: int) -> None:
@@ -45,7 +45,7 @@ class Killer:
         self._whole = final(folder / "whole")
 
     def kill(self, times: int) -> None:
-        """Kill ``times`` times, and compare every run that comes to its end; at last one that is let to."""
+        """Kill ``times`` times, and compare every run that ends; the last run is not killed."""
         while self.counts["kills"] < times:
             self._run(times)
 
@@ -63,7 +63,7 @@ class Killer:
         self.counts["runs that ended, bit for bit the same"] += 1
 
     def _life(self, run_dir: Path, kill: bool) -> bool:
-        """Start or resume the run; kill it at some moment if asked; whether it came to its end."""
+        """Start or resume the run, and kill it at a random moment if ``kill``; return whether it ended by itself."""
         words = [*self._mpi.command(self._n), str(self._mpi.python), "-m", "mpitrain", "train", str(JOBS / "small.py")]
         words += [*FLAGS, "--run-dir", str(run_dir)]
         environment = {
@@ -87,11 +87,11 @@ class Killer:
         return True
 
     def _wait_for_a_moment(self, process: subprocess.Popen[bytes], run_dir: Path) -> bool:
-        """Return True at the moment to kill at, False if the run ended before."""
+        """Wait; return True at the moment of the kill, or False if the run has ended before."""
         way = self._random.choice(["soon", "between", "inside", "inside", "inside"])
         folder, started = run_dir / "checkpoints", time.monotonic()
         before = newest_step(folder)
-        # Some are killed before they have done anything; the others are let do something, so that runs end.
+        # Some runs are killed at their start; others may first save something, so that runs end.
         deadline = started + (self._random.uniform(0, 3) if way == "soon" else TIMEOUT_S)
         while time.monotonic() < deadline and process.poll() is None:
             if way != "soon" and newest_step(folder) > before:
@@ -138,7 +138,7 @@ def end_all(process: subprocess.Popen[bytes], run_dir: Path) -> None:
 
 
 def ranks_of(run_dir: Path) -> list[int]:
-    """Live processes whose command line names the run directory."""
+    """Return the live processes whose command line names the run directory."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:

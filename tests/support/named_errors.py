@@ -1,4 +1,4 @@
-"""What programs that provoke exceptions print about them: a JSON object in a line for each."""
+"""The output of programs that provoke exceptions: one line with a JSON object per exception."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 
 def errors(stdout: str) -> list[dict[str, object]]:
-    """Return what the ranks have printed about their exceptions."""
+    """Return the exceptions that the ranks have printed."""
     return [json.loads(line) for line in stdout.splitlines() if line.startswith("{")]
 
 

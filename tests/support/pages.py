@@ -28,7 +28,7 @@ class Page:
     """A page of ``docs``, executed in a folder.
 
     Args:
-        folder: Where its files are written and its commands run.
+        folder: The folder in which its files are written and its commands run.
         environment: Variables for the commands.
         prepare: Called with each command before it runs; returns the command to run instead.
     """
@@ -47,7 +47,7 @@ class Page:
             "COLUMNS": "200",
             **(environment or {}),
         }
-        self.matched: list[tuple[str, str]] = []  # lines of the page, and those that were printed
+        self.matched: list[tuple[str, str]] = []  # lines of the page, with the printed lines
 
     def execute(self) -> int:
         """Write the page's files and run its commands; return the number of commands."""

@@ -21,7 +21,7 @@ from .kills import ranks_of
 from .launch import LAUNCHER_ENVIRONMENT, Mpi
 
 TIMEOUT_S = 90
-NO_CHECKPOINTS = ("--save-secs", "0", "--save-steps", "0")  # but the last one
+NO_CHECKPOINTS = ("--save-secs", "0", "--save-steps", "0")  # except the last one
 
 
 class KilledRun:
@@ -69,7 +69,7 @@ class KilledRun:
     def wait_for_state(self, after: int = 0) -> int:
         """Return the step of the newest state in memory, once it is higher than ``after`` and all ranks train.
 
-        They are not those that were killed.
+        All ranks must be other processes than those that were killed.
         """
         deadline = time.monotonic() + TIMEOUT_S
         while True:
@@ -82,7 +82,7 @@ class KilledRun:
             time.sleep(0.002)
 
     def wait_for_ranks(self, other_than: Collection[int] = ()) -> list[rank_status.RankStatus]:
-        """Return the status of all ranks, once they train and none is one of these processes."""
+        """Return the status of all ranks, once they train and none of them is one of these processes."""
         deadline = time.monotonic() + TIMEOUT_S
         while True:
             assert time.monotonic() < deadline and self.process.poll() is None, self.output
@@ -116,7 +116,7 @@ class KilledRun:
             os.kill(ranks[number % len(ranks)].pid, signal.SIGKILL)
 
     def end(self) -> None:
-        """Wait for the end, which must be regular; nothing is left."""
+        """Wait for the end; the run must succeed, and leave nothing behind."""
         status = self.process.wait(timeout=TIMEOUT_S)
         assert status == 0, self.output
         self.assert_nothing_is_left()

@@ -1,4 +1,4 @@
-"""Compares what runs have trained."""
+"""Compares the results of runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SMALL = JOBS / "small.py"
 
 
 def final(run_dir: Path) -> dict[str, np.ndarray]:
-    """Every dataset of the run's newest checkpoint."""
+    """Return every dataset of the run's newest checkpoint."""
     newest = max((run_dir / "checkpoints").glob("step-*.h5"))
     found: dict[str, np.ndarray] = {}
     with h5py.File(newest) as file:
@@ -44,7 +44,7 @@ def train(mpi: Mpi, n: int, run_dir: Path, *flags: str, global_batch: int = GLOB
 
 @pytest.fixture(scope="session")
 def alone(tmp_path_factory: pytest.TempPathFactory, openmpi: Mpi):
-    """What one rank gets from the joined batch, for each type and set of flags."""
+    """The results of one rank with the joined batch, for each type and set of flags."""
     known: dict[tuple[str, ...], dict[str, np.ndarray]] = {}
 
     def get(*flags: str) -> dict[str, np.ndarray]:

@@ -26,7 +26,7 @@ def make_run(
     ranks: int = 2,
     **options: Any,
 ) -> Path:
-    """A run directory with everything in it that is measured in that mode."""
+    """Make a run directory with all measurements of a mode."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(seed)
     config = {
@@ -66,7 +66,7 @@ def make_run(
 
 
 class Clock:
-    """A clock that stands still unless it is set forward; nanoseconds."""
+    """A clock in nanoseconds that advances only when it is set."""
 
     def __init__(self) -> None:
         self.now = 0

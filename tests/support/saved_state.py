@@ -1,4 +1,4 @@
-"""What ``programs/together.py`` saves, for the tests that read it."""
+"""The state that ``programs/together.py`` saves, for the tests that read it."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def extra_state(step: int) -> ExtraState:
 
 
 def state(step: int) -> dict[str, np.ndarray]:
-    """Flat vectors, shape (LAYOUT.size,) float32; 170 kB in all."""
+    """Return flat vectors, shape (LAYOUT.size,), float32; 170 kB in all."""
     return {name: np.arange(LAYOUT.size, dtype=np.float32) * step + k for k, name in enumerate(("params", "momentum"))}

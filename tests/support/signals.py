@@ -1,9 +1,9 @@
-"""Sends signals to ``mpitrain run`` at random moments, singly and doubled, in every mode; a long form by hand:
+"""Sends one or two signals to ``mpitrain run`` at random moments, in every mode; for more runs, execute:
 
     python bench/signals.py 50
 
-The MPI is that of the environment whose Python this is. Where no kernels have been compiled yet, train once before: a
-signal while they are is answered after it.
+The MPI library is that of the running Python's environment. If no kernels have been compiled yet, train once before:
+signals during the compilation are handled after it.
 
 Each run ends within ten seconds of its signal, leaves no process, and every checkpoint that it leaves verifies; one
 signal leaves a run that can be resumed from a checkpoint, unless it came before there was anything to save.
@@ -41,11 +41,11 @@ FLAGS += ["--save-secs", "1", "--keep", "3"]
 
 
 class Sender:
-    """Starts runs of one mode in one run directory, and sends each of them a signal or two.
+    """Starts runs of one mode in one run directory, and sends one or two signals to each run.
 
     Attributes:
-        counts: What happened, by name.
-        longest_s: From the last signal to the end.
+        counts: Number of events by name.
+        longest_s: Longest time from the last signal to the end, in seconds.
     """
 
     def __init__(self, mpi: Mpi, mode: str, folder: Path, seed: int) -> None:
@@ -82,7 +82,7 @@ class Sender:
         self._judge(status, twice, began[1], before, report)
 
     def _send(self, process: subprocess.Popen[bytes], twice: bool) -> tuple[float, bool]:
-        """When the last signal was sent, and whether all ranks were training at the first."""
+        """Send; return the time of the last signal, and whether all ranks were training at the first signal."""
         if self._random.random() < 0.3:
             time.sleep(self._random.uniform(0, 2.5))
         else:

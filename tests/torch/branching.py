@@ -14,7 +14,7 @@ JOB = Path(__file__)
 
 
 def route(x: Tensor) -> int:
-    """Return which way a batch takes: 0, 1 or 2."""
+    """Return the branch for a batch: 0, 1 or 2."""
     return int(x.abs().sum() * 10) % 3
 
 

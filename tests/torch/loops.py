@@ -1,4 +1,5 @@
-"""Loops as scripts have them, written once: for a Trainer on several ranks, and for plain PyTorch on whole batches.
+"""Training loops as in scripts, each for both uses: for a Trainer on several ranks, and for plain PyTorch on whole
+batches.
 
 As a script it trains each loop, or the named ones, and stores the parameters of the chief.
 """
@@ -42,7 +43,7 @@ def make_model() -> nn.Module:
 
 
 class Tools(NamedTuple):
-    """What a loop uses in place of PyTorch's own."""
+    """The objects that a loop uses in place of PyTorch's."""
 
     model: nn.Module
     epochs: Callable[[int], Iterator[int]]
@@ -53,7 +54,7 @@ class Tools(NamedTuple):
 
 
 class Loop(NamedTuple):
-    """A loop, and how its optimizer is made."""
+    """A loop, and the function that makes its optimizer."""
 
     train: Callable[[Tools, Any], object]
     make: Callable[[nn.Module], Any] = lambda model: torch.optim.Adam(model.parameters(), 0.02)
@@ -332,7 +333,7 @@ SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
     "polynomial": lambda optimizer: lr_scheduler.PolynomialLR(optimizer, 9, 2.0),
 }
 OPTIMIZERS = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
-# Each optimizer of torch, and each scheduler; those of LOOPS are the rest.
+# All optimizers and schedulers of torch that are not in LOOPS.
 PAIRS = {
     f"{kind} with {scheduler}": Loop(
         scheduled(SCHEDULERS[scheduler]), lambda model, kind=kind: getattr(torch.optim, kind)(model.parameters(), 0.02)

@@ -136,7 +136,7 @@ def job(
     Args:
         kind: mlp, cnn, lstm, gpt or all.
         optimizer: A name in optim.
-        normalize: Of the cnn: sync or own, the batches whose statistics count.
+        normalize: Statistics of the cnn's BatchNorm: sync for all workers' batches, own for each worker's batch.
         dropout: Fraction of dropped values.
         average: Whether to keep a moving average of the parameters.
         clip_norm: Largest norm of the gradient; 0 for no limit.

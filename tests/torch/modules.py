@@ -95,7 +95,7 @@ class Square(torch.autograd.Function):
 
 
 class Slope(torch.autograd.Function):
-    """Its backward pass computes a gradient, as that of deep equilibrium models does."""
+    """Its backward pass computes a gradient, as in deep equilibrium models."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, module: nn.Module) -> Tensor:
@@ -113,7 +113,7 @@ class Slope(torch.autograd.Function):
 
 
 class Call(nn.Module):
-    """Calls a function on what a module returns."""
+    """Calls a function with the output of a module."""
 
     def __init__(self, module: nn.Module, function: Callable[..., Any]) -> None:
         super().__init__()

@@ -19,7 +19,7 @@ from mpitrain.models.torch_gpu import TorchGpu
 @contextmanager
 def activate(self: TorchGpu) -> Iterator[None]:
     with self._gpu.activate():
-        self._gpu.compute.wait()  # what was enqueued before is done, as on the GPU's stream
+        self._gpu.compute.wait()  # earlier work is complete, as on the GPU's stream
         yield
 
 

@@ -1,4 +1,4 @@
-"""Optimizers of a script's own, which update whole tensors, and pairs of optimizers."""
+"""User-defined optimizers, which update whole tensors, and pairs of optimizers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 
 class HalfAdam(torch.optim.Adam):
-    """Takes every step twice as far back: a subclass, of which only its code tells what it computes."""
+    """A subclass that steps twice as far in the opposite direction; only its code shows what it computes."""
 
     def step(self, closure: Any = None) -> None:
         before = [parameter.detach().clone() for group in self.param_groups for parameter in group["params"]]

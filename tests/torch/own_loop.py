@@ -1,4 +1,4 @@
-"""A script with a training loop of its own, on the models of ``models.py``."""
+"""A script with its own training loop, for the models of ``models.py``."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def parse() -> argparse.Namespace:
 
 
 def commit(fault: str, trainer: mpitrain.Trainer, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Do what a script must not do, in the middle of an epoch."""
+    """Make an error of the script in the middle of an epoch."""
     if fault == "raise" and trainer.rank == trainer.size - 1:
         raise ArithmeticError("this worker fails")
     if fault == "kill" and trainer.rank == trainer.size - 1 and trainer.first:

@@ -1,4 +1,4 @@
-"""A script that makes its own data, and has state of its own in its checkpoints."""
+"""A script that makes its own data, and stores its own state in checkpoints."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ EXAMPLES, FAULTY = 40, 17
 
 
 class Sentences(Dataset):  # type: ignore[type-arg]
-    """Sequences of different lengths with noise of every generator of random numbers."""
+    """Sequences of different lengths with noise from every random number generator."""
 
     def __init__(self, fault: str) -> None:
         self._fault, self._rank_process = fault, os.getpid()

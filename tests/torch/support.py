@@ -1,4 +1,4 @@
-"""Runs of ``models.py``, and the same training as a plain torch loop."""
+"""Runs of ``models.py``, and the same training in a plain torch loop."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def newest(run_dir: Path) -> dict[str, np.ndarray]:
 
 
 def plain_loop(kind: str, batch: int, steps: int, dtype: torch.dtype, optimizer: str = "adam") -> dict[str, np.ndarray]:
-    """Train as torch's users do, on whole batches in the order of mpitrain; return the parameters and buffers."""
+    """Train in a plain torch loop, on whole batches in the order of mpitrain; return the parameters and buffers."""
     torch.manual_seed(SEED)
     model = models.make(kind).to(dtype)
     loss_of = models.loss_of(kind)

@@ -1,4 +1,4 @@
-"""Mistakes of programs that use the backend: every rank that is alive ends with one clear reason, and none hangs."""
+"""Wrong uses of the backend: every live rank ends with one clear reason, and none hangs."""
 
 from __future__ import annotations
 
@@ -67,4 +67,4 @@ def test_a_dead_rank_ends_the_others(request: pytest.FixtureRequest, library: st
     assert "continued" not in done.stdout
     assert (
         done.returncode != 0 or mpi.name == "mpich"
-    )  # whose mpirun may return the status of the rank that ended first
+    )  # MPICH's mpirun may return the status of the rank that ended first

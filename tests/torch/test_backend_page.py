@@ -1,4 +1,4 @@
-"""The programs of ``docs/torch_backend.md`` run as they are printed."""
+"""The programs of ``docs/torch_backend.md`` run without changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the backend comes to PyTorch: by the entry point, or by ``import mpitrain``."""
+"""The registration of the backend with PyTorch: by the entry point, or by ``import mpitrain``."""
 
 from __future__ import annotations
 

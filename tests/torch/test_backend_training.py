@@ -1,4 +1,4 @@
-"""PyTorch's parallel wrappers over the backend train as over gloo."""
+"""PyTorch's parallel wrappers give the same results over the backend as over gloo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules that ``torch.compile`` has wrapped train as the modules that they wrap."""
+"""Modules that ``torch.compile`` has wrapped train like the modules that they wrap."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def assert_trains(kind: str, backend: str) -> None:
     np.testing.assert_allclose(ours.params, plain.params, atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("kind", ["cnn", "gpt"])  # the gpt has a buffer of its own
+@pytest.mark.parametrize("kind", ["cnn", "gpt"])  # the gpt has its own buffer
 def test_a_compiled_module_trains_as_the_module(kind: str) -> None:
     assert_trains(kind, "eager")
 

@@ -1,4 +1,4 @@
-"""The guide "From DDP to mpitrain": its script, changed by its diff, trains as the original does."""
+"""The guide "From DDP to mpitrain": its script, changed by its diff, trains like the original."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_changed_script_trains_as_the_original(openmpi: Mpi, scripts: tuple[
     torchrun(openmpi.python, original, cwd=tmp_path)
     expected = saved_model(tmp_path)
     command = [str(openmpi.python), "-m", "mpitrain", "run", "-n", "2", "--run-dir", str(tmp_path / "run")]
-    for _ in range(2):  # the second time there is nothing left to train
+    for _ in range(2):  # the second run has no step left to train
         done = run([*command, str(changed)], timeout=120, cwd=tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr
         assert_close(saved_model(tmp_path), expected)

@@ -1,4 +1,4 @@
-"""Mistakes of programs that use Horovod's API: each is an exception with one line on all ranks, and none hangs."""
+"""Wrong uses of Horovod's API: each is an exception with one line on all ranks, and no rank hangs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The programs of ``docs/horovod.md`` run as they are printed, and its table names the whole API."""
+"""The programs of ``docs/horovod.md`` run without changes, and its table names the whole API."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_load_returns_the_module(trained: Path) -> None:
         outputs = module(torch.from_numpy(batch.examples) * torch.tensor(images.train.scale))
     loss = functional.cross_entropy(outputs.double(), torch.from_numpy(batch.labels).long())
     assert float(loss) == pytest.approx(reported["validation_loss"], rel=1e-6)
-    copy = pickle.loads(pickle.dumps(module))  # nothing of the training remains in it
+    copy = pickle.loads(pickle.dumps(module))  # the module has no state of the training
     assert copy.state_dict().keys() == module.state_dict().keys()
     assert all(isinstance(each, torch.nn.Parameter) and each.grad is None for each in module.parameters())
 

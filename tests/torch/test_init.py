@@ -1,4 +1,4 @@
-"""Projects of ``mpitrain init`` that use PyTorch work as they stand."""
+"""Projects of ``mpitrain init`` that use PyTorch work without changes."""
 
 from __future__ import annotations
 

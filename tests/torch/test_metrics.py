@@ -1,4 +1,4 @@
-"""Metrics of PyTorch modules are those of scikit-learn on the joined validation set, for any number of workers."""
+"""Metrics of PyTorch modules equal those of scikit-learn on the joined validation set, for any number of workers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def start(mpi: Mpi, n: int, run_dir: Path, *words: object, flags: tuple[str, ...
 
 
 def results_of(output: str) -> list[dict[str, Any]]:
-    """Return what the workers have printed, the chief's first: it has no "rank N:"."""
+    """Return the output of the workers, first that of the chief, which has no "rank N:"."""
     results = sorted((line for line in output.splitlines() if '{"values"' in line), reverse=True)
     return [json.loads(line[line.index("{") :]) for line in results]
 

@@ -36,7 +36,7 @@ def test_every_mode_trains_every_kind(openmpi: Mpi, mode: str, tmp_path: Path) -
     inputs, labels = examples()
     with torch.no_grad():
         before = losses(model(**inputs), labels)
-        model.load_state_dict(trained, strict=False)  # counters are not in it
+        model.load_state_dict(trained, strict=False)  # without counters
         after = losses(model(**inputs), labels)
     assert [kind for kind in KINDS if not after[kind] < before[kind]] == []
     assert {"cnn.2.running_mean", "cnn.2.running_var"} <= trained.keys()

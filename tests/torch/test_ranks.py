@@ -20,7 +20,7 @@ STEPS, BATCH = 20, 4
 
 
 def routes(step: int) -> tuple[int, ...]:
-    """Return which way the batches of two ranks take in this step."""
+    """Return the branches for the batches of two ranks in this step."""
     chosen = order(step * 2 * BATCH, 2 * BATCH, models.EXAMPLES, support.SEED, None)
     x = torch.from_numpy(models.arrays("mlp")[0][chosen])
     return tuple(map(branching.route, x.split(BATCH)))

@@ -69,7 +69,7 @@ def test_streams_need_their_number_of_examples() -> None:
 
 
 def test_validation_examples_that_the_model_does_not_accept() -> None:
-    """They are tried before training, in evaluation mode, which must not change the module's statistics."""
+    """Modules are tried before training, in evaluation mode, which must not change the module's statistics."""
     job = models.job("cnn")
     examples, labels = models.arrays("cnn")
     job.validation = data.from_arrays(examples[:, :-1], labels)

@@ -1,4 +1,4 @@
-"""Training loops of one's own: they compute what a plain loop computes, in every mode, and end as they should."""
+"""Training loops with a Trainer: they give the results of a plain loop, in every mode, and end correctly."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def train(mpi: Mpi, n: int, run_dir: Path, *flags: object, launch: tuple[object,
 def plain_loop(
     kind: str, optimizer: str, epochs: int, scheduler: str = "", clip_norm: float | None = None, seed: int = SEED
 ) -> dict[str, np.ndarray]:
-    """Train as torch's users do, on whole batches in the order of mpitrain; return the parameters and buffers."""
+    """Train in a plain torch loop, on whole batches in the order of mpitrain; return the parameters and buffers."""
     from .own_loop import make_optimizer, make_scheduler
 
     torch.manual_seed(seed)

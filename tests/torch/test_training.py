@@ -1,4 +1,5 @@
-"""Modules trained in every mode: n ranks are a plain torch loop on the joined batch, and resuming is exact."""
+"""Modules trained in every mode: n ranks give the result of a plain torch loop on the joined batch; resuming is
+exact."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def metrics(run_dir: Path) -> list[dict[str, Any]]:
         *(("all", n, "float64", "momentum") for n in (1, 3)),
         ("all", 2, "float32", "momentum"),
         ("gpt", 2, "float64", "momentum"),  # examples of integers
-        ("mlp", 2, "float64", "adam"),  # of the other kinds Adam divides by what may be rounding error alone
+        ("mlp", 2, "float64", "adam"),  # with other kinds Adam may divide by pure rounding errors
     ],
 )
 def test_ranks_train_as_a_plain_loop_does(

@@ -1,4 +1,4 @@
-"""Optimizers of torch with parameter groups: their translations take the same steps."""
+"""Optimizers of torch with parameter groups: the mpitrain optimizers that replace them take the same steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The chapters of the tutorial that one machine can run: their commands print what the pages show."""
+"""The chapters of the tutorial that one machine can run: their commands print the output that the pages show."""
 
 from __future__ import annotations
 

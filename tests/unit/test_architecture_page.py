@@ -1,4 +1,4 @@
-"""``docs/architecture.md`` lists what exists."""
+"""``docs/architecture.md`` lists the existing packages and modules."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_the_table_of_dependencies_lists_all_imports_and_no_others() -> None:
 
 
 def test_tests_of_a_module_are_found_by_its_path() -> None:
-    """As ``nn/test_loss.py`` or ``nn/test_loss_of_tokens.py`` those of ``nn/loss.py``."""
+    """For example, ``nn/test_loss.py`` or ``nn/test_loss_of_tokens.py`` test ``nn/loss.py``."""
     unit = ROOT / "tests" / "unit"
     for path in unit.rglob("*/test_*.py"):
         package = ROOT / "mpitrain" / path.parent.relative_to(unit)

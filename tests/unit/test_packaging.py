@@ -49,7 +49,7 @@ def test_recipes_name_this_version(path: Path) -> None:
 
 @pytest.mark.full
 def test_a_wheel_needs_no_checkout(tmp_path: Path) -> None:
-    """What is installed from a wheel trains, writes a project, and is complete."""
+    """A package installed from a wheel is complete, trains, and writes a project."""
     source, target, empty = tmp_path / "source", tmp_path / "installed", tmp_path / "empty"
     empty.mkdir()
     shutil.copytree(ROOT / "mpitrain", source / "mpitrain", ignore=shutil.ignore_patterns("__pycache__"))

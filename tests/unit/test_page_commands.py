@@ -17,8 +17,8 @@ from mpitrain.plan.options import run_options
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "tutorial").glob("*.md"))]
 _COMMAND = re.compile(r"^(?: {4}|\$ | {4}\$ )mpitrain ((?:.*\\\n)*.*)$", re.MULTILINE)
-_MISTAKES = {"--hiden-units", "--hidden-unit"}  # pages show their messages
-_PROGRAMS = ("train.py", "-m", "--")  # what follows are flags of the program
+_MISTAKES = {"--hiden-units", "--hidden-unit"}  # mistyped flags whose error messages pages show
+_PROGRAMS = ("train.py", "-m", "--")  # the following flags are those of the program
 _PARAMETERS = re.compile(r"^def \w+\(([^)]*)\)", re.MULTILINE)
 _ARGUMENT = re.compile(r"""add_argument\(["'](--[\w-]+)""")
 

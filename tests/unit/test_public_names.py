@@ -1,4 +1,4 @@
-"""The package's public names: what importing them loads, and their types."""
+"""The package's public names: the modules that importing them loads, and their types."""
 
 from __future__ import annotations
 

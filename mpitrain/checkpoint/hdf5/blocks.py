@@ -51,7 +51,7 @@ class Blocks:
         return data
 
     def charge(self, count: int) -> None:
-        """Count work: blocks of a crafted file may overlap, or be used any number of times."""
+        """Subtract bytes from the budget: blocks of a crafted file may overlap, or be read any number of times."""
         self._left -= count
         if self._left < 0:
             raise UnsupportedStructure(_REPEATS)
@@ -108,7 +108,7 @@ class Blocks:
         kind_of_tree, node_bytes, record_bytes, depth, root, count = struct.unpack_from("<BIHH2xQH", header, 5)
         if (kind_of_tree, record_bytes) != (kind, size) or depth > 16 or node_bytes > 1 << 16:
             raise UnsupportedStructure(MALFORMED)
-        # Bytes of the numbers of records in a child, and, by the child's depth, in all nodes below it
+        # Bytes of two counts: the records in a child, and, by the child's depth, the records in all nodes below it
         below = (node_bytes - 10) // size
         width, totals = _width(below), [0]
         for _ in range(depth):
@@ -131,7 +131,7 @@ class Blocks:
                 nodes.append((_number(child[:8]), _number(child[8 : 8 + width]), level - 1))
 
     def text(self, address: int) -> bytes:
-        """Return the bytes at an address up to a zero byte, or more than the longest name."""
+        """Return bytes from an address to a zero byte or further, but at most ``MAX_NAME_BYTES`` + 8."""
         text = b""
         while b"\0" not in text and len(text) <= MAX_NAME_BYTES:
             text += self.at(address + len(text), 8)  # names are padded to 8 bytes

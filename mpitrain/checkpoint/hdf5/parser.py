@@ -1,8 +1,9 @@
 """A parser of the part of HDF5 that checkpoints use.
 
-The HDF5 library trusts the files that it reads: damaged metadata make it crash or loop, and links, external storage and
-virtual datasets make it open other files. Checkpoints may come from untrusted sources, so they are read without it. The
-parser supports only the structures that ``container`` writes with any version of HDF5, and refuses everything else.
+The HDF5 library trusts the files that it reads: damaged metadata can make it crash or loop, and links, external storage
+and virtual datasets make it open other files. Checkpoints may come from untrusted sources, so they are read without the
+library. The parser supports only structures that ``container`` writes, with whichever version of HDF5; it refuses
+everything else.
 
 It reads no values and opens no file. The work is limited by the size of the structure, whatever the structure declares.
 
@@ -26,7 +27,7 @@ from .blocks import CONTINUATION, MAX_NAME_BYTES, NOWHERE, Blocks, Message, Read
 _MAX_DEPTH = 8  # of groups
 _MAX_RANK = 32
 _MAX_CHUNK_BYTES = 1 << 24
-_ITEM_BYTES = 128  # budget used by each chunk and shard, because they need more memory than their bytes in the file
+_ITEM_BYTES = 128  # budget used by each chunk and shard, because it needs more memory than its bytes in the file
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 # Types of object header messages
@@ -57,7 +58,7 @@ def parse(read: Read, base: int, size: int) -> Structure:
         return _Parser(Blocks(read, base, size)).structure()
     except UnsupportedStructure:
         raise
-    except (struct.error, ValueError, IndexError, OverflowError) as error:  # the number or text does not fit
+    except (struct.error, ValueError, IndexError, OverflowError) as error:  # a number or text is malformed
         raise UnsupportedStructure(MALFORMED) from error
 
 
@@ -243,13 +244,13 @@ class _Parser:
             at += len(file) + len(name) + 2
             whole = struct.unpack_from("<II8x", data, at)
             lo, hi, at = _rows(path, shape, data, at + 16)
-            if whole != (3, 1) or name.strip(b"/") != path.encode():  # 3: all of the source
+            if whole != (3, 1) or name.strip(b"/") != path.encode():  # 3: a selection of all elements
                 raise UnsupportedStructure(f"the shards of {path!r} are malformed")
             yield Rows(file.decode(), lo, hi)
 
 
 def _shape(space: bytes) -> Shape | None:
-    """Parse a dataspace message (IV.A.2.b); None if it has no elements of any shape."""
+    """Return the shape in a dataspace message (IV.A.2.b); None for a null dataspace or an unsupported message."""
     version, rank, _, kind = space[:4]
     if version not in (1, 2) or rank > _MAX_RANK or (version == 2 and kind == 2):
         return None
@@ -257,7 +258,7 @@ def _shape(space: bytes) -> Shape | None:
 
 
 def _dtype(name: str, data: bytes) -> np.dtype[Any]:
-    """Parse a datatype message (IV.A.2.d): little-endian numbers as NumPy has them, and its bool."""
+    """Return the dtype in a datatype message (IV.A.2.d): little-endian numbers in NumPy's formats, or its bool."""
     size = struct.unpack_from("<I", data, 4)[0]
     kind, bits, properties = data[0] & 15, data[1:4], data[8:]
     if kind == 0 and size in (1, 2, 4, 8) and properties[:4] == struct.pack("<HH", 0, 8 * size) and not bits[0] & ~8:

@@ -1,4 +1,4 @@
-"""Values that are a part of the structure: compressed ones, and scalars in compressed files."""
+"""Values that are a part of the structure: compressed values, and scalars in compressed files."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .blocks import Read
 
 
 def stored_values(read: Read, dataset: Dataset) -> Iterator[tuple[tuple[slice, ...], Array]]:
-    """Yield the parts of a dataset that is neither empty nor virtual: where in the array they are, and their values.
+    """Yield index and values of each part of a dataset that is neither empty nor virtual.
 
     Raises:
-        ValueError: They are not compressed as declared.
+        ValueError: The values are not compressed as declared.
     """
     if dataset.place:
         start, stop = dataset.place
@@ -35,7 +35,7 @@ def _decompress(data: bytes, shape: Shape, dtype: np.dtype[Any]) -> Array:
     """Return the values of a chunk compressed with gzip after shuffling: all first bytes, all second bytes and so on.
 
     Raises:
-        ValueError: They are not compressed like this, or do not have the given shape.
+        ValueError: The data are not compressed like this, or do not have the given shape.
     """
     count = math.prod(shape)
     stream = zlib.decompressobj()

@@ -1,7 +1,7 @@
 """RPC between workers and parameter servers on other nodes: requests and replies with vectors attached.
 
 A worker is a client of the servers on other nodes, and has at most one outstanding request per server. ``interface``
-has the two roles, ``windows`` their implementation by RMA windows, ``messages`` by point-to-point messages.
+defines the two roles; ``windows`` implements them by RMA windows, ``messages`` by point-to-point messages.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Decoder:
         self._decoded = {client: np.zeros(size, routes.dtype) for client in routes.clients[rank]}
 
     def decode(self, received: Array, client: int) -> Array:
-        """Return the vector of a client's request, of which these bytes have arrived."""
+        """Return the vector of a client's request, given its bytes."""
         if not self._codecs:
             return received.view(self._dtype)
         decoded, at, start = self._decoded[client], 0, 0

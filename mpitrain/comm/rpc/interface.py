@@ -79,7 +79,7 @@ class RpcClient(Protocol):
     def send_request(self, server: int, kind: int, message: Array = EMPTY, vector: Array | None = None) -> None:
         """Send a request with the server's ranges of ``vector``, shape (size,); ``wait_reply`` must follow.
 
-        With ``Routes.codec`` the vector is encoded, and the error is added to the next one.
+        With ``Routes.codec`` the vector is encoded, and the error is added to the next vector.
 
         Args:
             message: Shape (), a structured dtype of at most 104 bytes.
@@ -102,7 +102,7 @@ class RpcServer(Protocol):
     def requests(self) -> Iterator[tuple[int, int, Array]]:
         """Yield the client's rank, kind and message (for ``unpack``) of each request that has arrived.
 
-        Lets MPI progress. With messages, it waits for the vector of a request whose header has arrived.
+        Lets MPI progress. ``MessageServer`` waits for the vector of a request whose header has arrived.
         """
 
     def is_receiving(self) -> bool:
@@ -116,7 +116,7 @@ class RpcServer(Protocol):
     ) -> None:
         """Reply to the last request of a client, with this server's ranges of ``vector`` and with ``extra``.
 
-        With windows, it waits until the client has received them; a stopped client blocks the server.
+        ``WindowServer`` waits until the client has received the data; a stopped client blocks the server.
         """
 
     def free(self) -> None:

@@ -1,4 +1,4 @@
-"""Choosing a transport."""
+"""The choice of a transport."""
 
 from __future__ import annotations
 
@@ -42,6 +42,6 @@ def _open_windows(routes: Routes) -> WindowClient | WindowServer | None:
             return end
         problems = ["RMA windows make no progress"]
     if end is not None:
-        _abandoned.append(end)  # freeing the window would wait for ever for pending operations: keep it and its memory
+        _abandoned.append(end)  # freeing the window would wait forever for pending operations: keep it and its memory
     _log.info("servers on other nodes are reached by messages: %s", problems[0])
     return None

@@ -69,7 +69,7 @@ class Window:
     """The memory of a rank, and puts into other ranks' memory. Construction and ``free`` are collective over the ranks.
 
     Args:
-        nbytes: Of the vectors.
+        nbytes: Size of the vectors in bytes.
 
     Attributes:
         headers: Shape (n, HEADER), int64.
@@ -77,7 +77,7 @@ class Window:
         vectors: Shape (nbytes,), uint8.
 
     Raises:
-        MPI.Exception: It cannot be created.
+        MPI.Exception: The window cannot be created.
     """
 
     def __init__(self, routes: Routes, nbytes: int) -> None:
@@ -100,7 +100,7 @@ class Window:
         return bool(self._win.model == MPI.WIN_UNIFIED)
 
     def progresses(self) -> bool:
-        """Check that a worker can read a word of each server's memory while all let MPI progress. Collective."""
+        """Return whether workers can read a word of each server's memory while all let MPI progress. Collective."""
         probe, comm = [self._probed, MPI.BYTE], self._routes.comm
         servers = self._routes.servers(comm.rank)
         waiting = self._probes = [self._win.Rget(probe, server, [0, _WORD, MPI.BYTE]) for server in servers]
@@ -169,7 +169,7 @@ class WindowClient:
             for piece in self._encoder.encode(vector, server):
                 self.window.put_vector(piece, server, at)
                 at += piece.nbytes
-            self.window.flush(server)  # before the header announces it
+            self.window.flush(server)  # before the header announces the vector
         self.window.put_header(make_header(int(self._numbers[index]), kind, message), server, slot)
 
     def wait_reply(self, server: int) -> Array:

@@ -1,4 +1,4 @@
-"""Operations on the CPU, with NumPy and Numba; ``gpu.ops`` has the same ones, with equal signatures, for GPUs.
+"""Operations on the CPU, with NumPy and Numba; ``gpu.ops`` has the same operations with equal signatures for GPUs.
 
 Arrays are C-contiguous. Sums have a fixed order, so results are bit-identical in every run.
 """

@@ -114,7 +114,7 @@ def _add_bias_relu(product: Array, bias: Array) -> None:
 
 @kernel
 def _relu_backward_sum(y: Array, dy: Array, sums: Array) -> None:
-    """Set ``dy`` to zero where ``y`` is, and ``sums`` to the sums of its columns."""
+    """Set ``dy`` to zero where ``y`` is zero, and ``sums`` to the sums of the columns of ``dy``."""
     zero = dy.dtype.type(0)
     sums[:] = 0
     for i in range(dy.shape[0]):

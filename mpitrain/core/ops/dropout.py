@@ -23,7 +23,7 @@ def _mix(z: np.uint64) -> np.uint64:
 
 @kernel
 def drop(x: Array, y: Array, seed: np.uint64, layer: np.uint64, position: int, below: np.uint64, scale: float) -> None:
-    """``y = x * scale`` for elements whose 32 random bits are below ``below``, else 0; shape (batch, elements).
+    """Set ``y = x * scale`` for elements whose 32 random bits are below ``below``, else 0; shape (batch, elements).
 
     Each example has its own SplitMix64 stream, whose start is a hash of (seed, layer, position of the example).
     """

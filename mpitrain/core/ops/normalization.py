@@ -57,7 +57,7 @@ def moments(x: Array, result: Array) -> None:
 
 @kernel
 def normalize(x: Array, center: Array, inverse: Array, scale: Array, shift: Array, y: Array) -> None:
-    """``y = (x - center) * inverse * scale + shift``; ``center`` has shape (2, features), the others (features,)."""
+    """Set ``y = (x - center) * inverse * scale + shift``; ``center`` has shape (2, features), others (features,)."""
     near, factor = center[0], inverse * scale
     offset = shift - center[1] * factor
     for i in range(x.shape[0]):
@@ -67,7 +67,7 @@ def normalize(x: Array, center: Array, inverse: Array, scale: Array, shift: Arra
 
 @kernel
 def gradient_sums(x: Array, center: Array, inverse: Array, dy: Array, sums: Array) -> None:
-    """``sums[0]`` is the columns' sums of dy, ``sums[1]`` the sums of dy times the normalized x."""
+    """Set ``sums[0]`` to the columns' sums of dy, ``sums[1]`` to the sums of dy times the normalized x."""
     near, total, moment = center[0], sums[0], sums[1]
     rows, features = x.shape
     whole = rows - rows % 4

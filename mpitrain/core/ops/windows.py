@@ -32,7 +32,7 @@ def copy_windows(x: Array, start: int, down: int, right: int, height: int, width
 
 @kernel
 def add_windows(windows: Array, start: int, down: int, right: int, height: int, width: int, x: Array) -> None:
-    """Add windows to the elements that ``copy_windows`` reads them from."""
+    """Add windows to the elements of ``x`` from which ``copy_windows`` copies them."""
     channels = x.shape[3]
     run = width * channels
     lines = x.reshape((x.shape[0], x.shape[1], x.shape[2] * channels))

@@ -17,7 +17,7 @@ from .. import ops as launch
 from ..device import Gpu
 from .transport import TransportUnavailable, agree
 
-# Variables that are checked for libraries without a query function.
+# Environment variables that are checked for libraries without a query function.
 _ENABLED = ("MPICH_GPU_SUPPORT_ENABLED", "MV2_USE_CUDA", "PSM2_CUDA")
 
 

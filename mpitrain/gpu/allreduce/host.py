@@ -49,7 +49,7 @@ class HostTransport:
             self._to_host, self._to_device = Stream(), Stream()
         self._events: list[Any] = [None] * len(self._chunks)
         self._phase = 0
-        # Chunks of this step that have been enqueued, copied to the host, summed, and enqueued for the copy back.
+        # Numbers of this step's chunks that are enqueued, copied to the host, summed, and enqueued for the copy back.
         self._started = self._on_host = self._added = self._sent = 0
 
     def start(self, index: int) -> None:
@@ -128,7 +128,7 @@ class HostTransport:
         lo, hi = self._chunks[chunk]
         if hierarchy.n_nodes == 1:
             lo, hi = aligned_range(lo, hi, hierarchy.node.rank, hierarchy.node.size)
-            # All ranks have copied this chunk, and therefore also the last step's sums.
+            # All ranks have copied this chunk to the host, and therefore before it the last step's sums to the GPU.
             sum_rows(self._rows, self._in_order, lo, hi, 1.0, self._sums[lo:hi])
             self._summed.publish(self._phase + chunk + 1)
             return
@@ -145,7 +145,7 @@ class HostTransport:
 
 
 def _chunks(buckets: Sequence[Bucket], most: int) -> tuple[list[tuple[int, int]], list[int]]:
-    """Return ranges of at most ``most`` elements in the order of the buckets, and their number up to each bucket."""
+    """Return ranges of at most ``most`` elements in the order of the buckets, and each bucket's last range + 1."""
     chunks: list[tuple[int, int]] = []
     last: list[int] = []
     for lo, hi in buckets:

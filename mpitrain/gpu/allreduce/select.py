@@ -20,7 +20,7 @@ from .nccl import NcclTransport
 from .transport import GpuTransport, TransportUnavailable
 
 _log = logging.getLogger(__name__)
-_ROUNDS = 5  # number of runs, of which the fastest counts; the first ones compile, connect and allocate memory
+_ROUNDS = 5  # number of rounds; the fastest counts, because the first rounds compile, connect and allocate memory
 
 
 TRANSPORTS: dict[str, type[GpuTransport]] = {
@@ -36,7 +36,7 @@ def select_transport(
     Args:
         vector: Zeros, before and after the call.
         previous: Transport of the resumed run, or an empty string. ``auto`` reuses it: each transport sums in a
-            different order, and a resumed run should give the same result as an uninterrupted one.
+            different order, and a resumed run should give the same result as an uninterrupted run.
 
     Raises:
         ConfigError: On every worker: the requested transport is not available.

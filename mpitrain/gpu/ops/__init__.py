@@ -106,7 +106,7 @@ def _output(x: Array, kind: str, in_place: bool, buffer: Callable[..., Array]) -
 
 
 def _kept(x: Array, kind: str, y: Array) -> Array | None:
-    """Return what backward needs: y, x for GELU, None without activation."""
+    """Return the array that backward needs: x for GELU, None without activation, else y."""
     return None if kind == "none" else x if kind == "gelu" else y
 
 
@@ -118,7 +118,7 @@ def _number(kind: str) -> np.int32:
 
 
 def take_rows(weight: Array, rows: Array, y: Array) -> None:
-    """``rows`` has any numeric type; indices outside [0, len(weight)) give NaN."""
+    """Set ``y`` to rows of ``weight``; ``rows`` has any numeric type, indices outside [0, len(weight)) give NaN."""
     sizes = int64(rows.size), int64(len(weight)), int32(weight.shape[1])
     cells("embedding", "take_rows", y, rows.size, y.shape[1], (weight, rows, numeric_kind(rows), *sizes, y))
 
@@ -135,7 +135,7 @@ def add_rows(dy: Array, rows: Array, weight_grad: Array) -> None:
 
 
 def max_pool(x: Array, size: int, stride: int, y: Array, place: Array) -> None:
-    """``place`` is the index of each maximum in its window, row by row."""
+    """Set ``y`` to the windows' maxima, and ``place`` to the index of each maximum in its window, row by row."""
     _by_lines("max_pool", y, y.shape[3], (x, *_pooled(x, size, stride, y), y, place))
 
 
@@ -157,14 +157,14 @@ def average_pool_backward(dy: Array, size: int, stride: int, dx: Array) -> None:
 
 
 def copy_windows(x: Array, start: int, down: int, right: int, height: int, width: int, windows: Array) -> None:
-    """``windows[n, i, j]`` has its corner at ``x[n, (start + i) * down, j * right]``, for any number of images."""
+    """Copy windows: ``windows[n, i, j]`` has its corner at ``x[n, (start + i) * down, j * right]``, for all images."""
     geometry = _windows(x, start, down, right, height, width, windows)
     run = width * x.shape[3]  # values of a window's line, which are adjacent in the image, too
     _by_lines("copy_windows", windows, run, (x, int32(windows.shape[3]), *geometry, windows))
 
 
 def add_windows(windows: Array, start: int, down: int, right: int, height: int, width: int, x: Array) -> None:
-    """Add windows to the elements that ``copy_windows`` reads them from."""
+    """Add windows to the elements of ``x`` from which ``copy_windows`` copies them."""
     geometry = _windows(x, start, down, right, height, width, windows)
     _by_lines("add_windows", x, x.shape[3], (windows, int32(windows.shape[3]), *geometry, x))
 
@@ -194,7 +194,7 @@ def _windows(
 
 
 def drop(x: Array, y: Array, seed: int, layer: int, position: Array, below: int, scale: float) -> None:
-    """``y = x * scale`` for elements whose 32 random bits are below ``below``, else 0.
+    """Set ``y = x * scale`` for elements whose 32 random bits are below ``below``, else 0.
 
     Args:
         position: Shape (1,), uint64.
@@ -225,13 +225,13 @@ def moments(x: Array, result: Array) -> None:
 
 
 def normalize(x: Array, center: Array, inverse: Array, scale: Array, shift: Array, y: Array) -> None:
-    """``y = (x - center) * inverse * scale + shift``; ``center`` has shape (2, features), the others (features,)."""
+    """Set ``y = (x - center) * inverse * scale + shift``; ``center`` has shape (2, features), others (features,)."""
     arguments = (x, center, inverse, scale, shift, int64(len(x)), int32(x.shape[1]), y)
     rows_of_packs("normalize", "normalize", x, _normalized_at_once(x), arguments)
 
 
 def gradient_sums(x: Array, center: Array, inverse: Array, dy: Array, sums: Array) -> None:
-    """``sums[0]`` is the columns' sums of dy, ``sums[1]`` the sums of dy times the normalized x."""
+    """Set ``sums[0]`` to the columns' sums of dy, ``sums[1]`` to the sums of dy times the normalized x."""
     sum_columns("gradient_sums", x, _normalized_at_once(x), (x, center, inverse, dy), sums)
 
 

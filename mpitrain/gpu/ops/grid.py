@@ -75,7 +75,7 @@ def line(kernel: Kernel, work: int, at_once: int, arguments: tuple[Any, ...]) ->
 
 
 def cells(source: str, name: str, typed: Array, rows: int, columns: int, arguments: tuple[Any, ...]) -> None:
-    """Launch a warp per 32 adjacent columns of a row, or fewer that loop; no sums over blocks."""
+    """Launch a warp per 32 adjacent columns of a row, or fewer warps that loop; no sums over blocks."""
     if rows and columns:
         chosen = kernel(source, name, typed)
         grid = balanced(-(-rows // LINES), -(-columns // WARP), _kernels.resident_blocks(chosen))
@@ -151,7 +151,7 @@ def add_columns(parts: Array, sums: Array) -> None:
 def begin(kernel: Kernel, grid: Pair, block: Pair, arguments: tuple[Any, ...]) -> None:
     """Launch a kernel; its arrays must be C-contiguous."""
     for argument in arguments:
-        if not isinstance(argument, np.generic):  # which are always contiguous; to read their flags takes long
+        if not isinstance(argument, np.generic):  # scalars are contiguous; to read their flags takes long
             assert argument.flags.c_contiguous, f"{kernel.name} takes C-contiguous arrays"
     _kernels.launch(kernel, grid, block, arguments)
 

@@ -39,8 +39,8 @@ def allreduce_async_(
 
     Args:
         average: Deprecated; use ``op``.
-        name: Equal on all ranks; None numbers the operation.
-        op: Average if None.
+        name: Name of the operation, equal on all ranks; operations without a name are numbered.
+        op: The reduction; Average if None.
         prescale_factor, postscale_factor: Factors before and after the reduction.
     """
     scales = (prescale_factor, postscale_factor)

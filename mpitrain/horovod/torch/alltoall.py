@@ -19,7 +19,7 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Send rows of a tensor to all ranks; the result is the received rows, and how many each rank has sent.
+    """Send rows of a tensor to all ranks; the result is the received rows, and the number of rows from each rank.
 
     Args:
         splits: The number of rows for each rank, int32; None for equal parts.
@@ -39,7 +39,7 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Return the rows that all ranks have sent to this one; with ``splits`` also how many each has sent.
+    """Return the rows that all ranks have sent to this rank; with ``splits`` also the number of rows from each rank.
 
     The backward pass sends the gradient of each row back to the rank that sent the row.
     """

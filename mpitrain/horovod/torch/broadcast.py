@@ -20,7 +20,7 @@ def broadcast_async_(
     """Copy a tensor from a rank to all ranks, in place.
 
     Args:
-        root_rank: Among all ranks, also for a process set.
+        root_rank: The sender's rank among all ranks, also for a process set.
     """
     hosts = on_host([tensor], "broadcast")
     if root_rank not in (process_set.ranks or ()):
@@ -48,7 +48,7 @@ def broadcast_(
 def broadcast(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor:
-    """Return the tensor of a rank. The gradient on that rank is the average of the ranks' gradients; elsewhere 0."""
+    """Return the tensor of a rank. On that rank the gradient is the average of the ranks' gradients, elsewhere 0."""
     return _Broadcast.apply(tensor, root_rank, name, process_set)  # type: ignore[no-any-return]
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Compressor:
-    """The interface, which programs may implement."""
+    """The interface of compressors, which programs may implement."""
 
     @staticmethod
     def compress(tensor: Tensor) -> tuple[Tensor, Any]:

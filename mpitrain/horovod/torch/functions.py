@@ -24,7 +24,7 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
         params: ``model.state_dict()``, ``model.named_parameters()``, or a list of tensors.
 
     Raises:
-        ValueError: It is none of these.
+        ValueError: ``params`` is none of these.
     """
     if isinstance(params, dict):
         pairs = sorted(params.items())
@@ -38,7 +38,7 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: nn.Module | None = None) -> None:
-    """Copy an optimizer's state and options from a rank to all ranks, whether or not they have any state.
+    """Copy an optimizer's state and options from a rank to all ranks, also if the optimizer has no state yet.
 
     Args:
         model: Not needed; accepted because Horovod has it.
@@ -67,7 +67,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
 
 
 def _set_missing_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """Set gradients that do not exist to zeros; programs for Horovod may use them, because it does so."""
+    """Set missing gradients to zeros, as Horovod does; programs may rely on this."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.requires_grad and parameter.grad is None:
@@ -105,11 +105,11 @@ def _with_tensors(value: Any, tensors: list[Tensor]) -> Any:
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Return a rank's object on all ranks of a process set. It must be one that cloudpickle can copy.
+    """Return a rank's object on all ranks of a process set. cloudpickle must be able to copy it.
 
     Args:
-        root_rank: Among all ranks, also for a process set.
-        name: Equal on all ranks.
+        root_rank: The sender's rank among all ranks, also for a process set.
+        name: Name of the operation, equal on all ranks.
     """
     name = name or "broadcast_object"
     is_root = world.current().rank == root_rank
@@ -122,10 +122,10 @@ def broadcast_object(
 
 
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
-    """Return the objects of all ranks, in their order. cloudpickle must be able to copy them.
+    """Return the objects of all ranks, in the order of the ranks. cloudpickle must be able to copy them.
 
     Args:
-        name: Equal on all ranks.
+        name: Name of the operation, equal on all ranks.
     """
     name = name or "allgather_object"
     content = _to_bytes(obj)

@@ -3,13 +3,13 @@
 The functions that end in ``async`` or ``async_`` return a handle. The other functions wait for the result, and can be
 differentiated if they do not work in place.
 
-An operation starts when all ranks of its process set have submitted one with the same name, in any order. Operations
+An operation starts when all ranks of its process set have submitted it under the same name, in any order. Operations
 without a name are numbered, so the ranks must submit them in the same order. ``Request`` lists the properties that must
 be equal on all ranks. Submitting is local; waiting needs the other ranks.
 
-Raises, all of them:
-    ValueError: An argument is not valid, one with the same name is pending, or ``init`` has not been called.
-    HorovodInternalError: The ranks have submitted different operations, or one has shut down; from waiting.
+All functions may raise:
+    ValueError: An argument is not valid, an operation of the same name is pending, or ``init`` has not been called.
+    HorovodInternalError: While waiting: the ranks have submitted different operations, or a rank has shut down.
 """
 
 from __future__ import annotations

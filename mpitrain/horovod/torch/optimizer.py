@@ -40,14 +40,14 @@ def DistributedOptimizer(  # noqa: N802
     Gradients that a rank has not computed count as zeros. Local; ``step`` is collective over the process set.
 
     Args:
-        named_parameters: Such as ``model.named_parameters()``; None names them by their position.
+        named_parameters: For example ``model.named_parameters()``; None names parameters by their position.
         backward_passes_per_step: Number of calls of ``backward`` whose gradients a step adds up.
         op: Average, Sum or Adasum. With Adasum the changes of the parameters are combined, not the gradients.
-        gradient_predivide_factor: Divides gradients before the sum; the sum is divided by the rest of the number of
-            ranks.
+        gradient_predivide_factor: Gradients are divided by this factor before the sum, and the sum is divided by
+            ``size() / gradient_predivide_factor``.
         num_groups: Deprecated; use ``groups``.
         groups: Gradients that are submitted together: a number of groups, or lists of parameters.
-        sparse_as_dense: Reduce sparse gradients as dense ones.
+        sparse_as_dense: Whether to reduce sparse gradients as dense gradients.
 
     Raises:
         ValueError: An argument is not valid.
@@ -71,7 +71,7 @@ def DistributedOptimizer(  # noqa: N802
     kind = type(optimizer)
     made: Any = type(kind.__name__, (_Distributed, kind), {"__module__": __name__})
     wrapped = made.__new__(made)
-    # A scheduler that was made earlier has replaced ``step`` of the wrapped optimizer.
+    # A scheduler that was made earlier may have replaced ``step`` of the wrapped optimizer.
     wrapped.__dict__.update({key: value for key, value in vars(optimizer).items() if key != "step"})
     wrapped._set_up(named, compression, backward_passes_per_step, op, gradient_predivide_factor, sparse_as_dense)
     wrapped._start(groups, process_set)
@@ -152,7 +152,7 @@ class _Distributed(torch.optim.Optimizer):
     def _groups(
         self, parameters: list[Tensor], groups: int | Sequence[Sequence[Tensor]] | None
     ) -> list[tuple[Tensor, ...]]:
-        """Return the parameters whose gradients are submitted together, which have one type."""
+        """Return groups of parameters of one type, whose gradients are submitted together."""
         if groups is None:
             return [(parameter,) for parameter in parameters]
         if isinstance(groups, int):
@@ -291,7 +291,7 @@ class _Distributed(torch.optim.Optimizer):
         """Reduce the gradients, and update the parameters. Collective over the process set.
 
         Args:
-            closure: Computes the loss and the gradients, which are reduced after each call; so is the loss.
+            closure: Computes the loss and the gradients; both are reduced after each call.
         """
         if self._op == Adasum and self._group_of:
             loss = None if closure is None else closure()
@@ -321,7 +321,7 @@ class _Distributed(torch.optim.Optimizer):
         return evaluate
 
     def _mean(self, loss: Any) -> Any:
-        """Return the mean loss of the ranks: an optimizer such as LBFGS uses it, and must do the same on all ranks."""
+        """Return the mean loss of the ranks, so that optimizers that use it, as LBFGS, do the same on all ranks."""
         if not isinstance(loss, Tensor) or not self._group_of:
             return loss
         name = f"{next(iter(self._parameter_names.values()))}.loss"

@@ -24,7 +24,7 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle:
-    """Reduce tensors over all ranks, as one operation; each rank gets its share of the rows of each."""
+    """Reduce tensors over all ranks, as one operation; each rank gets its share of the rows of each tensor."""
     scales = (prescale_factor, postscale_factor)
     return _reducescatter(tensors, name, ReduceOp(op), process_set, scales, list)
 
@@ -37,7 +37,7 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle:
-    """Reduce a tensor over all ranks; each rank gets its share of the rows, the first ones one more if need be."""
+    """Reduce a tensor over all ranks; each rank gets equally many rows, or the first ranks one more than the others."""
     scales = (prescale_factor, postscale_factor)
     return _reducescatter([tensor], name, ReduceOp(op), process_set, scales, lambda outputs: outputs[0])
 

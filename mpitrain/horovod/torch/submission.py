@@ -44,11 +44,11 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 def join(device: int = -1) -> int:
     """Return the last rank that joins, when all ranks have called this.
 
-    Until then this rank takes part in the sums and averages of the others, with zeros. Other operations than allreduce
-    fail on all ranks.
+    Until then this rank takes part in the sums and averages of the other ranks with zeros, and in barriers. All other
+    operations fail on all ranks.
 
     Args:
-        device: Not needed; tensors are copied from the device that they are on.
+        device: Not needed; accepted because Horovod has it.
     """
     return int(synchronize(submit(Handle(Request("join", "join")), global_process_set)))
 
@@ -69,7 +69,7 @@ def check_tensors(tensors: Sequence[Tensor], kind: str) -> None:
     """Check the tensors of an operation.
 
     Raises:
-        ValueError: There is none, or they are not dense tensors of one type.
+        ValueError: There are no tensors, or they are not dense tensors of one type.
     """
     if not tensors:
         raise ValueError(f"{kind} needs at least one tensor")
@@ -95,7 +95,7 @@ def on_host(tensors: Sequence[Tensor], kind: str) -> list[Tensor]:
 
 
 def rows_on_host(tensors: Sequence[Tensor], kind: str) -> list[Tensor]:
-    """As ``on_host``, with the shapes of the tensors, which have at least one dimension."""
+    """Return the result of ``on_host`` in the shapes of the tensors, which must have at least one dimension."""
     hosts = on_host(tensors, kind)
     if any(tensor.dim() == 0 for tensor in tensors):
         raise ValueError(f"{kind} needs tensors with at least one dimension; use tensor.view(1)")
@@ -103,7 +103,7 @@ def rows_on_host(tensors: Sequence[Tensor], kind: str) -> list[Tensor]:
 
 
 def in_place(tensors: Sequence[Tensor], is_group: bool) -> Callable[[Sequence[Tensor]], Any]:
-    """Return a function that copies results to the tensors they belong to, if need be, and returns these."""
+    """Return a function that copies results to ``tensors``, unless they share memory, and returns ``tensors``."""
 
     def finish(hosts: Sequence[Tensor]) -> Any:
         for tensor, host in zip(tensors, hosts, strict=True):

@@ -33,7 +33,7 @@ _PLAIN = [
     "-Wno-unknown-pragmas",
     f"-I{HERE}",
 ]
-# Handlers of emulation.cpp are called for every access to memory, and for those that are wrong by themselves.
+# Handlers in emulation.cpp are called for every memory access, and for accesses that are invalid in any case.
 _CHECKED = [
     "-fsanitize=kernel-address",
     *("--param=asan-instrumentation-with-call-threshold=0", "--param=asan-stack=0", "--param=asan-globals=0"),
@@ -43,11 +43,11 @@ _KERNEL = re.compile(r'extern "C" __attribute__\(\(noinline\)\) void\s+(\w+)\s*\
 
 
 class EmulatedKernels:
-    """A place for ``launch.use`` that runs the emulated library.
+    """An argument for ``launch.use`` that runs the emulated library.
 
     Args:
-        library: As ``build`` made it.
-        is_reversed: Run the last block and the last thread first.
+        library: The result of ``build``.
+        is_reversed: Whether to run the last block and the last thread first.
         resident: Value of ``resident_blocks`` for every kernel.
     """
 
@@ -56,7 +56,7 @@ class EmulatedKernels:
         self._library.parameters_of.restype = self._library.launch.restype = ctypes.c_char_p
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """Memory with bytes in it that make NaN of a float."""
+        """Return memory whose bytes are NaN as floats."""
         array = np.empty(shape, dtype)
         array.reshape(-1).view(np.uint8)[...] = 0xFF
         return array
@@ -92,7 +92,7 @@ class EmulatedKernels:
 
 
 def _check_types(name: str, parameters: list[str], arguments: tuple[Any, ...]) -> None:
-    """A GPU takes an argument's bytes for whatever the parameter is."""
+    """Check the types, because a GPU interprets an argument's bytes as the parameter's type."""
     assert len(parameters) == len(arguments), name
     for place, (parameter, argument) in enumerate(zip(parameters, arguments, strict=True)):
         mismatch = f"{name}, argument {place}: {type(argument)}, not {parameter}"

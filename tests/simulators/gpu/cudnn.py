@@ -153,7 +153,7 @@ class pygraph:
         self._state = "valid"
 
     def _dims(self) -> tuple[list[int], list[int], list[int]]:
-        """Of images, filters and outputs."""
+        """Return the dimensions of images, filters and outputs."""
         a, b, out = (*(tensor.dim for tensor in self._read), self._out.dim)
         return {"fprop": (a, b, out), "dgrad": (out, b, a), "wgrad": (a, out, b)}[self._kind]
 
@@ -206,14 +206,14 @@ class pygraph:
         submit(compute)
 
     def _low(self, values: np.ndarray) -> np.ndarray:
-        """As it is multiplied: float32 may become TF32 where tensor cores are not refused."""
+        """Return values as they are multiplied: float32 is rounded to TF32 unless tensor cores are excluded."""
         wide = np.ascontiguousarray(values.astype(np.float32))
         if self._io != data_type.FLOAT or numerical_note.TENSOR_CORE in self._notes:
             return wide
         return (wide.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
 
     def _places(self, padded: np.ndarray) -> Any:
-        """Where each element of a filter meets images, as views (batch, channels, rows, columns)."""
+        """Yield the image elements that each filter element multiplies, as views (batch, channels, rows, columns)."""
         (_, _, height, width), (_, _, rows, columns) = self._dims()[1:]
         down, right = self._stride
         for i in range(height):

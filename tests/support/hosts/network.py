@@ -19,8 +19,8 @@ AGENT = Path(__file__).parent / "agent.sh"
 class Hosts:
     """Hosts h1, h2, ... with addresses ``net``.1, ``net``.2, ...; Open MPI of ``python``'s environment starts ranks.
 
-    Each has a folder of its own for temporary files, ``folder``/h1, ...: what a killed daemon leaves on a host must not
-    disturb other tests, in which a process can have the same id.
+    Each host has a separate folder for temporary files, ``folder``/h1, ...: files of a killed daemon must not disturb
+    other tests, in which a process can have the same id.
     """
 
     python: Path
@@ -30,11 +30,11 @@ class Hosts:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the remote agent needs to know."""
+        """The environment variables that the remote agent reads."""
         return {"MPITRAIN_TEST_HOSTS": self.prefix, "MPITRAIN_TEST_TMP": str(self.folder)}
 
     def launch(self, ranks: list[int], words: list[str]) -> list[str]:
-        """The command line that runs ``words`` on this number of ranks of each host, started from the first."""
+        """Return the command line that runs ``words`` on this number of ranks of each host."""
         hosts = ",".join(f"{self.net}.{i}:{n}" for i, n in enumerate(ranks, 1))
         network = f"{self.net}.0/24"
         start = self.on_first()
@@ -44,18 +44,18 @@ class Hosts:
         return [*start, *words]
 
     def on_first(self) -> list[str]:
-        """Words that run what follows them on the first host."""
+        """Return the beginning of a command line, which runs the rest of it on the first host."""
         inside = ["unshare", "--uts", "env", f"TMPDIR={self.folder}/h1", "bash", "-c", 'hostname h1; exec "$@"', "-"]
         return ["ip", "netns", "exec", f"{self.prefix}1", *inside]
 
     def run(self, python: Path, ranks: list[int], *words: str | Path) -> list[str]:
-        """The command line of ``mpitrain run WORDS`` with the given number of ranks per host."""
+        """Return the command line of ``mpitrain run WORDS`` with the given number of ranks per host."""
         hosts = ",".join(f"{self.net}.{i}:{n}" for i, n in enumerate(ranks, 1))
         start = [*self.on_first(), str(python), "-m", "mpitrain", "run", "--hosts", hosts]
         return [*start, "--remote-agent", str(AGENT), "--network", f"{self.net}.0/24", *map(str, words)]
 
     def sessions(self, number: int) -> list[str]:
-        """The session directories of Open MPI's launcher and daemons on a host."""
+        """Return the session directories of Open MPI's launcher and daemons on a host."""
         return [path.name for path in (self.folder / f"h{number}").iterdir() if path.name.startswith(("ompi", "prte"))]
 
     def kill(self, number: int) -> None:
@@ -71,17 +71,17 @@ class Hosts:
         _ip("link", "set", f"{self.prefix}v{number}", state)
 
     def pids(self, number: int) -> list[int]:
-        """The processes of a host."""
+        """Return the processes of a host."""
         return [int(pid) for pid in _ip("netns", "pids", f"{self.prefix}{number}").split()]
 
 
 @contextmanager
 def make_hosts(python: Path, count: int, rate: str = "") -> Iterator[Hosts]:
-    """Hosts that are gone again afterwards; needs root and iproute2.
+    """Yield hosts that are removed afterwards; needs root and iproute2.
 
     Args:
-        python: Of an environment with Open MPI.
-        rate: Hold what each host sends to this rate, as ``tc`` writes it: ``1gbit``.
+        python: Python of an environment with Open MPI.
+        rate: Limit the data that each host sends to this rate, in the notation of ``tc``: ``1gbit``.
     """
     prefix = f"mpit{os.getpid() % 10000}h"
     used = _ip("-o", "-4", "addr") + _ip("-4", "route", "show", "table", "all")

@@ -22,7 +22,7 @@ FOREVER = "100000000"
 
 
 class Run:
-    """``mpitrain run`` with a rank on each of three hosts, started from the first."""
+    """``mpitrain run`` with a rank on each of three hosts, started from the first host."""
 
     def __init__(self, hosts: Hosts, mpi: Mpi, folder: Path, *flags: str, steps: str = FOREVER) -> None:
         self.network, self.run_dir, self.gone = hosts.network, folder / "run", folder / "gone"
@@ -43,7 +43,7 @@ class Run:
             self._check(deadline)
 
     def wait_for_ranks(self, other_than: int = 0) -> list[rank_status.RankStatus]:
-        """The ranks, when all are training, and rank 1 is not the process that it was."""
+        """Return the ranks when all are training, and rank 1 is not the process ``other_than``."""
         deadline = time.monotonic() + 40
         while True:
             entries = rank_status.read(self.run_dir)

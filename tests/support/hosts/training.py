@@ -18,7 +18,7 @@ class Hosts:
     def train(
         self, ranks: list[int], job: Path, *flags: str | Path, timeout: float = 90, env: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """``start``, which must succeed."""
+        """Call ``start``, which must succeed."""
         done = self.start(ranks, job, *flags, timeout=timeout, env=env)
         assert done.returncode == 0, done.stdout + done.stderr
         return done

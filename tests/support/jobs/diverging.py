@@ -1,4 +1,4 @@
-"""A job whose loss is NaN on worker 1 alone: in its eighth forward pass, with ``--repeat`` in every eighth."""
+"""A job whose loss is NaN on one worker only: in its eighth forward pass, with ``--repeat`` in every eighth pass."""
 
 import time
 
@@ -9,7 +9,7 @@ from mpitrain.comm.mpi import MPI
 
 
 class Diverging(nn.Layer):
-    """Passes its input on, but for the eighth batch, or every eighth."""
+    """Returns its input, except for the eighth batch, or every eighth batch."""
 
     def __init__(self, repeat: bool) -> None:
         super().__init__()
@@ -20,7 +20,7 @@ class Diverging(nn.Layer):
             return x
         self.calls += 1
         if MPI.COMM_WORLD.rank != 1:
-            time.sleep(0.001)  # where workers keep no common pace, leave the other one its turns
+            time.sleep(0.001)  # without synchronization, let the other worker take steps, too
             return x
         return x * np.nan if self.calls == 8 or (self.repeat and self.calls % 8 == 0) else x
 

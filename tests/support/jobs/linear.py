@@ -1,4 +1,4 @@
-"""Softmax regression on made-up examples, small enough to be simulated in NumPy; can end itself with a signal."""
+"""Softmax regression on synthetic examples, small enough to be simulated in NumPy; can end itself with a signal."""
 
 import os
 import signal

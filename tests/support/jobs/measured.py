@@ -1,4 +1,4 @@
-"""A run whose outputs grow from 0 towards 10, with metrics of them: ``far`` is least where they are near 5."""
+"""A run whose outputs grow from 0 towards 10, with metrics of them: ``far`` is smallest when they are near 5."""
 
 import os
 
@@ -8,7 +8,7 @@ from mpitrain import Hook, Job, data, nn, optim
 
 
 class Crash(Hook):
-    """Raises an exception at a step, as a run that is killed."""
+    """Raises an exception at a step, which has the effect of a kill."""
 
     def after_step(self, loop) -> None:
         if loop.step == int(os.environ.get("CRASH_AT", "-1")):

@@ -1,4 +1,4 @@
-"""A job in which rank 1 raises, somewhere."""
+"""A job in which rank 1 raises an exception at a chosen place."""
 
 from typing import Literal
 
@@ -12,7 +12,7 @@ def fail_if(now: bool) -> None:
 
 
 class Failing(nn.Layer):
-    """Passes its input on, if it is not to fail."""
+    """Returns its input unless it should fail."""
 
     def __init__(self, fails: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Three epochs of 60 numbers; fails unless the workers together met each number once an epoch."""
+"""Three epochs of 60 numbers; fails unless the workers together received each number once per epoch."""
 
 from itertools import chain
 
@@ -10,7 +10,7 @@ COUNT, EPOCHS = 60, 3
 
 
 class Recording(nn.Layer):
-    """Notes the examples that it is given in training, and the place of each batch."""
+    """Records the examples that it receives in training, and the position of each batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Recording(nn.Layer):
 
 
 class Check(Hook):
-    """Gathers what all workers have noted."""
+    """Gathers the records of all workers."""
 
     def __init__(self, layer: Recording) -> None:
         self.layer = layer

@@ -1,4 +1,4 @@
-"""Sixty numbers to tell apart; every worker leaves which of them it was given."""
+"""Sixty distinct numbers; every worker writes which of them it has received."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from mpitrain import Hook, Job, data, nn, optim
 
 
 class Noting(nn.Layer):
-    """Notes the examples that it is given in training."""
+    """Records the examples that it receives in training."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Noting(nn.Layer):
 
 
 class Leave(Hook):
-    """Writes what the layer has noted."""
+    """Writes the examples that the layer has recorded."""
 
     def __init__(self, layer: Noting, folder: Path) -> None:
         self.layer, self.folder = layer, folder
@@ -39,7 +39,7 @@ def job(seen_dir: Path) -> Job:
     """Train on numbers.
 
     Args:
-        seen_dir: Where workers leave what they were given.
+        seen_dir: The folder in which workers write the numbers that they have received.
     """
     layer = Noting()
     numbers = (np.arange(60, dtype=np.float64) / 60)[:, np.newaxis]

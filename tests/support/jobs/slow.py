@@ -1,4 +1,4 @@
-"""A run that takes its time, so that something can happen to it."""
+"""A slow run, so that tests can act on it while it trains."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""A small model with everything that could depend on how a batch is cut: Dropout, BatchNorm, averages.
+"""A small model with all operations that could depend on the division of a batch: Dropout, BatchNorm, averages.
 
 Its matrices have 1,536, 576 and 240 elements.
 """
@@ -26,7 +26,7 @@ def job(
     make = getattr(optim, optimizer)
     return Job(
         model=nn.Sequential(
-            # A bias before BatchNorm has no gradient but rounding error, which Adam would make steps of.
+            # The gradient of a bias before BatchNorm is only rounding error, which Adam would turn into steps.
             nn.Dense(digits.features, hidden_units, bias=not normalize),
             *([nn.BatchNorm(hidden_units, sync=True)] if normalize else []),
             nn.ReLU(),

@@ -1,7 +1,7 @@
-"""Writes checkpoints with valid digests that a stranger could send, and finds out what reading them does.
+"""Writes malicious checkpoints with valid digests, and checks that reading them is harmless.
 
 Each is read in a forked process with limited memory and time. It must be refused in one line, or be harmless: no file
-is opened that it names, and nothing of another file is in what is read.
+that it names is opened, and no content of another file is read.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def _opens(event: str, args: tuple[Any, ...]) -> bool:
 
 
 class Outcome(NamedTuple):
-    """What an action returned, or how it failed; its CPU time, and the largest memory of its process in bytes."""
+    """The result of an action, or its error; its CPU time in seconds, and the peak memory of its process in bytes."""
 
     result: str
     seconds: float

@@ -49,7 +49,7 @@ checks, digest = 0, hashlib.sha256()
 
 
 def tensor_of(rank: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-    """The tensor of a rank, which every rank can compute."""
+    """Return the tensor of a rank, which every rank can compute."""
     return _tensor_of(rank, shape, dtype, seed).clone()
 
 
@@ -71,7 +71,7 @@ def equal(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
 
 
 def close(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
-    """Equal but for the order of additions, which is that of ranks on one node."""
+    """Check that tensors are equal except for rounding; additions are in the order of the ranks on one node."""
     global checks
     checks += 1
     if found.is_floating_point():

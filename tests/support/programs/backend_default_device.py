@@ -1,4 +1,4 @@
-"""Operations on tensors of the CPU while PyTorch's default device is another one, and those of Horovod's interface."""
+"""Operations on CPU tensors, also of Horovod's interface, while PyTorch's default device is another device."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Mistakes with the backend, by name; the ranks print the exceptions as JSON.
+"""Wrong uses of the backend, by name; the ranks print the exceptions as JSON.
 
     python backend_mistakes.py NAME...
 
-After a single one the ranks end with its exception. Several are caught one after the other.
+If one is named, the ranks end with its exception; several are caught one after the other.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Training with PyTorch's parallel wrappers over this backend, compared with the same over gloo.
+"""Training with PyTorch's parallel wrappers over this backend, compared with the same training over gloo.
 
     python backend_training.py [--device cpu]
 

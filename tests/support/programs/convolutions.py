@@ -1,4 +1,4 @@
-"""Compare convolutions on a GPU, which may be simulated, with the same on the CPU.
+"""Compare convolutions on a GPU, which may be simulated, with convolutions on the CPU.
 
 Prints a line per convolution: the precision, the operations that cuDNN computed, and the convolution's arguments.
 """

@@ -42,7 +42,7 @@ for step in (1, 2, 3):
     checkpoints.save(checkpoint.Snapshot({"params": np.full(layout.size, step, np.float32)}, step, step))
     for _ in range(100):  # steps of training
         checkpoints.progress()
-        cluster.comm.Barrier()  # none may wait in ``progress`` for another, who waits here
+        cluster.comm.Barrier()  # no rank may wait in ``progress`` for a rank that waits here
         time.sleep(1e-3)
 checkpoints.close()
 assert checkpoints.failure is None

@@ -1,8 +1,8 @@
-"""Ranks 0 and 1 read checkpoints, and rank 2 holds no vectors; the newest turns out damaged on one of them alone.
+"""Ranks 0 and 1 read checkpoints, and rank 2 holds no vectors; only one of them finds that the newest is damaged.
 
     falling_back.py FOLDER RANK
 
-On RANK the newest file's values are what was read before its digest did not match. Prints what rank 0 has found.
+On RANK, reading the newest file sets values before its digest turns out to be wrong. Prints the result of rank 0.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ start = restore(cluster, plan, None, begin, vectors)  # type: ignore[arg-type]
 if vectors is not None:
     views = layout.views(vectors["params"]), layout.views(vectors["momentum"])
     assert all((view == 2).all() for view in [*views[0].values(), views[1]["a"]])
-    assert not views[1]["b"].any()  # state has no slots
+    assert not views[1]["b"].any()  # layer state has no slots
 everywhere = cluster.comm.allgather(start)
 assert everywhere == [everywhere[0]] * cluster.size
 if cluster.rank == 0:

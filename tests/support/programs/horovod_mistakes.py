@@ -1,4 +1,4 @@
-"""Mistakes of programs that use Horovod's API.
+"""Wrong uses of Horovod's API.
 
     python horovod_mistakes.py NAME...
 
@@ -197,7 +197,7 @@ def predivided_sum() -> None:
     optimizer_of(torch.nn.Linear(2, 2), op=hvd.Sum, gradient_predivide_factor=2.0)
 
 
-# Those after which the ranks cannot continue.
+# Mistakes after which the ranks cannot continue.
 
 
 def absent_rank() -> None:

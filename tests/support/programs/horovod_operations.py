@@ -58,7 +58,7 @@ for dtype in (torch.float32, torch.float64, torch.int32, torch.int64, torch.bflo
         if shape:
             check(hvd.allgather(own), torch.cat(parts), f"allgather {dtype} {shape}")
 
-# Many tensors, submitted in another order by each rank, and of all sizes: some are fused, some are divided.
+# Many tensors of all sizes, submitted in another order by each rank: some are fused, some are divided.
 shapes = [(3,), (70_000,), (2, 2), (400_000,), (), (0,), (16_384,), (1,)]
 order = torch.randperm(len(shapes), generator=torch.Generator().manual_seed(rank)).tolist()
 handles = {at: hvd.allreduce_async(tensor_of(10 * rank + at, shapes[at]), name=f"many {at}") for at in order}
@@ -108,7 +108,7 @@ if size > 1:
         check(found, tensor_of(1, (3,)), "set of one rank")
     assert hvd.remove_process_set(last) and not hvd.remove_process_set(last)
 
-# A rank without batches joins; the others go on.
+# A rank without batches joins; the other ranks continue.
 for step in range(3 + rank):
     present = [of for of in range(size) if step < 3 + of]
     check(

@@ -1,6 +1,6 @@
 """Process sets that are passed to ``init``: of ranks, and of communicators; and ``init`` on some of the ranks.
 
-Rank 0 prints what the ranks have found as JSON.
+Rank 0 prints the results of the ranks as JSON.
 """
 
 from __future__ import annotations

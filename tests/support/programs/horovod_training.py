@@ -22,7 +22,7 @@ options = json.loads(sys.argv[1])
 rows, kind = options.pop("rows"), options.pop("optimizer")
 if "op" in options:
     options["op"] = getattr(hvd, options["op"])
-torch.manual_seed(hvd.rank())  # the parameters of rank 0 are those of all
+torch.manual_seed(hvd.rank())  # all ranks get the parameters of rank 0
 model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
 optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.05)
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)

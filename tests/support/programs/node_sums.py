@@ -1,7 +1,7 @@
 """Run on every rank: sums over nodes with each compression. Arguments: the node of each rank. Prints ``ok`` on rank 0.
 
-On every node the results are the same bits; what has been received and the errors that remain are together what has
-been sent; and PowerSGD is its textbook form.
+The results are the same bits on every node; received values plus remaining errors equal the sent values; and PowerSGD
+agrees with its textbook form.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Codecs of a user: one that sends vectors unchanged, and others."""
+"""User-defined codecs: one sends vectors unchanged, others have faults or special properties."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class UnequalBytes(Identity):
 
 
 class Signs(Codec):
-    """Sends the sign of each element, and the mean magnitude: it decodes zero to something else."""
+    """Sends the sign of each element, and the mean magnitude, so that zero decodes to another value."""
 
     def nbytes(self, count: int) -> int:
         return 8 + (count + 63) // 64 * 8

@@ -1,4 +1,4 @@
-"""A program that reports progress, until rank 1 hangs after as many steps as its first argument says."""
+"""A program that reports progress until rank 1 hangs; its first argument is the number of steps before that."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""A program that does not know mpitrain: does what its first argument says, and writes its environment."""
+"""A program that does not use mpitrain: does what its first argument requests, and writes its environment."""
 
 import json
 import os

@@ -1,7 +1,7 @@
 """A program whose ranks connect to rank 0, that saves its steps, and resumes.
 
-Its arguments: a folder, the number of steps, and how it ends at SIGTERM: ``save`` to save and exit with status 75,
-``die`` to be killed by the signal; then it saves after every step.
+Its arguments: a folder, the number of steps, and how it ends at SIGTERM: ``save`` to save and exit with status 75, or
+``die`` to be killed by the signal, which makes it save after every step.
 """
 
 import os

@@ -94,7 +94,7 @@ def train() -> None:
 
 
 def check_read(params) -> None:
-    """Every server's ranges hold one number: how many pushes have reached it."""
+    """Check that a server's ranges have one number: the number of pushes that have reached the server."""
     for server in range(plan.n_servers):
         for lo, hi in ranges_of(pieces, server, LAYOUT):
             found = params[np.intersect1d(np.arange(lo, hi), used)]

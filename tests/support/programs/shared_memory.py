@@ -40,7 +40,7 @@ def check_refusal() -> None:
 
 
 def check_board() -> None:
-    """What a rank wrote before it published is seen after the wait; nobody overtakes."""
+    """Writes before a rank publishes are visible after the wait; no rank is a phase ahead."""
     shared = SharedArrays(comm)
     barrier = PhaseBarrier(shared, cores)
     values = shared.allocate((size, 512), np.int64)
@@ -71,7 +71,7 @@ def check_average(count: int, dtype: type) -> None:
             total += vector
         expected = dtype(1.0 / size) * total
         assert average.reduce().tobytes() == expected.tobytes()
-        comm.Barrier()  # all have compared before any starts the next round
+        comm.Barrier()  # all ranks have compared before any rank starts the next round
     hierarchy.free()
 
 

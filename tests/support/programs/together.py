@@ -1,10 +1,9 @@
-"""Every rank is a node that writes its share of one file; one of them cannot, or all cannot, at step 2.
+"""Every rank is a node that writes its share of one file; at step 2 one node, or all nodes, cannot write.
 
     together.py FOLDER background|waiting limit|files|full
 
-``limit``: one node's files may not become longer than what comes before its share; ``files``: it may open none;
-``full``: the disk has no room for all of it. Prints the chief's message and the list of checkpoints. Nodes are
-simulated: all are on this host.
+``limit``: one node's files must end before its share; ``files``: the node may open no file; ``full``: the disk has too
+little room. Prints the chief's message and the list of checkpoints. Nodes are simulated: all are on this host.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from ..saved_state import LAYOUT, extra_state, state
 
 
 def refuse(cluster: Cluster, folder: Path, how: str) -> None:
-    """Have the system take nothing more; without ``how`` as before."""
+    """Make writing fail in the way ``how``; if ``how`` is empty, undo this."""
     if how == "full":
         if cluster.chief:
             with (folder / "filler").open("wb") as filler:
@@ -60,7 +59,7 @@ def main() -> None:
         checkpoints.save(checkpoint.Snapshot(state(step), step, 2 * step, extra_state(step)))
         for _ in range(30):  # steps of training
             checkpoints.progress()
-            cluster.comm.Barrier()  # none may wait in ``progress`` for another, who waits here
+            cluster.comm.Barrier()  # no rank may wait in ``progress`` for a rank that waits here
             time.sleep(1e-3)
     checkpoints.close()
     assert checkpoints.failure is None

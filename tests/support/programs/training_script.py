@@ -51,6 +51,6 @@ if kind == "exit":
     sys.exit("not accurate enough")
 if launched_rank(os.environ) == 0:
     np.save(folder / "outputs.npy", run.model(averages=True)(data.mnist(None).validation.read_batch(0, 50).examples))
-if kind == "path":  # what ``mpitrain run`` knows: a rank that is done must exit soon, but a script may take long
+if kind == "path":  # ranks that are done must exit soon, but a script may take long
     done = [status.done for status in rank_status.read(Path(os.environ["MPITRAIN_RUN_DIR"]))]
     (folder / f"done-{launched_rank(os.environ)}").write_text(str(done))

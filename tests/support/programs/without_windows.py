@@ -1,6 +1,7 @@
 """``mpitrain train`` where windows fail: ``without_windows.py {refused,stuck} JOB FLAGS``.
 
-No MPI here has no windows, so the failure is a stand-in: creating one raises, or the probe finds that it is stuck.
+All MPI libraries of the tests have windows, so the failure is simulated: creating a window raises an exception, or the
+probe reports no progress.
 """
 
 from __future__ import annotations

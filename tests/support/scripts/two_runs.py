@@ -1,4 +1,5 @@
-"""Launches two runs at once: of a job function of this script, and of one of a module beside it."""
+"""Launches two runs at once: of a job function in this script, and of a job function in another module of its
+folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A module beside a script, with a job function that the ranks import."""
+"""A module in the folder of a script, with a job function that the ranks import."""
 
 from mpitrain import Job, data, nn, optim
 

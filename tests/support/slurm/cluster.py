@@ -23,7 +23,7 @@ ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL"
 
 @dataclass
 class Cluster:
-    """Nodes n1, n2, ... of a Slurm cluster whose whole state lies in a folder."""
+    """Nodes n1, n2, ... of a Slurm cluster, whose state is in one folder."""
 
     state: Path
     nodes: int
@@ -33,7 +33,7 @@ class Cluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a user's environment has on this cluster."""
+        """The environment variables of a user of this cluster."""
         return {"SLURM_CONF": str(self.state / "etc" / "slurm.conf")}
 
     def call(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -45,12 +45,12 @@ class Cluster:
         return done
 
     def state_of(self, job: str) -> str:
-        """A job's state; of an array or a heterogeneous job all of them, with blanks between."""
+        """Return a job's state; for an array or a heterogeneous job all states, separated by blanks."""
         output = self.call("squeue", "-h", "-r", "-t", "all", "-j", job, "-o", "%T").stdout
         return " ".join(sorted(set(output.split())))
 
     def wait(self, job: str, *states: str, timeout: float = 90) -> str:
-        """Wait until a job (all of an array) is in one of these states (by default: has ended), and return it."""
+        """Wait until a job (or array) is in one of these states (by default: has ended); return the state."""
         deadline = time.monotonic() + timeout
         while not set(now := self.state_of(job).split()) <= set(states or ENDED):
             assert time.monotonic() < deadline, f"job {job} is still {now}\n{self.log_tail()}"
@@ -58,16 +58,16 @@ class Cluster:
         return " ".join(now)
 
     def restart_now(self, job: str, timeout: float = 60) -> None:
-        """Wait until a job has been requeued, and start it without the two minutes that Slurm lets it wait."""
+        """Wait until a job has been requeued, and start it without Slurm's delay of two minutes."""
         deadline = time.monotonic() + timeout
         while self.restarts(job) == 0 or self.state_of(job) == "COMPLETING":
             assert time.monotonic() < deadline, f"job {job} was not requeued: {self.state_of(job)}\n{self.log_tail()}"
             time.sleep(0.2)
-        time.sleep(2)  # a node takes no credential of the second in which it has ended the job's former life
+        time.sleep(2)  # a node rejects credentials of the second in which the job has ended there
         self.call("scontrol", "update", f"jobid={job}", "starttime=now", check=False)  # it may have started by itself
 
     def restarts(self, job: str) -> int:
-        """How often a job has been requeued."""
+        """Return how often a job has been requeued."""
         return int(self.call("scontrol", "show", "job", job).stdout.split("Restarts=")[1].split()[0])
 
     def log_tail(self) -> str:
@@ -75,7 +75,7 @@ class Cluster:
         return (self.state / "log" / "slurmctld.log").read_text(errors="replace")[-3000:]
 
     def processes(self, node: int) -> list[str]:
-        """Command lines of all processes of a node but its first ones and Slurm's own."""
+        """Return the command lines of all processes of a node, except its first processes and Slurm's."""
         space = os.readlink(f"/proc/{self.inits[node]}/ns/pid")
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
@@ -97,13 +97,13 @@ class Cluster:
             outer = subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         self.inits[number] = _child_of(outer.pid)
         link = f"{self.bridge}v{number}"
-        # The same address each time: the others remember it for a while.
+        # Use the same address each time, because other hosts remember it for a while.
         peer = ["peer", "name", "eth0", "address", f"02:00:00:00:00:{number:02x}", "netns", str(self.inits[number])]
         _ip("link", "add", link, "type", "veth", *peer)
         _ip("link", "set", link, "master", self.bridge, "up")
 
     def crash_node(self, number: int) -> None:
-        """A power cut: every process of the node is gone at once."""
+        """Simulate a power failure: end every process of the node at once."""
         with suppress(ProcessLookupError):
             os.kill(self.inits[number], 9)
         subprocess.run(["ip", "link", "del", f"{self.bridge}v{number}"], check=False, capture_output=True)
@@ -119,7 +119,7 @@ class Cluster:
 
 @contextmanager
 def make_cluster(nodes: int = 3, cpus: int = 4, gpus: int = 2) -> Iterator[Cluster]:
-    """A cluster that is gone again afterwards; needs root, and Debian's slurmctld, slurmd, slurm-client and munge."""
+    """Yield a cluster, and remove it; needs root, and Debian's slurmctld, slurmd, slurm-client, munge."""
     used = _ip("-o", "-4", "addr") + _ip("-4", "route", "show", "table", "all")
     net = next(net for net in (f"10.215.{c}" for c in range(40, 250)) if f"{net}." not in used)
     # munged refuses a socket that other users cannot reach, and each start of pytest closes pytest's folder to them.
@@ -154,7 +154,7 @@ def _configure(cluster: Cluster, cpus: int, gpus: int) -> None:
     names = ["127.0.0.1 localhost", f"{cluster.net}.254 {host}", *(f"{cluster.net}.{n} n{n}" for n in numbers)]
     (state / "etc" / "hosts").write_text("\n".join(names) + "\n")
     for gpu in range(gpus):
-        # A fake GPU must be a device of its own.
+        # Each fake GPU must be a separate device.
         os.mknod(state / "dev" / f"nvidia{gpu}", 0o020666, os.makedev(1, 3))
     lines = [
         f"NodeName=n{n} NodeAddr={cluster.net}.{n} CPUs={cpus} RealMemory=4000 Gres=gpu:fake:{gpus} Feature=f{n}"

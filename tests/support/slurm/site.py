@@ -31,7 +31,7 @@ class Submitted:
     output: str
 
     def log(self) -> str:
-        """Its output; of an array all tasks'."""
+        """Return the job's output; for an array, the output of all tasks."""
         return "".join(path.read_text() for path in sorted((self.run_dir / "batch").glob("*.log")))
 
 
@@ -42,13 +42,13 @@ class Site:
         self.cluster, self.folder = cluster, folder
 
     def environment(self, mpi: Mpi) -> dict[str, str]:
-        """Of a login shell in which an environment is active."""
+        """Return the environment variables of a login shell in which an environment is active."""
         path = f"{mpi.python.parent}:{os.environ['PATH']}"
-        # More ranks than the machine has cores; Open MPI's busy waiting would take what the others need.
+        # There are more ranks than cores; Open MPI's busy waiting would take CPU time from other ranks.
         return {**self.cluster.environment, "PATH": path, "OMPI_MCA_mpi_yield_when_idle": "1"}
 
     def call(self, mpi: Mpi, *words: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-        """``mpitrain submit WORDS`` as a user would type it."""
+        """Execute ``mpitrain submit WORDS`` as a user would."""
         command = [str(mpi.python), "-m", "mpitrain", "submit", *map(str, words)]
         return run(command, timeout=60, env=self.environment(mpi), cwd=cwd)
 

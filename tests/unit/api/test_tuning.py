@@ -1,4 +1,4 @@
-"""Which configurations ``mpitrain tune`` runs."""
+"""The configurations that ``mpitrain tune`` runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...support.probes import PROBE
 
 
 def test_options_without_an_effect_are_not_measured() -> None:
-    """Within a node the size of buckets does not change what is predicted."""
+    """Within a node, the size of buckets does not change the prediction."""
     ranks = dataclasses.replace(PROBE.ranks, ranks_per_node=(2,))  # type: ignore[type-var]
     possible = candidates(dataclasses.replace(PROBE, ranks=ranks), {}, ["batch"])
     assert sum("bucket_bytes" in one.options for one in possible) > 4

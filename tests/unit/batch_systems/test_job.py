@@ -1,4 +1,4 @@
-"""Batch scripts as a pure function: the options passed to schedulers, and how a shell reads them."""
+"""Batch scripts as a pure function: the options that schedulers receive, and their interpretation by a shell."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def lines(scheduler: str, prefix: str, **changes: object) -> list[str]:
 
 
 def run_script(made: Batch, scheduler: str, folder: Path, **variables: str) -> list[str]:
-    """The words that the script starts, with a program that writes them down in place of Python."""
+    """Return the words that the script executes, with a program in place of Python that records them."""
     program = folder / "python"
     program.write_text('#!/bin/bash\nprintf "%s\\0" "$@" >"$WORDS"\n')
     program.chmod(0o755)
@@ -59,7 +59,7 @@ def test_a_shell_reads_every_word_back(scheduler: str, word: str, tmp_path: Path
 def test_no_line_break_adds_a_line_for_the_scheduler(scheduler: str, prefix: str) -> None:
     hostile = f"a\n{prefix} -q evil\r{prefix} -q evil"
     points = [Point("x", (hostile,))] if SYSTEMS[scheduler].index_variable else []
-    name = "a" if scheduler == "flux" else hostile  # Flux refuses the name; the others replace characters
+    name = "a" if scheduler == "flux" else hostile  # Flux refuses the name; other systems replace characters
     made = batch(Path("/w"), name=name, arguments=["job.py", hostile], points=points)
     text = render(scheduler, made).text
     found = [line for line in re.split("[\r\n]", text) if line.startswith(prefix)]
@@ -78,7 +78,7 @@ def test_a_hostile_run_directory_is_a_run_directory(word: str, tmp_path: Path) -
 @pytest.mark.parametrize("name", HOSTILE)
 def test_sbatch_reads_every_job_name_unchanged(name: str) -> None:
     made = render("slurm", batch(name=name))
-    assert "\n#SBATCH --output" in made.text  # the name's line is one line
+    assert "\n#SBATCH --output" in made.text  # the name adds no line
     if "\n" in name:
         assert made.words == [f"--job-name={name}"]
         (hint,) = (line for line in made.text.splitlines() if line.startswith("# Submit it with "))
@@ -87,7 +87,8 @@ def test_sbatch_reads_every_job_name_unchanged(name: str) -> None:
         assert output.split("\0")[:-1] == [*made.words, "/work dir/run/batch/job.sh"]
     else:
         line = next(line for line in made.text.splitlines() if "--job-name" in line)
-        # In what these have, sbatch reads double quotes and backslashes as a shell does without its dollars.
+        # In these names, sbatch interprets double quotes and backslashes like a shell, but does not expand dollar
+        # signs.
         assert shlex.split(line.removeprefix("#SBATCH "), posix=True) == [f"--job-name={name}"]
         assert not made.words and "Submit it with" not in made.text
 
@@ -149,7 +150,7 @@ def test_one_rank_a_gpu() -> None:
     assert "--ntasks-per-node=4" in lines("slurm", "#SBATCH", gpus_per_node="a100:4")
     assert "--ntasks-per-node=2" in lines("slurm", "#SBATCH", nodes=2, gpus="4")
     assert "--ntasks-per-node=3" in lines("slurm", "#SBATCH", gpus_per_node="4", tasks_per_node=3)
-    # Slurm's tasks are mpirun's daemons there, one a node.
+    # With mpirun, Slurm's tasks are mpirun's daemons, one per node.
     assert "--gpus-per-node=a:6" in lines("slurm", "#SBATCH", gpus_per_task="a:2", tasks_per_node=3)
     assert "--gpus-per-task=a:2" in lines("slurm", "#SBATCH", gpus_per_task="a:2", tasks_per_node=3, starter="srun")
 

@@ -1,4 +1,5 @@
-"""Which ends of a run bring a batch job back: the rendered scripts, and ``slurm/preemptible.sbatch``, run by bash."""
+"""The ends of a run after which a batch job is requeued: the rendered scripts and ``slurm/preemptible.sbatch``, run by
+bash."""
 
 from __future__ import annotations
 
@@ -92,7 +93,7 @@ def test_a_run_that_ends_before_the_script_waits_again(scheduler: str, tmp_path:
     shipped = Path("slurm/preemptible.sbatch").resolve()
     text = shipped.read_text() if scheduler == shipped.name else render(scheduler, made).text
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "5"}
-    # The run ends while the script sends it the signal.
+    # The run ends while the script sends the signal to it.
     environment["BASH_FUNC_kill%%"] = '() { builtin kill "$@"; local failed=$?; sleep 0.5; return $failed; }'
     (tmp_path / "runs" / "slurm-5").mkdir(parents=True)
     command = ["bash", "-c", text]
@@ -140,7 +141,7 @@ def test_requeues_of_a_program_stop_after_three_that_ran_for_less_than_a_minute(
     made = Batch("n", Resources(), tmp_path, tmp_path / "r", str(tmp_path / "python"), words, "mpirun")
     text = render("slurm", dataclasses.replace(made, rank_command="exec", keeps_checkpoints=False)).text
     statuses = []
-    for seconds in (0, 0, 100, 0, 0, 0, 0):  # for which the script seems to have run
+    for seconds in (0, 0, 100, 0, 0, 0, 0):  # simulated duration of the script
         script = f"SECONDS={seconds}\n{text}"
         environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "5"}
         done = subprocess.run(["bash", "-c", script], env=environment, timeout=30, check=False, capture_output=True)

@@ -1,4 +1,4 @@
-"""Each batch system behind the interface: what registering one provides."""
+"""Each batch system through the interface: the functions that a registered batch system provides."""
 
 from __future__ import annotations
 

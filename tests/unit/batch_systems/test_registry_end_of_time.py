@@ -1,4 +1,4 @@
-"""When a run will be ended: by the user's limit, or by that of its batch job."""
+"""The time at which a run ends: by the user's limit, or by the limit of its batch job."""
 
 from __future__ import annotations
 

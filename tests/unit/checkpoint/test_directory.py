@@ -1,4 +1,4 @@
-"""The checkpoints of a run: the newest whole one is found, and the last one is never removed."""
+"""The checkpoints of a run: the newest undamaged one is found, and the last undamaged one is never removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The manifest: what is packed is unpacked."""
+"""The manifest: unpacking returns the packed content."""
 
 from __future__ import annotations
 

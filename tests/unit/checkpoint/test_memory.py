@@ -1,4 +1,4 @@
-"""States in memory: what is written is read, the newest complete one, wherever there is room."""
+"""States in memory: reading returns the newest complete state, from any folder that had room."""
 
 from __future__ import annotations
 

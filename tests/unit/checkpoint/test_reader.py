@@ -1,4 +1,4 @@
-"""Damaged checkpoints are refused, or hold what was written. ``bench/damage.py`` does it many times."""
+"""Damaged checkpoints are refused, or have their original content. ``bench/damage.py`` tests more damages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_damage_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_byte_counts(tmp_path: Path) -> None:
-    """One flipped bit in every block of 64 bytes; so of the text in front, of the structure, of every array."""
+    """Flip one bit in every block of 64 bytes: in the manifest, the structure, and every array."""
     path = save(tmp_path, 30)
     content = path.read_bytes()
     for at in range(0, len(content), 64):

@@ -1,4 +1,4 @@
-"""Which checkpoint a run begins with."""
+"""The choice of the checkpoint from which a run begins."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def begin(
 
 
 def test_auto_offers_all_the_newest_first(folder: Path) -> None:
-    """Which of them are whole shows as they are read."""
+    """Damage is detected later, when the checkpoints are read."""
     five, ten = (checkpoint.path_for(folder, step) for step in (5, 10))
     assert begin(folder) == ((ten, five), None, ())
     assert begin(folder, resume="never") == ((), None, ())

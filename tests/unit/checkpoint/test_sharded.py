@@ -1,4 +1,4 @@
-"""A checkpoint in parts is a checkpoint: to this package, to HDF5, and where a part is damaged, swapped or missing."""
+"""Sharded checkpoints: read by this package and by HDF5, and with a shard that is damaged, swapped or missing."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_parts_alone_are_no_checkpoint_and_go(tmp_path: Path) -> None:
     writer.write(checkpoint.Snapshot(state(), 5, 10))
     assert not checkpoint.steps(tmp_path)
     with pytest.raises(OSError, match="2-of-2"):
-        writer.write_index()  # the other part is not there
+        writer.write_index()  # the other shard is missing
     assert not checkpoint.steps(tmp_path)
     whole = write(tmp_path, state(), 2, step=7)
     checkpoint.remove_unfinished(tmp_path)

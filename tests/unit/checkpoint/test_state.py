@@ -1,4 +1,4 @@
-"""Checkpoints: what is written is read by us and by others, and what does not fit is named."""
+"""Checkpoints: the package and other programs read the written content, and mismatches are named."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_what_is_written_is_read(tmp_path: Path, extra_state: ExtraState | None)
     read = {name: np.zeros(LAYOUT.size) for name in written}
     assert checkpoint.read(path, LAYOUT, read, 7) == ((12, 345), extra_state or {})
     for name in written:
-        if name == "square":  # state has no slots
+        if name == "square":  # layer state has no slots
             written[name][LAYOUT.n_trained :] = 0
         assert read[name].tobytes() == written[name].tobytes()
     assert [p.name for p in path.parent.iterdir()] == [path.name]
@@ -162,7 +162,7 @@ def test_a_file_under_the_name_of_another_step_is_refused(tmp_path: Path) -> Non
     path = path.rename(checkpoint.path_for(tmp_path, 11))
     with pytest.raises(DamagedCheckpoint, match=r"step-0000000011\.h5 .*step 10"):
         checkpoint.verify(path)
-    checkpoint.verify(path.rename(tmp_path / "best.h5"))  # which names no step
+    checkpoint.verify(path.rename(tmp_path / "best.h5"))  # a name without a step
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip"])
@@ -258,7 +258,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytes
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)  # stands in for a disk that is full
+    monkeypatch.setattr(os, "fsync", full)  # simulates a full disk
     with pytest.raises(OSError, match="No space"):
         checkpoint.write(path, LAYOUT, checkpoint.Snapshot(vectors(), 1, 99), 0, {})
     assert path.read_bytes() == before
@@ -302,7 +302,7 @@ def test_a_full_disk_leaves_what_was_there(small_disk: Path, compression: Compre
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_of_the_system(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")  # in the place of the folder: root may write everywhere
+    (tmp_path / "file").write_text("")  # a file in place of the folder, because root may write everywhere
     with pytest.raises(FileExistsError):
         checkpoint.write(tmp_path / "file" / "step-1.h5", LAYOUT, checkpoint.Snapshot(vectors(), 1, 0), 0, {})
 

@@ -1,4 +1,4 @@
-"""Checkpoints from strangers do no harm. ``bench/malicious.py`` reads many more."""
+"""Checkpoints from untrusted sources do no harm. ``bench/malicious.py`` reads many more."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FOREIGN = ("external storage", "external link", "soft link", "virtual secret", "
 
 
 def test_malicious_files_are_refused_or_harmless() -> None:
-    """In processes with limited memory and time."""
+    """Files are read in processes with limited memory and time."""
     words = [sys.executable, str(ROOT / "bench" / "malicious.py"), "450"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -41,7 +41,7 @@ def test_a_manifest_with_paths_that_no_file_has_is_refused(tmp_path: Path, name:
 
 @pytest.mark.full
 def test_no_other_file_is_opened(tmp_path: Path) -> None:
-    """As the kernel sees it, because Python does not see what libraries open."""
+    """Observe system calls, because Python does not see the files that libraries open."""
     if shutil.which("strace") is None:
         missing("strace")
     if subprocess.run(["strace", "-o/dev/null", "true"], check=False).returncode:
@@ -105,7 +105,7 @@ def test_a_rest_of_values_without_digest_is_refused(tmp_path: Path) -> None:
 
 
 def test_verify_compares_the_manifest_with_hdf5(tmp_path: Path) -> None:
-    """Readers take the manifest's offsets, other programs those of HDF5."""
+    """This package uses the manifest's offsets, other programs use those of HDF5."""
     path = save(tmp_path, 30)
     manifest = manifest_of(path)
     arrays = {name: list(ranges[0]) for name, ranges in manifest.arrays.items()}
@@ -119,7 +119,7 @@ def test_verify_compares_the_manifest_with_hdf5(tmp_path: Path) -> None:
 
 
 def test_files_without_a_description_are_read(tmp_path: Path) -> None:
-    """As earlier versions wrote them."""
+    """Earlier versions wrote such files."""
     path = save(tmp_path, 30)
     with checkpoint.Checkpoint(path) as described:
         seal(path)

@@ -1,4 +1,4 @@
-"""``mpitrain verify``, ``inspect``, ``diff``, ``export``: what they print, and their exit status."""
+"""``mpitrain verify``, ``inspect``, ``diff``, ``export``: their output and exit status."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def spoil(path: Path) -> None:
     content = bytearray(path.read_bytes())
-    content[5000] ^= 1  # behind the block of text in front: in the structure
+    content[5000] ^= 1  # after the manifest: in the structure
     path.write_bytes(content)
 
 

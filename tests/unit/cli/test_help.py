@@ -1,4 +1,4 @@
-"""``--help`` and ``--help-all`` of every command, and what follows mistyped commands."""
+"""``--help`` and ``--help-all`` of every command, and the messages for mistyped commands."""
 
 from __future__ import annotations
 

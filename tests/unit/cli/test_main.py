@@ -1,4 +1,4 @@
-"""Mistakes of users who come from other programs: one line that says how it is done here."""
+"""Errors of users of other programs: one line with the corresponding command or flag of mpitrain."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_job_file_that_parses_the_command_line(
     path = job(f"import argparse\nparser = argparse.ArgumentParser()\nparser.print_help = print\n{text}\n{function}")
     monkeypatch.setattr(sys, "argv", ["mpitrain", "placement", str(path)])
     assert main(sys.argv[1:]) == 2
-    assert "def job(...)" in capfd.readouterr().err.splitlines()[-1]  # after what the parser prints
+    assert "def job(...)" in capfd.readouterr().err.splitlines()[-1]  # after the parser's output
 
 
 def test_job_files_import_from_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Gradients in 16 bits: rounded as the types say, and nothing of them lost for good."""
+"""Compressed gradients: rounded as their types require, without permanent loss."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def make_codec(text: str, dtype: np.dtype) -> Codec:
 
 
 def sent(codec: Codec, vector: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """What arrives of a vector."""
+    """Return the decoded vector."""
     encoded, out = np.empty(codec.nbytes(len(vector)), np.uint8), np.empty_like(vector)
     codec.encode(vector, left, encoded)
     codec.decode(encoded, out)
@@ -59,7 +59,7 @@ def test_halfway_between_two_the_even_one_is_taken() -> None:
 
 @pytest.mark.parametrize(("precision", "dtype"), [*NARROWER, *product(("int8", "topk:0.02"), (np.float32, np.float64))])
 def test_nothing_is_lost_over_many_steps(precision, dtype) -> None:
-    """Not of what is far below the last digit of what it is added to, nor of what has no digit in the type at all."""
+    """Includes values that are lost in the sum's precision, and values that the type cannot represent."""
     codec, left = make_codec(precision, np.dtype(dtype)), np.zeros(SIZE, dtype)
     total, arrived = np.zeros(SIZE), np.zeros(SIZE)
     for step in range(50):
@@ -87,7 +87,7 @@ def test_what_is_not_finite_arrives_and_leaves_no_trace(precision, dtype) -> Non
     ],
 )
 def test_what_is_too_large_is_reported(precision, dtype, value: float) -> None:
-    """It would arrive as infinity, or cut off at every step."""
+    """Such a value would arrive as infinity, or be clipped at every step."""
     vector = np.array([1, value, np.nan], dtype)
     with pytest.raises(ConfigError, match=f"--compress {precision}"):
         sent(make_codec(precision, np.dtype(dtype)), vector, np.zeros(3, dtype))

@@ -83,7 +83,7 @@ VECTORIZED: dict[str, tuple[Any, ...]] = {
     "strategy.ps.worker_momentum._mask": (ROW, ROW),
     **{f"optim.rules._{name}": (ROW, ROW, ROW, ROW, CONSTANTS) for name in RULES},
 }
-# The others: words of shared memory, parsers of bytes, and these.
+# The other kernels: words of shared memory, parsers of bytes, and these.
 SCALAR = {
     "comm.compression_kernels._bin_of": "one element",
     "comm.compression_kernels._scale_of": "a maximum, and a sum in a fixed order",
@@ -118,7 +118,7 @@ WORDS = (
 )
 PARSERS = ("data.example_messages.", "data.tfrecords.")
 
-# Arithmetic on vectors, in AT&T's syntax for x86, as LLVM prints it.
+# Vector arithmetic in LLVM's assembly output, for x86 in AT&T syntax.
 ARITHMETIC = {
     "x86_64": r"^\s+v?(?:(?:add|sub|mul|div|max|min|sqrt|cmp\w*|fn?m\w+)p[sd]"
     r"|p(?:add|sub|mul|max|min|srl|sll|cmp|mov[sz]x)\w*)\s.*%[xyz]mm|^\s+v(?:blendv|andn)p[sd]\s.*%[yz]mm",

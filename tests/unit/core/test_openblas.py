@@ -1,4 +1,4 @@
-"""OpenBLAS's kernels are those of the run, else chosen on Zen 4 alone, and never against the user."""
+"""OpenBLAS's kernels are those of the run, or else are changed on Zen 4 only; the user's choice has precedence."""
 
 from __future__ import annotations
 

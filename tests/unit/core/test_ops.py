@@ -17,7 +17,7 @@ from mpitrain.gpu.ops import grid, updates
 
 
 def operations(module: ModuleType) -> dict[str, Callable[..., Any]]:
-    """The module's public functions, without those that only help to write them or that only optimizers use."""
+    """Return the module's public functions, without helper functions and those that only optimizers use."""
     found = {
         name: inspect.unwrap(value)
         for name, value in vars(module).items()
@@ -46,7 +46,7 @@ def test_an_operation_of_one_module_alone_is_noticed(monkeypatch: pytest.MonkeyP
 
 
 def test_a_layer_keeps_nothing_of_a_container_that_it_was_in_before() -> None:
-    """A layer applies the activation that follows it; in another container another one may."""
+    """A layer applies the activation that follows it; in another container, this may be another activation."""
     dense, relu, tanh = nn.Dense(3, 4), nn.ReLU(), nn.Tanh()
     x = np.random.default_rng(0).standard_normal((5, 3))
     outputs = {}

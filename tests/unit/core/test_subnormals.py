@@ -1,4 +1,4 @@
-"""Subnormal numbers as zero: in threads, kernels and BLAS, and only where it is asked for."""
+"""Flushing subnormal numbers to zero: in threads, kernels and BLAS, and only where it is requested."""
 
 from __future__ import annotations
 

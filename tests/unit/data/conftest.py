@@ -1,4 +1,4 @@
-"""Each test has a cache of its own."""
+"""Each test has a separate cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images in folders: what is read, and errors that name the file."""
+"""Images in folders: the examples, and errors that name the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches: the right examples, scaled, from memory or from a file."""
+"""Batches: they have the right examples, scaled, from memory or from a file."""
 
 import threading
 import time
@@ -113,7 +113,7 @@ def test_a_batch_larger_than_the_split_is_refused_with_both_numbers():
 
 
 class Watched(Split):
-    """Numbers that know where they are; notes which thread read what."""
+    """Examples whose values are their indices; records which thread has read which examples."""
 
     def __init__(self, n, block, fails_at=None, delay_s=0.0):
         super().__init__("watched", n, (2,), np.float32, (), np.int64, classes=n, block=block)
@@ -133,7 +133,7 @@ class Watched(Split):
 
 @pytest.fixture
 def streaming():
-    """Makes loaders that stream; closes them."""
+    """A function that makes streaming loaders, which are closed after the test."""
     loaders = []
 
     def make(split, stride=0):
@@ -168,7 +168,7 @@ def test_streaming_reads_a_block_once_an_epoch_and_ahead(streaming):
     deadline = time.monotonic() + 5
     while len(split.reads) == 40 and time.monotonic() < deadline:
         time.sleep(0.001)
-    assert len(split.reads) > 40  # the next epoch's, read though no batch has asked for it
+    assert len(split.reads) > 40  # blocks of the next epoch, read before a batch needs them
     assert threading.current_thread() not in split.threads
 
 
@@ -187,9 +187,9 @@ def test_streaming_takes_the_split_in_its_order_too(streaming):
 
 
 def test_an_error_of_the_reading_thread_is_raised_by_the_batch_that_needs_it(streaming):
-    needed = 160  # where a third group of blocks begins
+    needed = 160  # beginning of the third group of blocks
     block = int(order(needed, 1, 1000, 3, 10)[0]) // 10
-    assert block not in order(0, needed, 1000, 3, 10) // 10  # nothing before needs it
+    assert block not in order(0, needed, 1000, 3, 10) // 10  # no earlier batch needs it
     loader = streaming(Watched(1000, 10, fails_at=10 * block + 5), stride=10)
     for position in range(0, needed, 10):
         loader.batch(position, 10)

@@ -1,4 +1,4 @@
-"""MNIST: what is read is what was written, and a damaged file is named."""
+"""MNIST: reading returns the written values, and errors name a damaged file."""
 
 import gzip
 import struct

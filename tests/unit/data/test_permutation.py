@@ -1,4 +1,4 @@
-"""The order of examples: each once in an epoch, whatever the sizes, and all places alike."""
+"""The order of examples: each once per epoch, for all sizes, with equal probability of all positions."""
 
 import numpy as np
 import pytest
@@ -48,8 +48,8 @@ def test_few_blocks_are_mixed_at_a_time_and_well():
     assert [len(which) for which, _ in blocks] == [MIXED_BLOCKS, MIXED_BLOCKS, 20 - 2 * MIXED_BLOCKS]
     assert all((counts == block).all() for _, counts in blocks)
     assert sorted(np.concatenate([which for which, _ in blocks])) == list(range(20))
-    assert not np.array_equal(np.sort(blocks[0][0]), np.arange(MIXED_BLOCKS))  # not the file's first
-    assert len(np.unique(groups[0][:50] // block)) == MIXED_BLOCKS  # a batch has examples of them all
+    assert not np.array_equal(np.sort(blocks[0][0]), np.arange(MIXED_BLOCKS))  # not the first blocks of the file
+    assert len(np.unique(groups[0][:50] // block)) == MIXED_BLOCKS  # a batch has examples of all of them
     assert sorted(first[20 * block :]) == [2000, 2001, 2002]
 
 

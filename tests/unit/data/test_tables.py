@@ -1,4 +1,4 @@
-"""Tables: what is read, and errors that name file and row."""
+"""Tables: the examples, and errors that name file and row."""
 
 from __future__ import annotations
 

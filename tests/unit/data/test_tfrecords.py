@@ -1,4 +1,4 @@
-"""TFRecord files: what is read, and errors that name file and record."""
+"""TFRecord files: the examples, and errors that name file and record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""WebDataset files: what is read, and errors that name file and record."""
+"""WebDataset files: the examples, and errors that name file and record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What doctor reads from other programs, and how findings become an exit status."""
+"""Doctor's parsing of other programs' output, and the exit status for findings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mpitrain.doctor import slurm
 from mpitrain.doctor.files import file_system
 from mpitrain.doctor.finding import Finding, as_json, exit_status, show
 
-# As Slurm 22.05 and 23.11 answer.
+# Output of Slurm 22.05 and 23.11.
 PLUGINS = (
     "MPI plugin types are...\n\tcray_shasta\n\tnone\n\tpmi2\n\tpmix\nspecific pmix plugin versions available: pmix_v4\n"
 )

@@ -1,4 +1,4 @@
-"""The emulated device, built once a session."""
+"""The emulated device, built once per session."""
 
 from __future__ import annotations
 

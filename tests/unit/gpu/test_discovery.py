@@ -28,7 +28,7 @@ def test_each_worker_takes_one_of_those_that_all_see() -> None:
 
 
 def test_each_worker_takes_the_one_that_it_alone_sees() -> None:
-    """As under srun --gpus-per-task=1: everybody's first GPU is another one."""
+    """With srun --gpus-per-task=1, the first GPU of each worker is a different GPU."""
     assert taken(node(0, ["b"], ["a"])) == [["b"], ["a"]]
 
 

@@ -1,4 +1,4 @@
-"""Layers, losses and batches as they call the kernels: with the emulated ones in place of Numba's."""
+"""Layers, losses and batches with emulated GPU kernels in place of Numba's kernels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Compare = Callable[[Callable[[], list[np.ndarray]]], None]
 
 @pytest.fixture
 def same(device: Device, monkeypatch: pytest.MonkeyPatch) -> Compare:
-    """Runs a function with the Numba forms and with the emulated kernels, and compares the arrays that it returns."""
+    """Run a function with the Numba kernels and with the emulated kernels, and compare the arrays that it returns."""
 
     def compare(function: Callable[[], list[np.ndarray]]) -> None:
         expected = [np.array(array) for array in function()]

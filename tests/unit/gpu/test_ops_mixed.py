@@ -27,7 +27,7 @@ NARROW = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
 class Branches(nn.Layer):
-    """A container of one's own, which may use its input before its layers do."""
+    """A user-defined container, which may use its input before its layers do."""
 
     supports_amp = True
 
@@ -40,7 +40,7 @@ class Branches(nn.Layer):
 
 
 class Mixed(Cpu):
-    """Computes as a GPU does, with the emulated kernels."""
+    """A device that computes like a GPU, with the emulated kernels."""
 
     is_gpu = True
     ops = launch
@@ -59,7 +59,7 @@ class Mixed(Cpu):
 
 
 class Halved(nn.Layer):
-    """A user's own layer: it knows nothing of 16 bits."""
+    """A user-defined layer without support for 16-bit activations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Halved(nn.Layer):
 
 
 class Doubled(nn.Tanh):
-    """One derived from a layer for 16 bits, of which it knows nothing."""
+    """A user-defined layer without support for 16-bit activations, derived from a layer with support."""
 
     def forward(self, x: np.ndarray, ctx: nn.Context) -> np.ndarray:
         return 2 * super().forward(x, ctx)
@@ -85,7 +85,7 @@ class Doubled(nn.Tanh):
 
 
 class Inside(nn.Sequential):
-    """A container of a user's own."""
+    """A user-defined container."""
 
     def forward(self, x: np.ndarray, ctx: nn.Context) -> np.ndarray:
         return 0.5 * super().forward(x, ctx)
@@ -114,7 +114,7 @@ def words() -> nn.Sequential:
 
 
 def step(model: nn.Sequential, place_it: Callable[[nn.Layer], None], x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Outputs and gradients of parameters."""
+    """Return the outputs and the gradients of parameters."""
     _, _, grads = bound(model, x.shape[1:], dtype=np.float32)
     place_it(model)
     position: Any = np.array([70], np.uint64) if model.device.is_gpu else 70
@@ -178,7 +178,7 @@ def test_activations_have_16_bits_but_where_a_user_made_the_layer(device: Device
 
 
 class Own(nn.SoftmaxCrossEntropy):
-    """A user's own loss: it knows nothing of 16 bits, or of a scale."""
+    """A user-defined loss without support for 16-bit outputs and loss scales."""
 
     def __call__(self, outputs: np.ndarray, labels: np.ndarray, weight: float) -> tuple[float, np.ndarray]:
         assert outputs.dtype == np.float32

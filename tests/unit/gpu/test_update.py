@@ -1,4 +1,4 @@
-"""``GpuUpdate`` against ``Updater``, with NumPy's arrays for CuPy's and emulated kernels."""
+"""``GpuUpdate`` compared with ``Updater``, with NumPy arrays in place of CuPy's, and emulated kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``mpitrain run`` takes for a signal, and for a run directory that is in use."""
+"""How ``mpitrain run`` detects signals, and run directories that are in use."""
 
 from __future__ import annotations
 

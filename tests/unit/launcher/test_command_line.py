@@ -1,4 +1,5 @@
-"""The launcher's command line, as a pure function; hosts as they are given; what fits together and what does not."""
+"""The launcher's command line, as a pure function; the notations of hosts; valid and invalid combinations of
+options."""
 
 from __future__ import annotations
 
@@ -102,7 +103,7 @@ def test_what_the_user_has_set_is_left_alone() -> None:
     assert environment(OPEN)["OMPI_MCA_osc"] == "^ucx"
     assert "OMPI_MCA_osc" not in environment(OPEN, OMPI_MCA_osc="rdma")
     assert "UCX_LOG_LEVEL" not in environment(MPICH, UCX_LOG_LEVEL="info")
-    assert environment(OPEN, OMPI_MCA_osc="^ucx")["OMPI_MCA_osc"] == "^ucx"  # by this package, perhaps
+    assert environment(OPEN, OMPI_MCA_osc="^ucx")["OMPI_MCA_osc"] == "^ucx"  # perhaps set by this package
     assert environment(INTEL, PATH="/bin")["PATH"] == "/opt:/bin"
     assert "PATH" not in environment(INTEL, PATH="/bin:/opt")
     bound = machine(PRTE_MCA_hwloc_default_binding_policy="none")

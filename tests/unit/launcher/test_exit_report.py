@@ -92,7 +92,7 @@ def test_how_a_run_ended_well() -> None:
     done = [rank(number, done=True) for number in range(3)]
     assert judged(0, *done) == Outcome(Kind.FINISHED)
     assert judged(75, *(replace(entry, stopped=True) for entry in done)) == Outcome(Kind.STOPPED)
-    assert judged(0) == Outcome(Kind.FINISHED)  # nobody could write in the run directory
+    assert judged(0) == Outcome(Kind.FINISHED)  # no rank could write in the run directory
 
 
 def test_a_crash_when_all_is_done_is_reported_and_no_failure() -> None:
@@ -219,7 +219,7 @@ def test_what_the_launcher_did_itself_counts() -> None:
     ended = classify(result_of(1, *failed, tracebacks={1: "trace"}, lost_hosts=["h0"]), 2, "mpirun")
     assert (ended.kind, ended.rank, ended.step, ended.ended_at) == (Kind.FAILED, 1, 41, 5.0)
     assert (ended.traceback, ended.lost_hosts) == ("trace", ["h0"])
-    for entries in (stopped, failed):  # it has said why it ended the ranks
+    for entries in (stopped, failed):  # the reason for ending the ranks was reported before
         ended = classify(result_of(0, *entries, is_reported=True), len(entries), "mpirun")
         assert (ended.kind, ended.reason, ended.rank) == (Kind.FAILED, "", None)
     assert classify(result_of(0), 2, "mpirun", is_recorded_as_stopped=True).kind is Kind.STOPPED

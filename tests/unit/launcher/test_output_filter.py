@@ -1,4 +1,4 @@
-"""The filter removes the launcher's message about a rank that has printed its own error, and nothing else."""
+"""The filter removes only the launcher's message about a rank that has printed its own error."""
 
 from __future__ import annotations
 

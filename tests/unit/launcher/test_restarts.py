@@ -1,4 +1,4 @@
-"""How restarts are counted, and what they end."""
+"""How restarts are counted, and when no restart is allowed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What appears on a terminal: lines are wrapped between words, and never follow a progress bar on its line."""
+"""Output on a terminal: lines are wrapped between words, and never follow a progress bar on its line."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def on_terminal() -> Iterator[list[str]]:
         patch.setattr(sys, "stderr", stream)
         yield printed
     output = b""
-    with contextlib.suppress(OSError):  # EIO: all has been read, because the other end is closed
+    with contextlib.suppress(OSError):  # EIO: everything has been read, because the other end is closed
         while part := os.read(parent, 1 << 16):
             output += part
     os.close(parent)

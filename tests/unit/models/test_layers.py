@@ -1,4 +1,4 @@
-"""Models on one or several devices: same gradients, with and without accumulation, and errors of one device."""
+"""Models on one or several devices: equal gradients, with and without accumulation, and errors of one device."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def batch() -> Batch:
 def gradient(
     devices: int, *layers: Layer, summing: list[Array] | None = None, ready: list[int] | None = None
 ) -> tuple[float, Array]:
-    """Loss and gradient of one batch; ``summing`` collects what is summed over workers, ``ready`` the announcements."""
+    """Return loss and gradient of one batch; collect summed arrays in ``summing``, announcements in ``ready``."""
     made = job(*layers)
     plan = plan_of(made)
     params, grads = np.zeros(plan.layout.size), np.full(plan.layout.size, np.nan)
@@ -88,7 +88,7 @@ def gradient(
     accumulation = GradientAccumulation(model, grads, 1)
     announced: list[int] = []
     try:
-        for _ in range(2):  # nothing of one batch may remain for the next
+        for _ in range(2):  # one batch may not affect the next
             announced.clear()
             loss = float(accumulation.forward(batch()))
             accumulation.backward(announced.append)
@@ -108,7 +108,7 @@ def test_gradients_are_announced_from_the_last_layer_to_the_first() -> None:
 
 
 class Pair(Layer):
-    """A container of a user's own: two layers, one after the other."""
+    """A user-defined container: two layers, one after the other."""
 
     announces_children = True
 
@@ -138,7 +138,7 @@ class Pair(Layer):
 
 
 class Silent(Pair):
-    """The same, without announcing its children."""
+    """The same container, which does not announce its children."""
 
     announces_children = False
 
@@ -165,7 +165,7 @@ def test_a_container_states_whether_it_announces_its_children(container: type[Pa
 # BATCH parts need one device: a micro-batch must have an example for each device.
 @pytest.mark.parametrize(("devices", "parts"), [(1, 2), (1, 3), (1, BATCH), (2, 2), (2, 3)])
 def test_accumulation_gives_the_gradient_of_the_batch(parts: int, devices: int) -> None:
-    """Announced ranges are final. Without layers whose result depends on the other examples of a batch."""
+    """Announced ranges are final. The model has no layers whose result depends on the other examples of a batch."""
     results = []
     for accumulate_steps in (1, parts):
         made = Job(
@@ -199,11 +199,11 @@ def test_accumulation_gives_the_gradient_of_the_batch(parts: int, devices: int) 
 
 @pytest.mark.parametrize("devices", [2, 3, BATCH])
 def test_several_devices_are_one(devices: int) -> None:
-    """Also those with unequal parts, or one example; Dropout's masks and BatchNorm's statistics are the batch's."""
+    """Parts may be unequal, or have one example; Dropout's masks and BatchNorm's statistics are those of the batch."""
     loss, grads = gradient(1)
     other_loss, other = gradient(devices)
     assert other_loss == pytest.approx(loss, rel=1e-12)
-    gaps = np.isnan(grads)  # between parameters, where nobody writes
+    gaps = np.isnan(grads)  # gaps between parameters, which are not written
     np.testing.assert_allclose(other[~gaps], grads[~gaps], rtol=1e-10, atol=1e-14)
     assert not np.isnan(other).any()
 
@@ -242,7 +242,7 @@ def test_what_is_summed_over_workers_has_been_summed_over_devices() -> None:
 
 @pytest.mark.parametrize("bad", [20, 22, 24], ids=["the first", "the second", "the last"])
 def test_a_device_that_fails_is_reported_and_keeps_none_waiting(bad: int) -> None:
-    """It fails before BatchNorm, where the others wait for its sums."""
+    """The device fails before BatchNorm, where the other devices wait for its sums."""
     with pytest.raises(ArithmeticError, match="a replica of this layer"):
         gradient(3, Counting(bad))
 

@@ -1,4 +1,4 @@
-"""Whether a run is alive is known where it can be, and never wrong because of a clock."""
+"""The state of a run: alive or dead if this can be determined, and never wrong because of a clock."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_run_that_reports_how_it_ended_is_believed(state: status.State) -> Non
 def test_on_its_own_machine_the_process_is_asked_whatever_the_clock_reports(age: float | None) -> None:
     assert classify(RUNNING, HERE, age, alive) == "running"
     assert classify(replace(RUNNING, pid=18), HERE, age, alive) == "died"
-    assert classify(replace(RUNNING, pid_start="6"), HERE, age, alive) == "died"  # the number was given again
+    assert classify(replace(RUNNING, pid_start="6"), HERE, age, alive) == "died"  # another process has this id
 
 
 def test_a_machine_started_again_has_no_run_left() -> None:

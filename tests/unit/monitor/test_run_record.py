@@ -1,4 +1,4 @@
-"""What a run directory records about each start."""
+"""The records of a run directory about each start."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def history(folder: Path) -> dict[str, list[str]]:
 
 def test_every_version_of_the_options_and_the_job_is_kept(tmp_path: Path, job_file: Path) -> None:
     assert start(tmp_path, job_file) == []
-    assert start(tmp_path, job_file, 10, time_limit=60.0, resume="never") == []  # neither changes what is trained
+    assert start(tmp_path, job_file, 10, time_limit=60.0, resume="never") == []  # neither option changes the training
     assert list(history(tmp_path)) == ["0001-step-0"]
     changes = start(tmp_path, job_file, 20, batch_size=50, log_steps=1)
     assert changes == ["--batch-size: 100 -> 50", "--log-steps: none -> 1"]

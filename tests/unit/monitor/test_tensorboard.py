@@ -1,4 +1,4 @@
-"""What is written as TensorBoard events is what TensorBoard's own reader finds."""
+"""TensorBoard's reader finds the written TensorBoard events."""
 
 from __future__ import annotations
 

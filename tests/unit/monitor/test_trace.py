@@ -1,4 +1,4 @@
-"""Spans add up to the time that passed, all ranks are on one clock, and the file is what viewers read."""
+"""Spans add up to the elapsed time, all ranks use one clock, and viewers can read the file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ...support.run_directories import NO_OFFSET, Clock, spanning
 
 
 class Model:
-    """Something whose methods take time."""
+    """A class whose methods take time."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -133,7 +133,7 @@ def test_steps_with_more_spans_than_there_is_room_for_are_whole_or_left_out() ->
 
 
 def test_the_shortest_trip_reports_the_offset() -> None:
-    apart = 1_000_000  # the other clock is so far ahead
+    apart = 1_000_000  # nanoseconds by which the other clock is ahead
     trips = [(0, 900 + apart, 1000), (2000, 2050 + apart, 2100), (3000, 3000 + apart, 3400)]
     at, offset, error = best_offset(trips)
     assert (at, error) == (2100, 50)
@@ -208,7 +208,7 @@ def test_the_file_is_trace_event_format(tmp_path: Path) -> None:
     assert {(event["pid"], event["tid"]) for event in complete} == {(r, t) for r in range(3) for t in range(2)}
     named = [event for event in events if event["name"] == "process_name"]
     assert [event["args"]["name"] for event in named] == [f'rank {r}, worker {r}, on node "1"' for r in range(3)]
-    # A viewer nests by time: inside a thread, two spans are apart or one is in the other.
+    # Viewers nest spans by time: two spans of a thread must be disjoint, or one must contain the other.
     for rank in range(3):
         spans = [(e["ts"], e["ts"] + e["dur"]) for e in complete if (e["pid"], e["tid"]) == (rank, 0)]
         for a in spans:
@@ -216,7 +216,7 @@ def test_the_file_is_trace_event_format(tmp_path: Path) -> None:
                 assert (
                     a[1] <= b[0] or b[1] <= a[0] or (a[0] <= b[0] and b[1] <= a[1]) or (b[0] <= a[0] and a[1] <= b[1])
                 )
-    # On one clock all three did the same at the same time.
+    # On a common clock, all three ranks did the same at the same time.
     assert len({tuple(e["ts"] for e in complete if (e["pid"], e["tid"]) == (rank, 0)) for rank in range(3)}) == 1
     steps = [e["args"]["step"] for e in complete if e["name"] == "step" and e["pid"] == 1]
     assert steps == [1, 2, 3, 4]

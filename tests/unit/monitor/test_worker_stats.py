@@ -1,4 +1,4 @@
-"""Accounts as they are reported."""
+"""Reports of worker statistics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sequential and Residual: names, errors that say where, and which layers run backward in which order."""
+"""Sequential and Residual: names, errors that name the layer, and the order of backward passes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...support.gradients import bound
 
 
 class Recorder(nn.Layer):
-    """Passes everything and notes the calls of backward; has a parameter if asked."""
+    """Returns its input and records calls of backward; has a parameter if ``params``."""
 
     def __init__(self, calls, label, params=False, name=None):
         super().__init__(name)
@@ -129,7 +129,7 @@ def test_a_residual_first_in_a_model_needs_no_input_gradient():
 
 
 def test_a_relu_overwrites_only_what_nobody_else_reads():
-    """After Dense it may; as the first layer, inside Residual and after Tanh it may not."""
+    """After Dense it may overwrite; as the first layer, inside Residual and after Tanh it may not."""
     relus = [nn.ReLU() for _ in range(4)]
     model = nn.Sequential(
         relus[0], nn.Dense(3, 3), relus[1], nn.Residual(relus[2], nn.Dense(3, 3)), nn.Tanh(), relus[3]

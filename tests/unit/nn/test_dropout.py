@@ -1,4 +1,4 @@
-"""Dropout masks: independent of how examples are split, different in everything else, right on average."""
+"""Dropout masks: independent of the division of batches, different for all else, with the right mean."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FEATURES = 333
 def masks(
     batch: int, rate: float = 0.5, index: int = 0, shape: tuple[int, ...] = (FEATURES,), **ctx: int
 ) -> np.ndarray:
-    """Which elements of a batch of ones are kept."""
+    """Return which elements of a batch of ones are kept."""
     dropout = nn.Dropout(rate)
     dropout.index = index
     y = dropout.forward(np.ones((batch, *shape), np.float32), nn.Context(training=True, **ctx))

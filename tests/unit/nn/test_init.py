@@ -41,7 +41,7 @@ def test_the_variance_is_that_of_the_paper(init, variance, shape):
 def test_a_truncated_normal_ends_at_two_standard_deviations():
     values = nn.truncated_normal(0.1)(np.random.default_rng(0), (300, 200))
     assert 0.19 < np.abs(values).max() <= 0.2
-    assert values.std() == pytest.approx(0.1 * 0.8796, rel=0.02)  # of the normal cut at 2: sqrt(0.7737)
+    assert values.std() == pytest.approx(0.1 * 0.8796, rel=0.02)  # deviation of the truncated normal: sqrt(0.7737)
 
 
 @pytest.mark.parametrize(

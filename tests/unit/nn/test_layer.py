@@ -1,4 +1,4 @@
-"""What holds for every layer: its gradients, both precisions, NaN, any strides, and what it may overwrite."""
+"""Properties of every layer: gradients, both precisions, NaN, any strides, and the arrays that it may overwrite."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_single_precision_agrees_with_double(layer, shape):
 
 @pytest.mark.parametrize(("layer", "shape"), LAYERS, ids=described)
 def test_nan_passes_through(layer, shape):
-    """One example's NaN reaches that example's outputs: all of its windows, or the one element."""
+    """The NaN of an example reaches the outputs of this example: all of its windows, or one element."""
     again = fresh(layer)
     again.needs_dx = True
     bound(again, shape)
@@ -130,7 +130,7 @@ def test_strides_do_not_matter_and_x_is_left_alone(layer, shape):
 
 
 def backwards(array: np.ndarray) -> np.ndarray:
-    """The same values laid out in Fortran's order, with gaps."""
+    """Return the same values in Fortran order, with gaps."""
     gapped = np.empty((*array.shape[::-1], 2)).T[0]
     gapped[...] = array
     return gapped

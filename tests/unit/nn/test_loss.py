@@ -1,4 +1,4 @@
-"""Losses: values by definition, gradients by differences, and outputs and labels that mean nothing."""
+"""Losses: values by definition, gradients by differences, and invalid outputs and labels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CASES = [
 
 
 def by_definition(kind, outputs, labels):
-    """The sum of the losses, with no care for overflow."""
+    """Return the sum of the losses, by formulas that may overflow."""
     if kind is nn.SoftmaxCrossEntropy:
         shares = np.exp(outputs) / np.exp(outputs).sum(axis=1, keepdims=True)
         return -np.log(shares[np.arange(len(labels)), labels]).sum()

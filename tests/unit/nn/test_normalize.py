@@ -1,4 +1,4 @@
-"""Normalization: statistics of whole batches, their running averages, and workers that act as one."""
+"""Normalization: statistics of whole batches, running averages, and statistics over workers."""
 
 from __future__ import annotations
 

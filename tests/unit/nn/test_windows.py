@@ -1,4 +1,4 @@
-"""Convolution and pooling against loops over every window, whatever the block, the stride and the padding."""
+"""Convolution and pooling compared with loops over every window, for various blocks, strides and paddings."""
 
 from __future__ import annotations
 
@@ -132,6 +132,6 @@ def test_what_no_window_covers_gets_no_gradient(kind):
     pool = kind(2, 3)
     bound(pool, (6, 6, 1))
     pool.forward(np.random.default_rng(0).standard_normal((2, 6, 6, 1)), nn.Context())
-    for _ in range(2):  # the second time in a buffer that holds the first
+    for _ in range(2):  # the second pass uses the buffer of the first pass
         dx = pool.backward(np.ones((2, 2, 2, 1)))
         assert not dx[:, 2].any() and not dx[:, :, 5].any() and dx.sum() == pytest.approx(8)

@@ -1,4 +1,4 @@
-"""Definitions of the package's rules against their kernels, users' rules, and refused arguments."""
+"""Definitions of the package's rules compared with their kernels, user-defined rules, and refused arguments."""
 
 import math
 from dataclasses import dataclass, fields
@@ -40,7 +40,7 @@ def test_nonsense_is_refused_in_one_line_that_reports_what_was_given(build, name
 
 
 def uncompiled(optimizer):
-    """The same optimizer without its kernel."""
+    """Return the same optimizer without its kernel."""
     kind = type(optimizer)
     plain = type(kind.__name__, (kind,), {"update": kind.update})
     made = plain(**{each.name: getattr(optimizer, each.name) for each in fields(optimizer) if each.init})
@@ -111,7 +111,7 @@ def test_a_rule_is_the_same_bits_however_the_vector_is_cut():
 
 
 def broken(body, of=optim.Optimizer, **attributes):
-    """A rule whose method is a function of the parameters, the gradient and the slots."""
+    """Return a rule whose method calls ``body`` with the parameters, the gradient and the slots."""
     attributes["update"] = lambda self, params, grads, slots, rate, step: body(params, grads, slots)
     return type("custom", (of,), attributes)(0.1)
 
@@ -145,7 +145,7 @@ def test_a_subclass_with_an_update_of_its_own_does_not_use_the_kernel_of_its_bas
     constant.check()
     run = Run(constant)
     run.step(draw(1).astype(np.float32)[np.newaxis], 0)
-    assert set(run.params[:TRAINED].tolist()) == {0, 7}  # 0: between two entries of the layout
+    assert set(run.params[:TRAINED].tolist()) == {0, 7}  # 0 in the gap between two entries of the layout
     for optimizer in ALL:
         optimizer.check()
 

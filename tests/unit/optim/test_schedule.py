@@ -1,4 +1,4 @@
-"""Schedules at their boundaries, and the errors of those that make no sense."""
+"""Schedules at their boundaries, and errors for invalid schedules."""
 
 import math
 

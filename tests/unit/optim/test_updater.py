@@ -1,4 +1,4 @@
-"""Updates of flat vectors against the formulas in float64, for any division of the vector into ranges."""
+"""Updates of flat vectors compared with the formulas in float64, for any division of the vector into ranges."""
 
 import numpy as np
 import pytest
@@ -77,7 +77,7 @@ def test_the_schedule_of_a_group_counts_epochs():
 
 @pytest.mark.parametrize("cls", [lamb_of_amsgrad, lars_of_amsgrad])
 def test_every_rule_can_be_combined_with_a_trust_ratio(cls):
-    """One parameter that matches ``decay_names`` and one that does not, against the unscaled rule."""
+    """Compare a parameter that matches ``decay_names``, and one that does not, with the unscaled rule."""
     optimizer = cls(0.1, weight_decay=0.2)
     optimizer.check()
     run, p, gradient = Run(optimizer, np.float64), LAYOUT.views(draw(0))["dense1.weight"], draw(1)
@@ -199,7 +199,7 @@ def test_no_gradient_moves_nothing(optimizer):
     run = Run(optimizer, np.float64)
     before = draw(0)
     if isinstance(optimizer, optim.lamb):
-        before *= 1 - 0.1 * np.isin(np.arange(SIZE), weights())  # decay alone: its ratio undoes its size
+        before *= 1 - 0.1 * np.isin(np.arange(SIZE), weights())  # decay only: the trust ratio cancels its factor
     run.step(np.zeros((1, SIZE)), 0)
     np.testing.assert_allclose(run.params, before, rtol=1e-12)
 
@@ -224,7 +224,7 @@ def test_state_is_added_to_and_nothing_else(optimizer):
 
 @pytest.mark.parametrize("optimizer", [*ALL, amsgrad(0.1, weight_decay=0.1, decay_names="*")], ids=str)
 def test_the_gradient_of_a_frozen_parameter_does_not_count(optimizer):
-    """As a worker may compute it that has not frozen the parameter yet; other parameters and state change."""
+    """A worker that has not frozen the parameter yet may compute such a gradient; other parameters and state change."""
     run, before = Run(optimizer, np.float64, optim.moving_average(0.9)), draw(0)
     run.frozen[0] = 1
     rows = draw(1, 2)

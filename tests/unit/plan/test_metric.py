@@ -1,4 +1,4 @@
-"""Metrics and the options that use them: what is valid, their values, and which value is the best."""
+"""Metrics and the options that use them: valid forms, values, and the choice of the best value."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def stopped_at(hook: TrackBest, values: list[float], first: int = 1) -> list[int
     for step, value in enumerate(values, first):
         loop = SimpleNamespace(validation={"validation_m": value}, validation_step=step)
         loop.stop = lambda reason, step=step: stopped.append(step)
-        for _ in range(2):  # a point may come twice
+        for _ in range(2):  # a point may be handled twice
             hook.at_consistent_point(loop, ConsistentPoint(step, 0, frozenset(), last=False))
     return stopped
 

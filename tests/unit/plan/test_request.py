@@ -1,4 +1,4 @@
-"""Requests: the command line and keyword arguments make equal values, and a request's words make it again."""
+"""Requests: command line and keyword arguments give equal values, and a request's words give an equal request."""
 
 from __future__ import annotations
 

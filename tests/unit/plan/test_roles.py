@@ -1,4 +1,4 @@
-"""Which ranks become servers."""
+"""The choice of the ranks that become servers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from mpitrain.errors import ConfigError
 from mpitrain.plan.roles import server_ranks
 
-NODES = [0, 0, 2, 2, 2, 5]  # two, three and one rank
+NODES = [0, 0, 2, 2, 2, 5]  # nodes with two, three and one rank
 HOSTS = ["a", "a", "b", "b", "b", "c"]
 
 

@@ -1,4 +1,4 @@
-"""Which files are scripts that train, and which may be job files."""
+"""The distinction between scripts that train and job files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which configurations ``mpitrain tune`` compares."""
+"""The configurations that ``mpitrain tune`` compares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks read from the environment that a launcher sets."""
+"""The values that ranks read from the environment that a launcher sets."""
 
 from __future__ import annotations
 

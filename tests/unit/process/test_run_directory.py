@@ -1,4 +1,4 @@
-"""Which files outside a run directory count as a run's own, and which records inside are refused."""
+"""Files of a run outside its run directory, and records inside that are refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mpitrain.process.run_directory import check_files
 
 @pytest.fixture
 def segments() -> Iterator[Callable[[str], Path]]:
-    """Make files in /dev/shm whose names begin with the given one; they are gone after the test."""
+    """Make files in /dev/shm whose names begin with the given name; they are removed after the test."""
     made: list[Path] = []
 
     def make(name: str) -> Path:

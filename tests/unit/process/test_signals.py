@@ -1,4 +1,4 @@
-"""Signals are noted and nothing else; a limit on time leaves time to save."""
+"""Signal handlers only record signals; a time limit leaves time to save."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a rank hangs, decided from its activity."""
+"""The decision whether a rank hangs, from its activity."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SEEN = Activity(
 
 
 def limit(seen: Activity, stopped: bool = False) -> float:
-    """The first second at which a process that makes no progress hangs."""
+    """Return the first second at which a process without progress counts as hanging."""
     watchdog = after_steps()
     for second in range(10_000):
         if watchdog.hangs(seen, stopped, 1.0):
@@ -75,7 +75,7 @@ def test_the_default_limit_follows_the_longest_activity() -> None:
     assert limit(replace(seen, kinds=("wait", "step", "load"))) == PATIENT_LIMIT_S
     watchdog = after_steps()
     for second in range(300):
-        # 20 s per activity; what is slow in validation or while waiting does not count.
+        # 20 s per activity; slow activities in validation or while waiting do not count.
         kinds = SEEN.kinds if second < 100 else ("wait", "hooks", "validate") if second < 200 else ("wait",)
         now = replace(SEEN, count=10 + second // (20 if second < 100 else 100), kinds=kinds)
         assert not watchdog.hangs(now, False, 1.0)
@@ -83,7 +83,7 @@ def test_the_default_limit_follows_the_longest_activity() -> None:
 
 
 def test_the_first_steps_may_take_long_by_default() -> None:
-    """However long they take, they do not count."""
+    """Their duration does not affect the limit."""
     watchdog, seen = Watchdog(), replace(SEEN, limit_s=None)
     for second in range(900):
         assert not watchdog.hangs(replace(seen, count=second // 450, steps=second // 450), False, 1.0)

@@ -1,4 +1,4 @@
-"""What a program prints reaches the terminal in whole lines, and the log as it is."""
+"""A program's output reaches the terminal in whole lines, and the log unchanged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mpitrain.program.output import RankOutput, error_in
 
 
 def copied(prefix: str, folder: Path, parts: list[bytes | float], capfd: pytest.CaptureFixture[str]) -> tuple[str, str]:
-    """Return what is printed, and the log, if a program writes these parts, with pauses in seconds."""
+    """Return the output and the log of a program that writes these parts, with pauses in seconds."""
     output = RankOutput(prefix, folder / "logs" / "rank.log")
     write_end = os.dup(output._pipes[0][1])
     output.start("heading")

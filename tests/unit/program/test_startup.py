@@ -1,4 +1,4 @@
-"""The module that Python programs import at their start agrees with the package, and hides nothing of the user's."""
+"""The module that Python programs import at their start agrees with the package, and hides no module of the user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run directory is read as it stands: half written, resumed, or of another program."""
+"""Run directories in any state can be read: half written, resumed, or of another program."""
 
 from __future__ import annotations
 

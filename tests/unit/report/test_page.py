@@ -1,4 +1,4 @@
-"""``mpitrain report``: a page that needs nothing but itself, and shows what was measured."""
+"""``mpitrain report``: a self-contained page that shows the measurements."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def chart(shown: list[PlottedRun], name: str) -> Chart:
 
 
 def figures(text: str) -> dict[str, dict[str, Any]]:
-    """The figures in a page, by name."""
+    """Return the figures in a page, by name."""
     match = re.search(r'<script type="application/json" id="figures">(.*?)</script>', text)
     return {figure["name"]: figure for figure in json.loads(match[1])} if match else {}
 
@@ -298,12 +298,12 @@ FLAGS = [
     "--no-proxy-server",
     "--hide-scrollbars",
     "--virtual-time-budget=20000",  # the plots are drawn after the page has been loaded
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # what Chromium asks for itself goes nowhere
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # Chromium's own requests fail
 ]
 
 
 class Site(http.server.ThreadingHTTPServer):
-    """Serves one page to this machine, and remembers what it was asked for."""
+    """Serves one page to this machine, and records the requested paths."""
 
     def __init__(self, text: str) -> None:
         asked = self.asked = []
@@ -356,7 +356,7 @@ def test_a_browser_shows_the_plots_and_asks_for_nothing_else(tmp_path: Path) -> 
             assert pixels.shape[1] == width
             for color in COLORS[:2]:
                 assert count(pixels, color) > 300, f"no curve in {color} at {width} pixels"
-            # As far as the plots reach: the last one's bars have a colour that no other plot has.
+            # The last plot is visible: its bars have a colour that no other plot has.
             assert count(pixels, "#56B4E9") > 200
             assert asked <= {f"{site.address}favicon.ico"}
         site.shutdown()

@@ -1,4 +1,4 @@
-"""``mpitrain runs``: every run of a folder in a row, whatever state its files are in."""
+"""``mpitrain runs``: one row for every run of a folder, in any state of its files."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def test_runs_at_any_depth_in_every_state(tmp_path: Path, capsys: pytest.Capture
         ("slurm", "3", "died OUT_OF_MEMORY"),
         ("slurm", "4_0", "submitted"),
         ("slurm", "4_7", "died CANCELLED"),
-        ("slurm", "5", "died CANCELLED"),  # known to the accounting database alone
-        ("slurm", "6", "unknown"),  # to neither
+        ("slurm", "5", "died CANCELLED"),  # known only to the accounting database
+        ("slurm", "6", "unknown"),  # not known to Slurm
         ("pbs", "2", "submitted"),
         ("flux", "ƒ1", "submitted"),
-        ("flux", "f2", "died TIMEOUT"),  # as printed where the locale has no ƒ
+        ("flux", "f2", "died TIMEOUT"),  # printed in locales without ƒ
         ("flux", "ƒ3", "died CANCELED"),
         ("flux", "ƒ6", "unknown"),
-        ("oar", "2", "submitted"),  # of a later version
+        ("oar", "2", "submitted"),  # a batch system of a later version
     ],
 )
 def test_a_submitted_run_has_the_state_of_its_job(
@@ -117,7 +117,7 @@ def test_a_run_that_died_at_once_is_at_its_newest_checkpoint(
         (tmp_path / name / "checkpoints").mkdir(parents=True)
         (tmp_path / name / "metrics.jsonl").touch()
         write(tmp_path / name, Status(state, 0, 100, "1 worker", 1, ProcessHost.own(), 1 << 22, "", 0.0))  # type: ignore[arg-type]
-        for checkpoint in ("step-0000000040", "step-0000000030", "step-0000000050-1f-0-of-2"):  # the last holds a part
+        for checkpoint in ("step-0000000040", "step-0000000030", "step-0000000050-1f-0-of-2"):  # the last is a shard
             (tmp_path / name / "checkpoints" / f"{checkpoint}.h5").touch()
     rows = table(capsys, tmp_path)
     assert rows["died"].split()[5] == "40"

@@ -1,4 +1,4 @@
-"""``mpitrain watch`` shows what the files say, in the room that there is, and knows when to end."""
+"""``mpitrain watch`` shows the content of the files in the terminal's size, and ends with the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The emulation detects errors in kernels; otherwise the tests of kernels in it would prove little."""
+"""The emulation detects errors in kernels; otherwise tests of kernels with it would prove little."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When and how workers of ``local`` average, with the mean over three workers given."""
+"""Times and results of averaging in ``local``, with given values of the other workers."""
 
 from __future__ import annotations
 

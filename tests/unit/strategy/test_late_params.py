@@ -1,4 +1,4 @@
-"""Parameters that arrive late: in the order in which the next step needs them, and each once."""
+"""Parameters that arrive late: they are completed in the order in which the next step needs them, each once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BUCKETS = [Bucket(20, 30), Bucket(10, 20), Bucket(0, 10)]  # last first, as back
 
 
 class Sums:
-    """Records what is shared and completed."""
+    """Records the shared and completed buckets."""
 
     def __init__(self) -> None:
         self.shared: list[int] = []

@@ -1,4 +1,4 @@
-"""Which steps with a loss that is not finite are applied, and which end the run."""
+"""Steps with a loss that is not finite: which of them are applied, and which end the run."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ def test_the_error_names_step_and_workers() -> None:
     with pytest.raises(NonFiniteLoss, match=r"nan at step 1 on workers 1, 4;") as caught:
         policy.check(np.nan, losses, 0)
     assert caught.value.on_all_ranks
-    text = str(policy.error(np.full(12, 1e308), 0))  # each is finite, their sum is not
+    text = str(policy.error(np.full(12, 1e308), 0))  # each loss is finite, but their sum is not
     assert "workers 0, 1, 2, 3, 4, 5, 6, 7 ...;" in text

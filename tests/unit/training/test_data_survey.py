@@ -1,4 +1,4 @@
-"""What ``mpitrain data`` measures."""
+"""The measurements of ``mpitrain data``."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_facts_of_examples_that_are_loaded_one_by_one() -> None:
 def test_loading_that_limits_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: range(8))
     speed = measure(job(arrays().map(slow)), RunConfig(), 2, 0.1)
-    assert speed.cores == 4 and speed.data_workers == 3  # it would need more, but has no more cores
+    assert speed.cores == 4 and speed.data_workers == 3  # more would be needed, but there are no more cores
     assert speed.loading < 500 < speed.computing
 
 

@@ -1,4 +1,4 @@
-"""Which reports the ``Log`` hook prints; all of them are recorded."""
+"""The reports that the ``Log`` hook prints; all reports are recorded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mpitrain.training import hooks
 
 
 class Loop:
-    """Counts steps, and keeps the steps at which something is printed and recorded."""
+    """Counts steps, and records the steps at which the hook prints and records."""
 
     def __init__(self) -> None:
         self.step, self.training_s, self.learning_rate, self.validation_step = 0, 0.0, 0.1, -1

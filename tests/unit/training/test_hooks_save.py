@@ -1,4 +1,4 @@
-"""When the ``Save`` hook saves, and the ``Validate`` hook validates."""
+"""The steps at which the ``Save`` hook saves, and the ``Validate`` hook validates."""
 
 from __future__ import annotations
 

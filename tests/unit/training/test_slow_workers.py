@@ -1,4 +1,4 @@
-"""Which worker slows down the others."""
+"""Detection of a worker that slows down the others."""
 
 from __future__ import annotations
 

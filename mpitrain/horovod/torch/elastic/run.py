@@ -1,4 +1,4 @@
-"""``run``: a training function that continues where it was committed."""
+"""``run``: a decorator for training functions that continue from their last commit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FOLDER = "horovod"
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Restarts the function without restoring the committed state.
+    """An exception that restarts the function without restoring the committed state.
 
     Args:
         skip_sync: Do not copy the state of the first rank to the others.
@@ -34,8 +34,8 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a function whose first argument is a ``State``. Calls are collective over all ranks.
 
     The function starts with the state of the first rank. If an operation fails on all ranks, it starts again with the
-    committed state. After a rank has died all ranks must be restarted: with ``mpitrain run --max-restarts``, on any
-    number of ranks, the function then starts with the state that was committed in the run directory.
+    committed state. After a rank has died, all ranks must be restarted, as by ``mpitrain run --max-restarts``. The
+    function then starts with the state that was committed in the run directory, on any number of ranks.
     """
 
     @functools.wraps(func)

@@ -17,9 +17,9 @@ class ElasticSampler(Sampler[int]):
     Pass it to ``TorchState``, call ``record_batch`` after each batch, and ``set_epoch`` at the end of each epoch.
 
     Args:
-        dataset: Its length counts.
+        dataset: The dataset, of which only the length is used.
         shuffle: Whether each epoch has a new random order, the same on all ranks.
-        seed: Of that order; equal on all ranks.
+        seed: Seed of that order; equal on all ranks.
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
@@ -49,7 +49,7 @@ class ElasticSampler(Sampler[int]):
 
         Args:
             batch_idx: Not needed; accepted because Horovod has it.
-            batch_size: Of each rank.
+            batch_size: Number of examples per rank.
         """
         self.processed_num += batch_size * self.num_replicas
 
@@ -58,7 +58,7 @@ class ElasticSampler(Sampler[int]):
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue at a state, with this program's number of ranks."""
+        """Continue from a state, with this program's number of ranks."""
         self.epoch, self.processed_num = state_dict["epoch"], state_dict["processed_num"]
         self.repartition()
 

@@ -1,4 +1,4 @@
-"""The state of a training that can be restored."""
+"""State of a training function that can be restored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file of committed state in the run directory. It is pickled: anyone who can write it can run code."""
+"""The file of committed state in the run directory. It is pickled: whoever can write it can make ranks run code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class CommitFile:
     """The state that the first rank has committed. Every method is local.
 
     Args:
-        path: Of the file.
+        path: Path of the file.
         is_writer: Whether this rank is the first one; other ranks neither read nor write.
     """
 
@@ -30,10 +30,10 @@ class CommitFile:
         return torch.load(self._path, map_location="cpu", weights_only=False)
 
     def write(self, saved: Any) -> None:
-        """Replace the file, which is complete at any time.
+        """Replace the file atomically.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: The file cannot be written.
         """
         if self._is_writer:
             content = io.BytesIO()

@@ -172,7 +172,7 @@ def empty(shape: Any, dtype: Any = float) -> ndarray:
 
 
 def _owner(raw: numpy.ndarray) -> Any:
-    """What all views of an array hold on to."""
+    """Return the base array of all views of an array."""
     while isinstance(raw.base, numpy.ndarray):
         raw = raw.base
     return raw

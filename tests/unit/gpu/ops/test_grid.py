@@ -1,4 +1,4 @@
-"""Grids have as many blocks as the device runs at once, or if blocks share a sum, a number that depends on shapes."""
+"""Grids have as many blocks as the device runs at once; if blocks share a sum, their number depends on shapes only."""
 
 from __future__ import annotations
 

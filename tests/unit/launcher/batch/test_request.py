@@ -1,4 +1,4 @@
-"""Options of batch jobs, site files, and what schedulers and allocations report."""
+"""Options of batch jobs, site files, and the output of schedulers and allocations."""
 
 from __future__ import annotations
 

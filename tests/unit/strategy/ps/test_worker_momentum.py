@@ -1,4 +1,4 @@
-"""Momentum on workers: a velocity for what has not been sent."""
+"""Momentum on workers: the velocity of elements that have not been sent."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class OutOfMemoryError(MemoryError):
 
 
 class Memory:
-    """Memory of the device by itself, which other processes can open; see ``runtime.ipcGetMemHandle``."""
+    """Memory of the device outside of pools, which other processes can open; see ``runtime.ipcGetMemHandle``."""
 
     def __init__(self, size: int) -> None:
         take(size)
@@ -100,7 +100,7 @@ def pool() -> MemoryPool:
 
 
 def is_own_pool() -> bool:
-    """Whether this thread allocates from a pool of its own, which a captured graph can keep."""
+    """Whether this thread allocates from a separate pool, which a captured graph can keep."""
     return getattr(_here, "allocator", None) is not None
 
 

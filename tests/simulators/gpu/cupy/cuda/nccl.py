@@ -1,4 +1,5 @@
-"""Sums over processes through files: each process writes its part, and continues when all have.
+"""Sums over processes through files: each process writes its part, and continues when all processes have written
+theirs.
 
 SIMULATED_NCCL: 1 where it is installed
 """

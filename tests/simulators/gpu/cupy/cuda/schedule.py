@@ -1,7 +1,7 @@
-"""When simulated GPUs do what they are asked: later, in any order that streams and events allow.
+"""The schedule of simulated GPUs: operations run later, in any order that streams and events allow.
 
-Work on a stream is done in its order. Between streams only events keep an order, and when nobody asks for a result a
-random part of what could be done is: what a program forgot to wait for is then not there, or has been overwritten.
+Operations of a stream run in order. Between streams, only events define an order. At each submission, a random number
+of the operations that may run are executed: results that a program does not wait for are then missing or overwritten.
 
     SIMULATED_ORDER: seed of the order
 """
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 _random = random.Random(int(os.environ.get("SIMULATED_ORDER", "0")))
-_pace = _random.choice((0.02, 0.3, 1.5))  # operations done for each that is asked for: far behind, or close
+_pace = _random.choice((0.02, 0.3, 1.5))  # operations executed per submitted one: from far behind to up to date
 _lock = threading.RLock()
 _queues: list[Queue] = []
 
@@ -33,7 +33,7 @@ class Operation:
 
 
 class Queue:
-    """What a stream has been given and has not done yet."""
+    """The submitted operations of a stream that have not run yet."""
 
     def __init__(self) -> None:
         self.waiting: deque[Operation] = deque()
@@ -56,7 +56,7 @@ class Queue:
 
 
 def until(done: Callable[[], bool]) -> None:
-    """Let GPUs work until something is done."""
+    """Execute operations until a condition is true."""
     began = time.monotonic()
     while True:
         with _lock:

@@ -100,7 +100,7 @@ def by_number(number: int) -> Stream:
 
 
 def submit(run: Any, ready: Any = None, stream: Stream | None = None) -> None:
-    """Have something done on a stream, the current one of this thread if left out."""
+    """Submit an operation to a stream; by default to the current stream of this thread."""
     stream = get_current_stream() if stream is None else stream
     assert stream is Stream.null or stream.device_id == current(), "the stream is another GPU's"
     stream.queue.put(Operation(run) if ready is None else Operation(run, ready))

@@ -1,4 +1,5 @@
-"""cuBLAS's product, by its definition: matrices are stored by columns, ``ld`` elements from one to the next."""
+"""cuBLAS's product, by its definition: matrices are stored by columns, with ``ld`` elements from one column to the
+next."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ _SUPPORTED = {
 }
 
 
-# CuPy's own functions, of which none may be called in a capture.
+# CuPy's functions, none of which may be called in a capture.
 
 _streams: dict[int, Stream] = {}
 _workspaces: dict[int, int] = {}
@@ -58,11 +59,11 @@ def setMathMode(handle: int, mode: int) -> None:  # noqa: N802
     assert handle in _streams and mode == 16
 
 
-# What is called past CuPy, in the library that this module is linked with.
+# Functions that are called without CuPy, in the library that this module is linked with.
 
 
 class _Library:
-    """cuBLAS itself, as ctypes has it."""
+    """The functions of cuBLAS that are called with ctypes."""
 
     def __init__(self) -> None:
         self.cublasGemmEx, self.cublasSetWorkspace_v2 = cublasGemmEx, cublasSetWorkspace_v2
@@ -74,7 +75,7 @@ def cublasSetWorkspace_v2(handle: int, address: int, size: int) -> int:  # noqa:
 
 
 def _columns(address: int, kind: int, rows: int, columns: int, ld: int) -> Any:
-    """The matrix (rows, columns) that lies at an address."""
+    """Return the matrix (rows, columns) at an address."""
     assert ld >= max(1, rows), f"ld {ld} of {rows} rows"
     kept, number = _TYPES[kind]
     size = (columns - 1) * ld + rows
@@ -121,7 +122,7 @@ def cublasGemmEx(  # noqa: N802
 
 
 def _as_tf32(x: Any) -> Any:
-    """With the last 13 bits cut off."""
+    """Return the values without their last 13 bits."""
     return (np.ascontiguousarray(x).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
