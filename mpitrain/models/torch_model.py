@@ -386,6 +386,8 @@ class TorchModel(Model):
 
     def _store_increments(self) -> None:
         """Write how the forward pass has changed the averaged buffers, weighted by this worker's share."""
+        if not self._state:
+            return
         with torch.no_grad():
             for (owner, key), before, increment in zip(self._averaged, self._state, self._increments, strict=True):
                 torch.sub(owner[key], before, out=increment).mul_(self._share)

@@ -153,27 +153,39 @@ class Gradients:
             self._is_shown = [False] * len(self._params)
         self._uses = [0] * len(self._params)
 
+    @property
+    def expects_products(self) -> bool:
+        """Whether the forward pass has announced calls of ``add_product``."""
+        return any(self._uses)
+
     @contextmanager
     def collecting(self, on_ready: OnReady) -> Iterator[None]:
         """Collect the gradients that are computed in this context; call ``on_ready`` with the starts of buckets."""
         self._on_ready = on_ready
-        self._parts = [0] * len(self._params)
-        others = [-1 - uses for uses in self._uses] if self._others is None else self._others
-        self._parts_expected = [uses + other for uses, other in zip(self._uses, others, strict=True)]
-        self._missing = [sum(self._params[i].requires_grad for i in members) for members in self._members]
         self._next = 0
         self._written.clear()
-        if len(self._members) > 1:
-            self._add_hooks()
+        counts_parts = len(self._members) > 1 or self.expects_products
+        if counts_parts:
+            self._begin_counting()
         try:
             yield
         finally:
             self._task = None
-        others = [parts - uses for parts, uses in zip(self._parts, self._uses, strict=True)]
-        self._others = others if self._others is None else list(map(max, others, self._others))
+        if counts_parts:
+            others = [parts - uses for parts, uses in zip(self._parts, self._uses, strict=True)]
+            self._others = others if self._others is None else list(map(max, others, self._others))
         while self._next < len(self._members):
             self._collect(self._members[self._next])
             self._next += 1
+
+    def _begin_counting(self) -> None:
+        """Prepare to count the parts of each gradient, which shows when a bucket is complete."""
+        self._parts = [0] * len(self._params)
+        others = [-1 - uses for uses in self._uses] if self._others is None else self._others
+        self._parts_expected = [uses + other for uses, other in zip(self._uses, others, strict=True)]
+        self._missing = [sum(self._params[i].requires_grad for i in members) for members in self._members]
+        if len(self._members) > 1:
+            self._add_hooks()
 
     def add_product(self, index: int, a: Tensor, b: Tensor) -> None:
         """Add the product of two matrices to the gradient of a parameter, as a part of this gradient."""

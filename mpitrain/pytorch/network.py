@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -118,7 +119,7 @@ class TorchNetwork:
         inputs = inputs_of(batch, np.dtype(dtype), device, takes_labels=self.loss is None)
         return to_bfloat16(inputs) if self.is_bfloat16 else inputs  # type: ignore[no-any-return]
 
-    @property
+    @cached_property
     def is_bfloat16(self) -> bool:
         """Whether all parameters are bfloat16."""
         return all(is_copied(param) for _, param in parameters_of(self.model))
