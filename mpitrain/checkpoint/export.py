@@ -43,7 +43,8 @@ def export(checkpoint: Checkpoint, path: Path, to: str, dtype: str | None = None
         raise CheckpointError("--to npz does not support --dtype bfloat16; use --to safetensors or --dtype float16")
     group = "averages" if averages else "params"
     if group not in checkpoint.attributes:
-        raise CheckpointError(f"{checkpoint.path} contains no {group}; remove --averages")
+        advice = "; remove --averages" if averages else ""
+        raise CheckpointError(f"{checkpoint.path} contains no {group}{advice}")
     names = [name for name in checkpoint.datasets if name.startswith(f"{group}/")]
     arrays = {name.partition("/")[2]: _convert(checkpoint, name, dtype) for name in names}
     arrays |= {name: arrays[first] for name, first in _aliases(checkpoint).items() if first in arrays}

@@ -60,12 +60,10 @@ def read_into(path: Path, start: int, stop: int, out: Array) -> None:
         entry = math.prod(shape[1:])
         _skip(path, file, start * entry)
         if _read(path, file, memoryview(out.reshape(-1))) != out.size:  # type: ignore[arg-type]
-            raise DataError(f"{path} is truncated: its header specifies {shape[0]:,} entries of {entry:,} bytes")
+            raise DataError(f"{path} is truncated: its header specifies {math.prod(shape):,} bytes of data")
         # Reading past the end also makes gzip verify its checksum.
         if stop == shape[0] and _read(path, file, memoryview(bytearray(1))):
-            raise DataError(
-                f"{path} is longer than the {shape[0]:,} entries of {entry:,} bytes that its header specifies"
-            )
+            raise DataError(f"{path} is longer than the {math.prod(shape):,} bytes of data that its header specifies")
 
 
 def _open(path: Path) -> IO[bytes]:

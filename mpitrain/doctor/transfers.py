@@ -157,7 +157,7 @@ def _send_large(comm: MPI.Intracomm, partner: int) -> str:
 
 
 def _receive_large(comm: MPI.Intracomm) -> str:
-    """Receive the message; return the problem, or an empty string; an error of the sender is returned, too."""
+    """Receive the message. Return this rank's error; an empty string if there is none, or if the sender failed."""
     data = np.empty(_LARGE_BYTES // 4, np.float32)
     try:
         request = comm.Irecv(data, source=0, tag=0)

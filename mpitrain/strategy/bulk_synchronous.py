@@ -155,7 +155,7 @@ class BulkSynchronous:
             self._snapshot = None
 
     def tally_totals(self, step: int, loss: float, updated: int, skipped: int) -> None:
-        """Count the results of several steps up to ``step``: the sum of losses, the numbers of updates and skips."""
+        """Add the results of several steps up to ``step``: the sum of losses, the numbers of updates and skips."""
         self._counted_to = step
         self._loss_sum += loss
         self._updated += updated
