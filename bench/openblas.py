@@ -2,8 +2,8 @@
 
     python bench/openblas.py [--rounds 7] [--kernels Haswell Zen SkylakeX Cooperlake SapphireRapids]
 
-A process for each set (``OPENBLAS_CORETYPE``), one thread, in alternating order. Prints medians over the rounds in
-GFLOP/s and their spread; ``default`` is OpenBLAS's own choice. ``mpitrain.core.openblas`` overrides the choice only for
+A process for each set (``OPENBLAS_CORETYPE``), one thread, in alternating order. Prints the median and the range over
+the rounds, in GFLOP/s; ``default`` is OpenBLAS's own choice. ``mpitrain.core.openblas`` overrides the choice only for
 CPUs on which another set is faster for all products in every round.
 """
 

@@ -242,7 +242,7 @@ def _processes() -> Iterator[tuple[str, str, str]]:
 
 
 def check(program: Program, folder: Path, backend: str) -> list[str]:
-    """Run a program in all ways; return a row of the table, and print unexpected results."""
+    """Run a program as the module's docstring lists; return its row of the table. Print the output of failed runs."""
     compared = Run(folder / "compared", program, program.compared())
     theirs = compared.end() == 0
     run = Run(folder / "ours", program, program.ours(folder / "run"), backend)

@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def kill_at_random(mpis: list[Mpi], folder: Path, kills: int, hosts: Hosts | None) -> None:
-    """Kill processes of runs, of one mode and library after the other, until the number of kills is reached."""
+    """Start runs with each MPI library and mode in turn, and kill their processes, until ``kills`` is reached."""
     counts: Counter[str] = Counter()
     wholes: dict[tuple[str, str], dict[str, object]] = {}
     chance, number = random.Random(kills), 0

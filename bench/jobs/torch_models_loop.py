@@ -1,4 +1,4 @@
-"""The modules of ``torch_models.py`` in the script's own training loop; see ``bench/torch_models.py``."""
+"""Train a module of ``bench/jobs/torch_models.py`` in a loop of this script; run by ``bench/torch_models.py``."""
 
 from __future__ import annotations
 

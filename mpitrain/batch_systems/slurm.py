@@ -42,7 +42,7 @@ class Slurm(BatchSystem):
         'srun --overlap --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --ntasks="$SLURM_JOB_NUM_NODES" true'
     )
     remote_agent = """sh -c 'exec srun --overlap --mem=0 --quiet --nodes=1 --ntasks=1 --nodelist="$1" sh -c "$2"' sh"""
-    # The step of the ranks that were ended keeps its CPUs and memory until Slurm has noticed that its node failed.
+    # After a node failure, the job step of the killed ranks keeps its CPUs and memory until Slurm notices the failure.
     restart_arguments = "--overlap --mem=0"
     restart_count_variable = "SLURM_RESTART_COUNT"
     can_follow = True
@@ -179,7 +179,7 @@ def end_in(output: str, job: str) -> float | None:
 
 
 def _log_pattern(batch: Batch) -> str:
-    """Return the path of the output file, with Slurm's placeholders for the job id.
+    """Return the path of the output file, with Slurm's placeholders for the job id and the task index.
 
     Raises:
         ConfigError: The path contains a backslash, which Slurm interprets.

@@ -258,7 +258,7 @@ def _slow(texts: Sequence[str]) -> dict[int, float]:
     """Return the factors of slow workers.
 
     Raises:
-        ConfigError: One is not valid.
+        ConfigError: A text is not WORKER:FACTOR with a factor above 0.
     """
     slow = {}
     for text in texts:

@@ -76,7 +76,7 @@ class ConvolutionPlans:
         return Convolution(forward, dx, dw, grad_dtype)
 
     def _try(self, title: str, operation: str, shape: ConvolutionShape, data_type: Any, out_type: Any) -> Any:
-        """Return ``_operation``; None if cuDNN does not support it, which is logged unless ``title`` is empty."""
+        """Return the result of ``_operation``; None if it raises an error: logged unless ``title`` is empty."""
         try:
             return self._operation(operation, shape, data_type, out_type)
         except Exception as error:  # the frontend raises ValueError, ImportError and RuntimeError as well as its own

@@ -173,6 +173,6 @@ def _has_finished_early(folder: Path) -> bool:
     status = heartbeat.read(folder)
     if status is None or status.state != "finished early":
         return False
-    why = f"finished early at step {status.step:,}: {status.reason}"
-    print(f"nothing to train: {why}; to continue, pass --resume {shlex.quote(str(folder))}", flush=True)
+    advice = f"to continue, pass --resume {shlex.quote(str(folder))}"
+    print(f"nothing to train: the run finished early at step {status.step:,} ({status.reason}); {advice}", flush=True)
     return True

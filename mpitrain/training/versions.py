@@ -10,7 +10,7 @@ from threadpoolctl import threadpool_info
 from ..core.h5 import h5py
 from ..gpu import nvml
 
-# Packages that a run imports or may import.
+# Packages that a run imports or may import, and NVIDIA's libraries that it may load.
 _PACKAGES = """
     mpitrain mpi4py numpy numba llvmlite h5py click cloudpickle docstring-parser rich threadpoolctl tomli-w tensorboardX
     torch

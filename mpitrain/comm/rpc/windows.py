@@ -13,8 +13,9 @@ The server puts the reply's vector straight into the client's vector, flushes, a
 
 Both poll the headers in their own memory with plain loads while another rank writes them with Put. That is correct:
 
-- The window has the unified memory model, which ``is_unified`` checks: a Put becomes visible to loads without a call.
-  A poll therefore sees a new header eventually, because the waiting rank calls MPI.
+- The window has the unified memory model, which ``is_unified`` checks: data that was put becomes visible to loads
+  without further RMA calls by the receiver, such as ``Win.Sync``. MPI makes progress because the waiting rank calls it.
+  A poll therefore sees a new header eventually.
 - A header may be seen when only some of its words have arrived. It counts only if its checksum, which is over all
   other words, is right.
 - A vector is complete when its header is seen: the sender has flushed it before, that is, waited until it is in the

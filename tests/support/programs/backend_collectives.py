@@ -3,8 +3,8 @@
     python backend_collectives.py [RANKS_PER_NODE] [--device cpu]
 
 With RANKS_PER_NODE the ranks act as if they were on several nodes. The device becomes PyTorch's default. Rank 0 prints
-one line of JSON: the number of checks, and a digest of all sums of floating-point numbers, which must not depend on the
-run.
+one line of JSON: the number of checks, and a digest of its floating-point results of all reductions. The digest must be
+the same in every run.
 """
 
 from __future__ import annotations
