@@ -38,7 +38,7 @@ WORD = 8  # bytes: encoded vectors are whole words, so that those that follow ar
 class Codec(ABC):
     """Encodes vectors as bytes and tracks the error. Local.
 
-    Besides gradients, a vector holds changes of layer state, such as of running variances.
+    A vector consists of gradients and of changes of layer state, such as running variances, whose magnitudes differ.
 
     A subclass may be in a user's module: ``--compress package.module:Class``. The number of bytes depends on the number
     of elements alone, because the receivers compute it.

@@ -25,6 +25,8 @@ _FORMATS: dict[str, tuple[str, Callable[[float], str]]] = {
     "staleness_max": ("max staleness", lambda x: f"{x:.0f}"),
     "dropped": ("dropped", lambda x: f"{x:.0f}"),
     "moved_bytes": ("transferred", lambda x: f"{size_of(x)}"),
+    "internode_bytes": ("between nodes", lambda x: f"{size_of(x)}"),
+    "saved_bytes": ("saved by compression", lambda x: f"{size_of(x)}"),
     "step_s": ("", lambda x: f"{1e3 * x:.3g} ms/step"),
     "validation_loss": ("validation loss", metric),
     "validation_accuracy": ("accuracy", metric),

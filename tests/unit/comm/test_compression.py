@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
+from fractions import Fraction
 from itertools import product
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from mpitrain.comm.compression import Codec, make_codec as codec_of
+from mpitrain.comm.compression import CODECS, Codec, make_codec as codec_of
 from mpitrain.comm.vector_codec import VectorCodec, try_codec
 from mpitrain.core.layout import Layout
 from mpitrain.errors import ConfigError
@@ -226,3 +229,20 @@ def test_errors_of_a_codec_during_training_name_the_place(monkeypatch: pytest.Mo
     vector = np.ones(5, np.float32)
     with pytest.raises(ConfigError, match=r"KeyError.*test_compression\.py"):
         codec.encode(vector, vector, np.zeros(codec.nbytes, np.uint8))
+
+
+def test_the_page_has_all_codecs_with_their_sizes() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "slow_networks.md").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^\| (`.*?) \| .*? \| (.*?) \|$", page.split("| `--compress` |")[1].split("\n\n")[0], re.MULTILINE
+    )
+    sizes: dict[str, set[str]] = {}
+    for names, row_sizes in rows:
+        for group, size in zip(names.split("; "), row_sizes.split("; "), strict=False):
+            for name in re.findall(r"`(\w+)[:`]", group):
+                sizes.setdefault(name, set()).add(size.split()[0].rstrip(":"))
+    assert CODECS.keys() | {"float32"} <= sizes.keys()
+    for name in ("bfloat16", "float16", "int8", "int4"):
+        codec = make_codec(name, np.dtype(np.float32))
+        relative = codec.nbytes(1 << 20) / (4 << 20)
+        assert {round(float(Fraction(size)), 3) for size in sizes[name]} == {round(relative, 3)}
