@@ -98,7 +98,7 @@ def describe_speed(speed: Speed, splits: list[SplitFacts], ranks: int, workers: 
 
 
 def _in_brackets(name: str | None, label: int) -> str:
-    """Return the name of a class for readers; empty if it has none, or its label is its name."""
+    """Return the name of a class in brackets; an empty string if the class has no name, or its label is its name."""
     return "" if name in (None, str(label)) else f" ({name})"
 
 

@@ -59,7 +59,7 @@ class JobCommand(click.Command):
         return super().parse_args(ctx, args)
 
     def script_in(self, args: Sequence[str]) -> int | None:
-        """Return the index of a script in the arguments; None if there is none, or a job file."""
+        """Return the index of a script in the arguments; None if they name no script, for example a job file."""
         with contextlib.suppress(click.UsageError), click.Context(self) as context:
             at = self._find_job(context, list(args))
             return at if at is not None and is_script(Path(args[at])) else None
