@@ -76,7 +76,7 @@ class ConvolutionPlans:
         return Convolution(forward, dx, dw, grad_dtype)
 
     def _try(self, title: str, operation: str, shape: ConvolutionShape, data_type: Any, out_type: Any) -> Any:
-        """Return ``_operation``; None if cuDNN does not support it, which is logged unless ``title`` is empty."""
+        """Return ``_operation``; None after any exception, which is reported unless ``title`` is empty."""
         try:
             return self._operation(operation, shape, data_type, out_type)
         except Exception as error:  # the frontend raises ValueError, ImportError and RuntimeError as well as its own
@@ -85,7 +85,7 @@ class ConvolutionPlans:
             return None
 
     def _report(self, title: str, shape: ConvolutionShape, error: Exception) -> None:
-        """Log why cuDNN does not compute an operation: each shape without a plan, but any other error only once."""
+        """Log why cuDNN does not compute an operation: always if it has no plan, any other reason only once."""
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         convolution = f"{title} of a convolution (images {shape.images}, filters {shape.filters})"
         if isinstance(error, (cudnn.cudnnGraphNotSupportedError, NotImplementedError)):

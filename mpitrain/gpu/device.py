@@ -48,7 +48,7 @@ def identify() -> list[str]:
     """Return the identifiers of the GPUs visible to this process, by device index. Local.
 
     Raises:
-        DeviceError: The driver is missing or too old, or finds no GPU.
+        DeviceError: The driver is missing or too old, finds no GPU, or reports no UUID.
     """
     try:
         count = runtime.getDeviceCount()

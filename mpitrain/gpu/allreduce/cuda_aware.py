@@ -79,7 +79,7 @@ class CudaAwareTransport:
         """Check that sums are correct. Collective over the workers.
 
         Raises:
-            TransportUnavailable: They are not.
+            TransportUnavailable: The sums are wrong on some worker.
         """
         problem = ""
         with self._gpu.activate():
