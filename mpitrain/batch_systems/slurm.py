@@ -14,7 +14,7 @@ from .resources import Resources
 _PREFIX = "#SBATCH"
 _DIRECT = re.compile(r"[A-Za-z0-9_@%+=:,./&|()\[\]{}*!-]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_END_TIMEOUT_S = 20.0  # long, because a run that does not know its time limit could not save before it
+_END_TIMEOUT_S = 20.0  # long, because a run that does not know its time limit could not save before this limit
 _STEP_ENDS_S = 60  # time for the other ranks to exit after the first one has exited
 _ENDED = frozenset(
     "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED REVOKED TIMEOUT".split()
@@ -34,15 +34,15 @@ class Slurm(BatchSystem):
     id_variables = ("SLURM_JOB_ID",)
     allocation_variable = "SLURM_JOB_ID"
     starters = ("mpirun", "srun")
-    # With --mpi=pmix srun cannot start a rank where a node still has the folder of the step with the same number from
-    # before the job was requeued.
+    # With --mpi=pmix, srun cannot start a rank on a node that still has the folder of the job step with the same number
+    # from before the requeue.
     unreliable_starters = ("srun",)
     sets_end_time = True
     node_check = (
         'srun --overlap --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --ntasks="$SLURM_JOB_NUM_NODES" true'
     )
     remote_agent = """sh -c 'exec srun --overlap --mem=0 --quiet --nodes=1 --ntasks=1 --nodelist="$1" sh -c "$2"' sh"""
-    # The step of the ranks that were ended keeps its CPUs and memory until Slurm has noticed that its node failed.
+    # The previous job step keeps its CPUs and memory until Slurm has noticed that one of its nodes has failed.
     restart_arguments = "--overlap --mem=0"
     restart_count_variable = "SLURM_RESTART_COUNT"
     can_follow = True
