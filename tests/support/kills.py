@@ -2,8 +2,9 @@
 
     python bench/kills.py 200
 
-Every checkpoint that a killed run leaves under its name verifies, and the parameters at the end are bit for bit those
-of the run that was never killed, with 1, 2 and 3 ranks, Dropout, BatchNorm and moving averages.
+Every checkpoint that a killed run leaves under its final name must be intact, and the parameters at the end must be
+bit-identical to those of a run that was never killed. Runs have 1, 2 or 3 ranks, Dropout, BatchNorm and moving
+averages.
 """
 
 from __future__ import annotations
