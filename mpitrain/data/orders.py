@@ -60,7 +60,8 @@ class Sequential(_EachOnce):
 class Weighted:
     """Examples drawn with replacement, each with a probability in proportion to its weight.
 
-    As with torch's ``WeightedRandomSampler``, an epoch has as many positions as there are examples.
+    An epoch has as many positions as there are examples, as with torch's ``WeightedRandomSampler`` if its
+    ``num_samples`` is the number of examples.
 
     Args:
         weights: Shape (number of examples,), not negative, with a positive sum.
