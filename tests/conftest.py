@@ -31,7 +31,7 @@ def _no_sessions_left() -> Iterator[None]:
     remove_sessions(since=0)
 
 
-# Fixtures of tests that need more than a machine with only Python and make has.
+# Fixtures of tests that need other software than Python and make.
 _FULL_FIXTURES = {"mpich", "parallel_hdf5", "library", "driver", "simulated", "hosts", "site", "browser"}
 _FULL_FOLDERS = {"hosts", "slurm", "torch"}
 _MPI_FOLDERS = {"mpi", "launcher"}
