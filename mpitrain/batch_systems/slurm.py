@@ -172,7 +172,7 @@ class Slurm(BatchSystem):
 
 
 def end_in(output: str, job: str) -> float | None:
-    """Return the end of a job from the output of ``squeue``: one line with id and end for each array task."""
+    """Return the end of a job, or None, from the output of ``squeue``: a line with id and end for each array task."""
     ends = dict(line.split()[:2] for line in output.splitlines() if len(line.split()) >= 2)
     end = ends.get(job, "")
     return float(end) if end.isdigit() else None  # for jobs without a time limit the value is not a number
@@ -290,6 +290,6 @@ def _state_in(output: str, job: str) -> str:
 
 
 def _query(*words: str) -> str | None:
-    """Return the output of one of Slurm's commands; None if it gave no answer."""
+    """Return the output of one of Slurm's commands; None if the command failed or did not answer."""
     done = query(words)
     return None if done is None or (done.returncode and "Invalid job id" not in done.stderr) else done.stdout

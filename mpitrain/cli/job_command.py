@@ -158,6 +158,6 @@ def request_of(**values: Any) -> TrainRequest | ScriptRequest:
 
 def train_command() -> JobCommand:
     """Return ``mpitrain train``, the command that every rank runs."""
-    about = f"Train on this rank: under mpirun or srun on all of them, else alone. {JOB_HELP}"
+    about = f"Train on this rank; ranks that mpirun or srun has started train together. {JOB_HELP}"
     example = "mpirun -n 4 mpitrain train jobs/mnist_mlp.py --mode async"
     return JobCommand("train", [], request_of, about, [example])

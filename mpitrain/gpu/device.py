@@ -263,7 +263,7 @@ class Gpu:
 
     @property
     def held(self) -> int:
-        """Bytes of GPU memory that this process has allocated for arrays."""
+        """Bytes of GPU memory that the pool of this process has allocated for arrays, used or free."""
         with self.activate():
             return int(cupy.get_default_memory_pool().total_bytes())
 
