@@ -32,7 +32,7 @@ def until(what: Callable[[], object], timeout: float = 60) -> None:
 
 
 def step_of(job: Submitted) -> int:
-    """Return the last step that the run has printed."""
+    """Return the last step that the run has printed, or 0."""
     steps = [line.split()[1] for line in job.log().splitlines() if line.startswith("step ")]
     return int(steps[-1].replace(",", "")) if steps else 0
 

@@ -139,7 +139,7 @@ def end_all(process: subprocess.Popen[bytes], run_dir: Path) -> None:
 
 
 def ranks_of(run_dir: Path) -> list[int]:
-    """Return the live processes whose command line names the run directory."""
+    """Return the ids of the processes whose command line names the run directory."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:

@@ -64,11 +64,11 @@ class Site:
     def script(
         self, mpi: Mpi, script: str | Path, *words: str, cwd: Path | None = None, flags: Sequence[str] = ()
     ) -> str:
-        """Submit one of the scripts to copy, or another one, from a folder with the job files; return its number.
+        """Submit one of the scripts to copy, or another one, from a folder with the job files; return the job's number.
 
         Args:
             words: Arguments of the script.
-            flags: Those of ``sbatch``.
+            flags: Flags of ``sbatch``.
         """
         command = ["sbatch", "--parsable", *flags, str(ROOT / "slurm" / script), *words]
         done = run(command, env=self.environment(mpi), cwd=cwd or self.folder)
