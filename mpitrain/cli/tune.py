@@ -43,7 +43,7 @@ def tune_command() -> JobCommand:
     ]
     about = (
         "Measure a job, predict the configurations that are possible on these ranks, run the best ones for some "
-        "seconds, and print flags; usually in 3 minutes. The given options are the configuration to improve."
+        "seconds, and print flags; usually in less than 3 minutes. The given options are the starting point."
     )
     examples = ["mpitrain tune -n 2 jobs/mnist_mlp.py", "mpitrain tune -n 2 --may-change batch,mode jobs/mnist_mlp.py"]
     return JobCommand("tune", [*launch, *own], _tune, about, examples)
