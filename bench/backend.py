@@ -4,8 +4,8 @@
 
 ``--hosts`` (root, iproute2) puts the ranks in two network namespaces, whose links are as fast as ``--rate`` says.
 
-Both backends are process groups of the same processes, which measure them in alternating rounds with one thread per
-rank. A result is the median over rounds. The training loops are those of a user of DistributedDataParallel, unchanged.
+The same processes measure both backends, each with its process group, in alternating rounds with one thread per rank. A
+result is the median over rounds. The training loops use DistributedDataParallel as any script does.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ class Hosts:
 
     Args:
         hosts: The network namespaces.
-        seconds: About how long a run takes.
+        seconds: Approximate duration of a run.
     """
 
     def __init__(self, hosts: Any, seconds: float) -> None:

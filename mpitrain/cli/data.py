@@ -84,7 +84,7 @@ def describe_speed(speed: Speed, splits: list[SplitFacts], ranks: int, workers: 
         f"  computing  {amount(speed.computing):>12} examples/s, forward and backward pass",
     ]
     if not speed.data_workers:
-        return [*lines, "computing limits the speed: data workers would not make it faster"]
+        return [*lines, "computing limits the speed: data workers would not increase it"]
     alone = 1 / (1 / speed.loading + 1 / speed.computing)
     ahead_rate = min(speed.computing, speed.data_workers * speed.loading)
     limit = "loading" if ahead_rate < speed.computing else "computing"

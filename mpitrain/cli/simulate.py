@@ -91,7 +91,7 @@ _OWN = [
     _option("--examples", _COUNT, "N", "Also predict the time to train on N examples."),
     _option("--node-mtbf", _POSITIVE, "S", "With --examples: mean time between failures of a node."),
     _option("--save-secs", _POSITIVE, "S", "With --node-mtbf: time between checkpoints.", default=600.0),
-    _option("--save-time", click.FloatRange(0), "S", "Time for which saving stops training.", default=0.0),
+    _option("--save-time", click.FloatRange(0), "S", "Time for which a save stops training.", default=0.0),
     _option("--restart-time", click.FloatRange(0), "S", "Time from a failure to the next step.", default=30.0),
     _option("-o", flags.PATH, "FILE", "Also write the predictions as JSON."),
     _option("--plot", flags.PATH, "FILE", "Draw examples/s against ranks: FILE.png or FILE.svg."),
