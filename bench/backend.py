@@ -4,8 +4,8 @@
 
 ``--hosts`` (root, iproute2) puts the ranks in two network namespaces, whose links are as fast as ``--rate`` says.
 
-Both backends are process groups of the same processes, which measure them in alternating rounds with one thread per
-rank. A result is the median over rounds. The training loops are those of a user of DistributedDataParallel, unchanged.
+The same processes measure both backends, each with its process group, in alternating rounds with one thread per rank. A
+result is the median over rounds. The training loops use DistributedDataParallel as any script does.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TARGETS = {"mlp100": 1.8, "mlp1024": 2.0, "cnn": 0.98, "gpt": 0.98}
 
 
 def programs_of(name: str, nbytes: int, groups: dict[str, object]) -> dict[str, Callable[[], object]]:
-    """Return an operation over each group, and as a plain MPI call; ``nbytes`` is the size of a rank's whole input."""
+    """Return functions that run an operation, by group, and ``MPI``; ``nbytes`` is the size of a rank's input."""
     import torch
     import torch.distributed as dist
     from mpi4py import MPI

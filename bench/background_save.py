@@ -2,10 +2,10 @@
 
     python bench/background_save.py [--threads 1] [--examples 16] [--every 20] [--rounds 3] [--saves 4]
 
-The cost of a save is the time of the steps from one save to the next, minus the same number of median steps from the
-second half of that time, when the save has finished. Each round does a blocking and a background run, alternating. A
-result is the median over all saves. Run it on an idle machine; if ``--threads`` is less than the cores of a rank, one
-core is free for saving.
+The cost of a save is the time of the steps from this save to the next one, minus the time that they would take without
+a save: their number times the median step time in their second half, when the save has finished. Each round does a
+blocking and a background run, alternating. A result is the median over all saves. Run it on an idle machine; if
+``--threads`` is less than the cores of a rank, one core is free for saving.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def costs(arguments: argparse.Namespace, flag: str) -> tuple[list[float], float]:
-    """Return the seconds that each save costs a run, and the run's median step without a save."""
+    """Return the cost of each save of a run, and the run's median step time without a save, in seconds."""
     every, threads = arguments.every, arguments.threads
     with tempfile.TemporaryDirectory(dir=arguments.folder) as temporary:
         times = Path(temporary) / "times.json"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Checkout:
-    """A folder with the package, and the interpreter that runs it: that of the checkout's environment, if any."""
+    """A folder with the package, and the interpreter of the checkout's environment, or else the running interpreter."""
 
     folder: Path
 

@@ -35,7 +35,7 @@ OVERLAP = 4  # parts of a cycle, one of which hides the exchange
 
 
 class Result(NamedTuple):
-    """The resources that one run has used, and its accuracy."""
+    """The seconds for all steps of a run, the megabytes that all hosts have sent, and the accuracy in percent."""
 
     seconds: float
     megabytes: float
@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--hidden", type=int, default=100)
     parser.add_argument("--steps", type=int, default=3000)
-    parser.add_argument("--every", type=int, default=60, help="local steps, and steps of a report")
+    parser.add_argument("--every", type=int, default=60, help="steps between exchanges, and between reports")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--programs", nargs="+", default=["sync", "local", "diloco", "overlap", "streaming"])
     parser.add_argument("--torchft", default=sys.executable, metavar="PYTHON")

@@ -1,4 +1,4 @@
-"""Kills processes of runs at random moments, and checks that each run ends or continues, and that nothing is left.
+"""Kills one process of each run at a random moment; checks that the run ends or continues, and leaves nothing.
 
     python bench/faults.py [COUNT] [--hosts] [--load N]
 
@@ -103,7 +103,7 @@ class Kill:
             )
 
     def _victim(self, process: subprocess.Popen[bytes]) -> int | None:
-        """Wait for the moment; return the process to kill, None if the run has ended."""
+        """Wait; return the id of the process to kill, None if the run has ended or its ranks do not appear in 120 s."""
         deadline = time.monotonic() + 120
         while process.poll() is None and time.monotonic() < deadline:
             statuses = {status.rank: status for status in rank_status.read(self.folder)}
@@ -120,7 +120,7 @@ class Kill:
         return None
 
     def _left(self, before: set[str]) -> str:
-        """Return the files and processes that the run has left; wait a while for processes that are ending."""
+        """Return the files and processes that the run has left, as text; wait up to 20 s until there are none."""
         deadline = time.monotonic() + 20
         while True:
             left = [*sorted({*temporary_files(0)} - before), *map(str, self.folder.glob("checkpoints/*.partial"))]
@@ -139,13 +139,13 @@ class Kill:
 
 
 def first_child_of(pid: int) -> int | None:
-    """Return the process id of the launcher of a supervisor."""
+    """Return the process id of the first child of a process (of a supervisor: the launcher), or None."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return int(children[0]) if children else None
 
 
 def parent_of(pid: int) -> int:
-    """Return the process id of the parent."""
+    """Return the process id of a process's parent."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 

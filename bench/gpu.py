@@ -183,7 +183,7 @@ def compare_run(run: Run, folder: str, arguments: Any) -> bool:
 
 
 def print_ratios(run: Run, rates: dict[str, float]) -> None:
-    """Print the ratios to the results that exist."""
+    """Print mpitrain's speed relative to each mode of PyTorch that has a result."""
     own = rates.pop("mpitrain", None)
     peers = {result: [rates[mode] for mode in modes if mode in rates] for result, modes in MODES.items()}
     best = {result: max(found) for result, found in peers.items() if found}

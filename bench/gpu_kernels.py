@@ -147,7 +147,7 @@ def print_table(names: list[str], all_found: list[dict[str, Figures]]) -> None:
 
 
 def print_summary(checkout: Path, found: dict[str, Figures]) -> None:
-    """Print the number of lines and kernels of a checkout."""
+    """Print the numbers of lines, of kernels, and of kernels that spill, of a checkout."""
     files = (checkout / "mpitrain" / "gpu" / "kernels").iterdir()
     lines = [line.strip() for file in files for line in file.read_text().splitlines()]
     code = [line for line in lines if line and not line.startswith("//")]

@@ -47,7 +47,7 @@ FROM_HERE = ("stop", "link")  # so that any rank can hang at any time
 
 
 def hang(flags: tuple[str, ...], kind: str, rank: int, hosts: Hosts | None, folder: Path) -> tuple[bool, float, str]:
-    """Return whether the hang was reported correctly, the seconds beyond the limit until then, and the report."""
+    """Return whether the report is correct, the seconds from the time limit to the report, and the report."""
     words = [str(JOB), "--kind", "none" if kind in FROM_HERE else kind, "--rank", str(rank), "--steps", "1000000"]
     words += ["--hang-timeout", str(LIMIT_S), "--log-steps", "0", "--run-dir", str(folder), *flags]
     if hosts is None:
@@ -89,7 +89,7 @@ def hang(flags: tuple[str, ...], kind: str, rank: int, hosts: Hosts | None, fold
 
 
 def restore_link(hosts: Hosts, number: int) -> None:
-    """Wait until a host has ended its ranks by itself, and connect it again."""
+    """Wait until a disconnected host has ended its own ranks, and connect the host again."""
     deadline = time.monotonic() + 20
     while hosts.pids(number):
         assert time.monotonic() < deadline, f"host {number} has not ended its ranks"

@@ -3,9 +3,9 @@
     python bench/horovod.py [--ranks 2] [--rounds 50] [--models cnn mlp1024]
 
 The loops are those of Horovod's synthetic benchmark: fixed data, SGD, one thread per rank. Both libraries train the
-same module in the same processes, in alternating rounds. A result is the median of the rounds' ratios. Load of other
-programs affects the fastest tenth of the rounds least, so the ratio of the slowest rounds in this tenth is printed,
-too. Also measured: the module without any exchange.
+same module in the same processes, in alternating rounds. A result is the median of the rounds' ratios. The ratio of the
+90th percentiles of the rates is printed, too, because other programs affect the fastest rounds least. Also measured:
+the module without any exchange.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class Job:
         return state
 
     def report(self, what: str) -> str:
-        """Wait for the end, print a summary, and return the state."""
+        """Wait for the end, print a summary, and return ``finished`` or ``not finished``."""
         state, log = self.end(), self.log()
         begun = [int(step) for step in re.findall(r"^rank 0: training begins in step (\d+)", log, re.MULTILINE)]
         finished = re.findall(r"^finished in step (\d+)", log, re.MULTILINE)

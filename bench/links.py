@@ -45,7 +45,7 @@ def size_of(model: str) -> int:
 
 
 def steps_of(model: str, rate: str) -> int:
-    """Return the number of steps that take about 10 s."""
+    """Return the number of steps that take about 8 s, a multiple of 8 and at least 16."""
     speed = {"100mbit": 12e6, "200mbit": 24e6, "1gbit": 120e6}.get(rate, 600e6)
     step_s = max(8 * size_of(model) / 2 / speed, 60e-12 * BATCH * size_of(model))
     return max(16, int(8 / step_s) // 8 * 8)

@@ -15,7 +15,7 @@ _Result = TypeVar("_Result")
 
 
 def undisturbed(action: Callable[[], _Result], namespaces: str) -> _Result:
-    """Return the result of ``action``, which runs when the CPU is idle, and again if other programs have disturbed it.
+    """Return the result of ``action``, run when the CPU is idle; repeat it up to twice if other programs used the CPU.
 
     Args:
         namespaces: Prefix of the names of the network namespaces whose processes belong to the measurement.
@@ -45,7 +45,7 @@ def _used(before: dict[int, float], after: dict[int, float]) -> float:
 
 
 def _seconds_of_others(namespaces: str) -> dict[int, float]:
-    """Return the CPU seconds of each process that does not belong to this one, and of its ended children."""
+    """Return, by process id, the CPU seconds of each foreign process and of its ended children."""
     own = {path.stat().st_ino for path in Path("/run/netns").glob(f"{namespaces}*")}
     parents: dict[int, int] = {}
     seconds: dict[int, float] = {}

@@ -10,7 +10,7 @@ the slow worker, whose slowness is measured separately. A result is the median o
 round's probe predicts, and of the measured steps/s. Measurements that other programs disturb are repeated.
 
 Configurations with more ranks than cores are reported separately: hosts share this machine's cores, which is an input
-of the simulation (``mlp``); the layers of ``accelerator`` sleep, so that its ranks share cores only for transfers and
+of the simulation (``mlp``); the layers of ``accelerator`` sleep, so that the ranks share cores only for transfers and
 updates.
 """
 
@@ -118,7 +118,7 @@ class Hosts:
 
     Args:
         hosts: The network namespaces.
-        seconds: About how long a run takes.
+        seconds: Approximate duration of a run.
     """
 
     def __init__(self, hosts: Any, seconds: float) -> None:
@@ -141,7 +141,7 @@ class Hosts:
         self.run("probe", [1, 1], ["--output", str(output), *JOBS[model]])
 
     def slow_factor(self, model: str, probe: Any) -> float:
-        """Return the factor of the computing time of a slow worker, which is measured alone."""
+        """Return how many times longer a slow worker computes; measured in runs of one worker."""
         alone = Configuration(model, (1,), "none", (("mode", "sync"),))
         usual, slow = (1 / self.steps_per_s(dataclasses.replace(alone, slow=worker), 20.0) for worker in (-1, 0))
         compute = probe.compute
@@ -172,7 +172,7 @@ class Hosts:
         return 1 / statistics.median(times)
 
     def run(self, command: str, ranks: list[int], words: list[str]) -> None:
-        """Run an mpitrain command that takes the flags of ``mpitrain run`` on the first hosts."""
+        """Run, on the first hosts, an mpitrain command that takes the flags of ``mpitrain run``."""
         start = self._hosts.run(
             Path(sys.executable), ranks, "--env", "OMPI_MCA_mpi_yield_when_idle=1", "--threads", "1"
         )
@@ -184,7 +184,7 @@ class Hosts:
             raise SystemExit(f"{' '.join(words)}\n{done.stdout}{done.stderr}")
 
     def undisturbed(self, measure: Callable[[], Result]) -> Result:
-        """Return the result of ``measure`` from a time when other programs hardly use the CPU."""
+        """Return the result of ``measure``, which is repeated if other programs have used the CPU meanwhile."""
         return undisturbed(measure, self._hosts.prefix)
 
 
@@ -222,7 +222,7 @@ def rank_of_worker(configuration: Configuration) -> int:
 
 
 def measure(arguments: argparse.Namespace, chosen: list[Configuration]) -> Results:
-    """Return predicted and measured steps/s of each configuration, of each round."""
+    """Return predicted and measured steps/s by configuration, a pair for each round."""
     from mpitrain.predict.simulation import predict
     from tests.support.hosts.network import make_hosts
 
@@ -261,7 +261,7 @@ def read_results(file: Path) -> Results:
 
 
 def report(results: Results) -> None:
-    """Print the table, and the errors of both groups."""
+    """Print the table; and the errors of configurations with and without more ranks than cores."""
     errors: dict[bool, list[float]] = defaultdict(list)
     print(f"\n{'configuration':75} {'predicted':>10} {'measured':>10} {'error':>8}   (steps/s)")
     for one, rounds in results.items():
@@ -282,7 +282,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rates", nargs="+", default=[*RATES, "none"], choices=[*RATES, "none"])
     parser.add_argument("--models", nargs="+", default=[*JOBS], choices=JOBS)
-    parser.add_argument("--only", default="", help="configurations whose line has this text")
+    parser.add_argument("--only", default="", help="only configurations whose line contains this text")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each run")
     parser.add_argument("--probes", type=Path, help="folder for the probes; probes of earlier calls are reused")
     parser.add_argument("--json", type=Path, help="append the results to this file")

@@ -2,7 +2,7 @@
 
     python bench/programs.py --examples DIR --nanogpt DIR [--backend mpitrain] [--only NAME ...]
 
-DIR are checkouts of github.com/pytorch/examples and github.com/karpathy/nanoGPT. Their programs need a GPU.
+The two DIRs are checkouts of github.com/pytorch/examples and github.com/karpathy/nanoGPT. Their programs need a GPU.
 The diffs in programs/ let copies of them run on CPUs; they are the same for both launchers. Needs an environment with
 mpitrain, torch, lightning, accelerate, hydra-core, boto3 and requests.
 
@@ -68,12 +68,12 @@ class Program:
 
     Attributes:
         words: The script and its arguments, or a command.
-        sources: Its folder; each run gets a copy as its working directory. None for an empty folder.
-        marker: Text of its output after which it has saved, and a rank is killed.
-        results: The files with its results.
+        sources: The program's folder; each run gets a copy as its working directory. None for an empty folder.
+        marker: Text in the output of the program, printed after a save; a rank is killed when it appears.
+        results: The files with the program's results.
         is_command: Whether ``words`` is a command.
         starter: The launcher to compare with.
-        uses_backend: Whether it uses torch.distributed.
+        uses_backend: Whether the program uses torch.distributed.
         resuming: A command that resumes, if the program does not do so by itself.
     """
 
@@ -218,7 +218,7 @@ def _collect(value: object, tensors: list[torch.Tensor]) -> None:
 
 
 def left_of(run_dir: Path, before: set[str]) -> list[str]:
-    """Return the processes that a run has left, and files in /dev/shm that no process uses; waits for a moment."""
+    """Return the processes that a run has left, and new files in /dev/shm that no process uses, after up to 3 s."""
     mark = f"MPITRAIN_RUN_DIR={run_dir}"
     deadline = time.monotonic() + 3
     while True:
@@ -276,7 +276,7 @@ def killed(program: Program, folder: Path, backend: str) -> tuple[bool, bool]:
 
 
 def restarted(program: Program, folder: Path, backend: str) -> bool:
-    """Kill a rank of a run with a restart; return whether it finished."""
+    """Kill a rank of a run that may restart once; return whether the run restarted, finished and left nothing."""
     before, run_dir = set(os.listdir("/dev/shm")), folder / "restarted-run"
     words = program.ours(run_dir, "--max-restarts", "1", resuming=True)
     run = Run(folder / "restarted", program, words, backend)

@@ -108,7 +108,7 @@ def kill_at_random(mpis: list[Mpi], folder: Path, kills: int, hosts: Hosts | Non
 
 
 def _kill(run: KilledRun, chance: random.Random) -> str:
-    """Kill a process at a random moment; return its kind."""
+    """Kill a random process of a run at a random moment; return the kind of process."""
     while True:
         if chance.random() < 0.75:
             step = max((rank.step for rank in rank_status.read(run.run_dir)), default=0)
@@ -139,7 +139,7 @@ def _kill(run: KilledRun, chance: random.Random) -> str:
 
 
 def measure(mpi: Mpi, folder: Path, kills: int, job: Path, *flags: str) -> None:
-    """Print the time from a kill to the next step, in turns with the time of a run of one step."""
+    """Measure the time from a kill to the next step and the time of a run of one step alternately; print both."""
     recoveries, alone = [], []
     flags = (*flags, "--validate-steps", "0", "--log-steps", "0", "--train-steps")
     with KilledRun(mpi, 2, folder / "measured", job, *flags, "100000000") as run:
@@ -173,7 +173,7 @@ def measure(mpi: Mpi, folder: Path, kills: int, job: Path, *flags: str) -> None:
     median, one_step = statistics.median(recoveries), statistics.median(alone)
     high = recoveries[max(0, -(-len(recoveries) * 95 // 100) - 1)]
     print(f"{job.stem}, {kills} kills: {median:.2f} s from the kill to the next step, 95 % at most {high:.2f} s;")
-    print(f"a run of one step {one_step:.2f} s: {median / one_step:.2f} and {high / one_step:.2f} of it", flush=True)
+    print(f"a run of one step {one_step:.2f} s; ratios {median / one_step:.2f} and {high / one_step:.2f}", flush=True)
 
 
 def _large() -> tuple[str, ...]:

@@ -44,7 +44,7 @@ class Result:
 def train(checkout: Checkout, case: str, run_dir: Path, *flags: str | Path) -> Result:
     ranks, flags_of_case = CASES[case]
     words = ["-m", "mpitrain", "run", "-n", str(ranks), checkout.folder / "jobs" / "mnist_mlp.py", "--device", "cpu"]
-    if (checkout.folder / "mpitrain" / "core" / "subnormals.py").exists():  # else nothing was flushed
+    if (checkout.folder / "mpitrain" / "core" / "subnormals.py").exists():  # else never flushes
         words.append("--no-flush-denormals")
     words += ["--train-steps", str(STEPS), "--save-steps", str(RESUMED_AT), "--log-steps", "10", "--threads", "1"]
     checkout.run(*words, "--validate-steps", "50", *flags_of_case, "--run-dir", run_dir, *flags)
@@ -71,10 +71,11 @@ def arrays_of(path: Path) -> dict[str, Any]:
 
 
 def report(case: str, ours: Result, theirs: Result, after: int = 0) -> bool:
-    """Print a line about two runs, one of which may have begun ``after`` a step; return whether they are the same.
+    """Print whether two runs have the same results in the steps after ``after``, and return it.
 
-    A logged loss is the difference of two sums over the steps since a run began, so it is rounded differently in a
-    resumed run. In a resumed run, losses count as the same up to a relative difference of 1e-12.
+    ``after`` is 0, or the step from which one of the runs has resumed. A logged loss is the difference of two sums over
+    the steps since a run began, so it is rounded differently in a resumed run. In a resumed run, losses count as the
+    same up to a relative difference of 1e-12.
     """
     losses = [{at: loss for at, loss in run.losses.items() if at[0] > after} for run in (ours, theirs)]
     assert ours.arrays and losses[0], f"{case}: there is nothing to compare"

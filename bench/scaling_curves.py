@@ -155,7 +155,7 @@ def plot(name: str, output: Path) -> None:
 
 
 def table(names: Sequence[str], nodes: int) -> None:
-    """Print examples/s of every mode, relative to ranks that never wait."""
+    """Print the speed of every mode in percent of ranks that never wait."""
     print(f"\n% of {nodes * RANKS_PER_NODE} ranks that never wait\n")
     print("| model | link | " + " | ".join(MODES) + " |")
     print("| --- " * (len(MODES) + 2) + "|")

@@ -6,8 +6,8 @@ Each round runs every program once, in turn, with one thread per rank: mpitrain 
 loop with 2 ranks, DDP over gloo with 2 ranks, two plain loops that do not communicate, and one plain loop. All use the
 same module, optimizer and data; the peers use PyTorch's fused Adam. For the model with several buckets, DDP uses the
 best of several bucket sizes, found before the first round. A result is the median over rounds of the median over a
-run's intervals. With ``--optimizers``, the job uses these of torch, and is compared with DDP with and without
-``ZeroRedundancyOptimizer``. Start-up and compilation are excluded for all.
+run's intervals. With ``--optimizers``, the job uses these optimizers of torch, and is compared with DDP with and
+without ``ZeroRedundancyOptimizer``. Start-up and compilation are excluded for all.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def ours(name: str, ranks: int, loop: bool = False, optimizer: str = "") -> tupl
 
 
 def peer(name: str, ranks: int, how: str, *optimizer: str) -> tuple[float, float]:
-    """Return the same for a plain loop, or DDP with a bucket size."""
+    """Return examples/s and memory in bytes, as ``ours`` does, of a plain loop, or of DDP with a bucket size."""
     words = [
         sys.executable,
         str(BENCH / "peers" / "torch_models.py"),

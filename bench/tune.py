@@ -4,8 +4,9 @@
 
 A setting is a model, ranks on hosts (network namespaces, root and iproute2), a rate of their links, and what may
 change.
-``tune`` chooses; then every configuration that it has predicted is run for some seconds, in some rounds. Its choice is
-compared with the best configuration, by the measured examples/s and the worth of an example.
+``tune`` chooses; then every configuration that it has predicted is run for some seconds, in some rounds. The score of a
+configuration is the measured examples/s times ``worth``, the value of an example that ``tune`` assumes; the choice is
+compared with the configuration of the best score.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def tuned(hosts: Hosts, model: str, ranks: tuple[int, ...], changes: str) -> tup
 def examples_per_s(
     hosts: Hosts, model: str, ranks: tuple[int, ...], options: dict[str, Any], expected: float, seconds: float
 ) -> float:
-    """Return the measured speed; 0 if the configuration does not run."""
+    """Return the measured examples/s; 0 if the run fails."""
     batch = options.get("batch_size", 100 if model == "mlp" else 8)
     every = REPORTS * (options.get("local_steps", 8) if options.get("mode") == "local" else 1)
     steps = max(2, round(expected / batch * seconds / every)) * every

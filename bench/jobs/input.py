@@ -168,7 +168,7 @@ def _children(pid: int) -> list[int]:
 
 
 def memory(folder: Path) -> dict[str, float]:
-    """Return the increase of the sum of PSS by loading with two processes in MiB, and the size of a batch."""
+    """Return in MiB: the increase of the total PSS while two processes load, the size of a batch, and the limit."""
     before = _pss(os.getpid())
     split = data.image_folder(folder / "images").random_map(augmented)
     loader = split.own_loader(0, Loading(2, 2))

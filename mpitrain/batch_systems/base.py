@@ -106,7 +106,7 @@ class BatchSystem(ABC):
         """Check that the batch system supports what a job requests.
 
         Raises:
-            ConfigError: It does not.
+            ConfigError: The batch system does not support an option.
         """
         if batch.in_tasks and not self.index_variable:
             raise ConfigError(

@@ -84,7 +84,7 @@ class Batch:
 
     @property
     def array(self) -> str | None:
-        """The array's indexes: as given, else all points of the sweep.
+        """The array's indexes: as given, else all points of the sweep; None without an array.
 
         Raises:
             ConfigError: An index has no point in the sweep, or only ``%N`` was given without a sweep.

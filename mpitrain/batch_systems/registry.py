@@ -52,7 +52,7 @@ def is_allocation(environ: Mapping[str, str]) -> bool:
 def end_of_time(
     limit_s: float | None, environ: Mapping[str, str] = os.environ, now: float | None = None
 ) -> float | None:
-    """Return when a run will be ended, in seconds since the epoch, or None. May query the batch system.
+    """Return the earliest known time limit of a run, in seconds since the epoch, or None. May query the batch system.
 
     Args:
         limit_s: The user's limit in seconds from now, or None.

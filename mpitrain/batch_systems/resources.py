@@ -20,7 +20,7 @@ _ARRAY = re.compile(r"(\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*)?(%\d+)?")
 class Resources(OptionGroup):
     """The resources of the batch job.
 
-    The scheduler's defaults apply to those that are None.
+    The scheduler's defaults apply to options that are None.
 
     Raises:
         ConfigError: A value is invalid.
@@ -94,7 +94,7 @@ class Resources(OptionGroup):
 
     @property
     def ranks_per_node(self) -> int:
-        """Ranks per node: as given, else one per GPU."""
+        """Ranks per node: as given, else one per GPU, else 1."""
         if self.tasks_per_node is not None:
             return self.tasks_per_node
         if self.ntasks is not None:

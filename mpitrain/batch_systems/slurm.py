@@ -14,7 +14,7 @@ from .resources import Resources
 _PREFIX = "#SBATCH"
 _DIRECT = re.compile(r"[A-Za-z0-9_@%+=:,./&|()\[\]{}*!-]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_END_TIMEOUT_S = 20.0  # long, because a run that does not know its time limit could not save before it
+_END_TIMEOUT_S = 20.0  # long, because a run that does not know its time limit could not save before this limit
 _STEP_ENDS_S = 60  # time for the other ranks to exit after the first one has exited
 _ENDED = frozenset(
     "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED REVOKED TIMEOUT".split()
@@ -34,8 +34,8 @@ class Slurm(BatchSystem):
     id_variables = ("SLURM_JOB_ID",)
     allocation_variable = "SLURM_JOB_ID"
     starters = ("mpirun", "srun")
-    # With --mpi=pmix srun cannot start a rank where a node still has the folder of the step with the same number from
-    # before the job was requeued.
+    # With --mpi=pmix, srun cannot start a rank on a node that still has the folder of the job step with the same number
+    # from before the requeue.
     unreliable_starters = ("srun",)
     sets_end_time = True
     node_check = (
@@ -172,7 +172,7 @@ class Slurm(BatchSystem):
 
 
 def end_in(output: str, job: str) -> float | None:
-    """Return the end of a job from the output of ``squeue``: one line with id and end for each array task."""
+    """Return the end of a job, or None, from the output of ``squeue``: a line with id and end for each array task."""
     ends = dict(line.split()[:2] for line in output.splitlines() if len(line.split()) >= 2)
     end = ends.get(job, "")
     return float(end) if end.isdigit() else None  # for jobs without a time limit the value is not a number
@@ -290,6 +290,6 @@ def _state_in(output: str, job: str) -> str:
 
 
 def _query(*words: str) -> str | None:
-    """Return the output of one of Slurm's commands; None if it gave no answer."""
+    """Return the output of one of Slurm's commands; None if the command failed or did not answer."""
     done = query(words)
     return None if done is None or (done.returncode and "Invalid job id" not in done.stderr) else done.stdout

@@ -117,7 +117,7 @@ def _open(path: Path) -> Checkpoint:
 
 
 def _export_name(path: Path, to: str) -> str:
-    """Return the default name of an export: the run's and the checkpoint's."""
+    """Return the default name of an exported file: the names of the run and of the checkpoint, and the format."""
     folder = path.absolute().parent
     run = f"{folder.parent.name}-" if folder.name == "checkpoints" else ""
     return f"{run}{path.stem}.{to}"

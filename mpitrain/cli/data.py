@@ -84,7 +84,7 @@ def describe_speed(speed: Speed, splits: list[SplitFacts], ranks: int, workers: 
         f"  computing  {amount(speed.computing):>12} examples/s, forward and backward pass",
     ]
     if not speed.data_workers:
-        return [*lines, "computing limits the speed: data workers would not make it faster"]
+        return [*lines, "computing limits the speed: data workers would not increase it"]
     alone = 1 / (1 / speed.loading + 1 / speed.computing)
     ahead_rate = min(speed.computing, speed.data_workers * speed.loading)
     limit = "loading" if ahead_rate < speed.computing else "computing"
@@ -98,7 +98,7 @@ def describe_speed(speed: Speed, splits: list[SplitFacts], ranks: int, workers: 
 
 
 def _in_brackets(name: str | None, label: int) -> str:
-    """Return the name of a class for readers; empty if it has none, or its label is its name."""
+    """Return the name of a class in brackets; an empty string if the class has no name, or its label is its name."""
     return "" if name in (None, str(label)) else f" ({name})"
 
 

@@ -53,18 +53,18 @@ _OPTIONS = [
         ["HOROVOD_STALL_CHECK_TIME_SECONDS", "--stall-check-warning-time-seconds"],
         type=_NOT_NEGATIVE,
         metavar="SECONDS",
-        help="When to report such tensors.",
+        help="Time until such tensors are reported.",
     ),
     click.Option(
         ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "--stall-check-shutdown-time-seconds"],
         type=_NOT_NEGATIVE,
         metavar="SECONDS",
-        help="When such tensors are an error.",
+        help="Time until such tensors are an error.",
     ),
     click.Option(["--mpi"], is_flag=True, expose_value=False, help="Without effect."),
 ]
 
-# What to use instead of the other flags of Horovod's launcher.
+# Replacements for the other flags of Horovod's launcher.
 _INSTEAD = {
     "--gloo": "remove it: the ranks communicate over MPI",
     "--jsrun": "remove it: in a batch job of LSF, mpitrain run uses the job's hosts",
@@ -97,7 +97,7 @@ _INSTEAD = {
 
 
 def _run_arguments(command: Sequence[str], port: int | None, identity: str | None, **values: Any) -> list[str]:
-    """Return the arguments of ``mpitrain run``."""
+    """Return the arguments for ``mpitrain run``."""
     words = []
     for name, value in values.items():
         if name.isupper() and value is not None and value is not False:

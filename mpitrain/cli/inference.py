@@ -14,7 +14,7 @@ from ..errors import DataError
 from ..plan.options import examples
 
 _PATH = click.Path(path_type=Path)
-_RUN_HELP = "RUN is a run directory (uses its newest checkpoint), RUN/best, or a checkpoint in one."
+_RUN_HELP = "RUN is a run directory (uses its newest checkpoint), RUN/best, or a checkpoint in a run directory."
 
 
 @click.command(
@@ -77,7 +77,7 @@ def _read(path: Path) -> Array | Mapping[str, Array]:
     """Return the array of a .npy file, or the arrays of a .npz file by name; executes no code from the file.
 
     Raises:
-        DataError: It is neither.
+        DataError: The file cannot be read, is neither of these, or has values that are not numbers.
     """
     try:
         loaded = np.load(path, allow_pickle=False)

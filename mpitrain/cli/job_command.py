@@ -59,7 +59,7 @@ class JobCommand(click.Command):
         return super().parse_args(ctx, args)
 
     def script_in(self, args: Sequence[str]) -> int | None:
-        """Return the index of a script in the arguments; None if there is none, or a job file."""
+        """Return the index of a script in the arguments; None if they name no script, for example a job file."""
         with contextlib.suppress(click.UsageError), click.Context(self) as context:
             at = self._find_job(context, list(args))
             return at if at is not None and is_script(Path(args[at])) else None
@@ -158,6 +158,6 @@ def request_of(**values: Any) -> TrainRequest | ScriptRequest:
 
 def train_command() -> JobCommand:
     """Return ``mpitrain train``, the command that every rank runs."""
-    about = f"Train on this rank: under mpirun or srun on all of them, else alone. {JOB_HELP}"
+    about = f"Train on this rank; ranks that mpirun or srun has started train together. {JOB_HELP}"
     example = "mpirun -n 4 mpitrain train jobs/mnist_mlp.py --mode async"
     return JobCommand("train", [], request_of, about, [example])

@@ -57,7 +57,7 @@ _COMMANDS = {
 class _Commands(click.Group):
     """The commands; each is imported when it is used, because every rank and completion would wait for all imports.
 
-    A job file without a command is answered with the command that was probably meant.
+    If a Python file is given without a command, the error suggests ``mpitrain run``.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -31,8 +31,8 @@ class ProgramWords:
     Attributes:
         flags: The flags before the program.
         program: A script, a module or a command, followed by its arguments.
-        is_module: Whether it is a module.
-        is_command: Whether it is a command.
+        is_module: Whether ``program`` begins with the name of a module.
+        is_command: Whether ``program`` is a command.
     """
 
     flags: list[str]
@@ -55,13 +55,13 @@ def own_options() -> list[click.Option]:
 
 
 def find_program(options: Sequence[click.Option], args: Sequence[str]) -> ProgramWords | None:
-    """Split the arguments of a command at the program; None if they name a job file, or nothing.
+    """Split arguments at the program; None if the arguments name a job file, or nothing to start.
 
     Args:
-        options: All flags that may stand before it.
+        options: All flags that may stand before the program.
 
     Raises:
-        click.UsageError: They name a command without ``--``, or no module after ``-m``.
+        click.UsageError: The arguments name a command without ``--``, or no module after ``-m``.
     """
     probe = click.Command("run", params=[*options], add_help_option=False)
     with click.Context(probe, ignore_unknown_options=True, allow_interspersed_args=False) as context:

@@ -25,7 +25,7 @@ class RunCommand(JobCommand):
     """``mpitrain run``.
 
     Args:
-        start: Called with the request; its result is the command's.
+        start: Called with the request; the command returns the result of this call.
     """
 
     def __init__(self, start: Callable[[LaunchRequest], Any] | None = None) -> None:

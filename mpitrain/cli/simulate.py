@@ -91,7 +91,7 @@ _OWN = [
     _option("--examples", _COUNT, "N", "Also predict the time to train on N examples."),
     _option("--node-mtbf", _POSITIVE, "S", "With --examples: mean time between failures of a node."),
     _option("--save-secs", _POSITIVE, "S", "With --node-mtbf: time between checkpoints.", default=600.0),
-    _option("--save-time", click.FloatRange(0), "S", "Time for which saving stops training.", default=0.0),
+    _option("--save-time", click.FloatRange(0), "S", "Time for which a save stops training.", default=0.0),
     _option("--restart-time", click.FloatRange(0), "S", "Time from a failure to the next step.", default=30.0),
     _option("-o", flags.PATH, "FILE", "Also write the predictions as JSON."),
     _option("--plot", flags.PATH, "FILE", "Draw examples/s against ranks: FILE.png or FILE.svg."),
@@ -153,10 +153,10 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Refuse options without an effect.
+    """Check options that need other options, and ``--plot``.
 
     Raises:
-        ConfigError: There is one.
+        ConfigError: An option has no effect, or ``--plot`` cannot be written.
     """
     if values["node_mtbf"] is not None and values["examples"] is None:
         raise ConfigError("--node-mtbf has no effect without --examples N; add it")
@@ -255,7 +255,7 @@ def _scenario(probe: Probe, values: Mapping[str, Any], config: RunConfig, nodes:
 
 
 def _slow(texts: Sequence[str]) -> dict[int, float]:
-    """Return the factors of slow workers.
+    """Return the factor of each slow worker's computing time, by worker.
 
     Raises:
         ConfigError: A text is not WORKER:FACTOR with a factor above 0.
@@ -327,8 +327,8 @@ def _check_traced(scenarios: Sequence[Scenario]) -> None:
     """
     if len(scenarios) > 1 or scenarios[0].n_ranks > _TRACED_RANKS:
         raise ConfigError(
-            f"--trace needs one prediction of at most {_TRACED_RANKS} ranks, but there are {len(scenarios)}: give "
-            "--mode and one number of --nodes"
+            f"--trace needs one prediction of at most {_TRACED_RANKS} ranks, but there are {len(scenarios)} with up to "
+            f"{max(scenario.n_ranks for scenario in scenarios)} ranks: give --mode and one number of --nodes"
         )
 
 

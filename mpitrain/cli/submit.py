@@ -23,7 +23,7 @@ class SubmitCommand(JobCommand):
     """``mpitrain submit``: its flags are valid before and after JOB; after JOB, a job's flag of the same name wins.
 
     Args:
-        submit: Called with the request; its result is the command's.
+        submit: Called with the request; the command returns the result of this call.
     """
 
     def __init__(self, submit: Callable[[SubmitRequest], Any] = submit_job) -> None:

@@ -43,7 +43,7 @@ def tune_command() -> JobCommand:
     ]
     about = (
         "Measure a job, predict the configurations that are possible on these ranks, run the best ones for some "
-        "seconds, and print flags; in at most 3 minutes. The given options are the configuration to improve."
+        "seconds, and print flags; usually in less than 3 minutes. The given options are the starting point."
     )
     examples = ["mpitrain tune -n 2 jobs/mnist_mlp.py", "mpitrain tune -n 2 --may-change batch,mode jobs/mnist_mlp.py"]
     return JobCommand("tune", [*launch, *own], _tune, about, examples)
@@ -83,7 +83,7 @@ def as_mapping(result: Tuning) -> dict[str, Any]:
 
 
 def chosen(result: Tuning) -> Measured:
-    """Return the best configuration if it is worth a change, else the user's."""
+    """Return the best configuration if its score is at least 1.05 times that of the user's, else the user's."""
     own, best = result.measured[0], result.best
     return best if best.score >= _LEAST_GAIN * own.score else own
 

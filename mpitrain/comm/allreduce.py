@@ -81,11 +81,11 @@ class RangeAllreduce:
         self._hierarchy.count_exchange((self._hi - self._lo) * self._rows.itemsize, self._bytes_sent)
 
     def extra_state(self) -> ExtraState:
-        """Return the error of the codec, on the first worker. Collective over the ranks."""
+        """Return the compression error, on the first worker. Collective over the ranks."""
         return {} if self._sums is None else self._sums.extra_state()
 
     def load_extra_state(self, state: ExtraState) -> None:
-        """Restore the error of the codec. Collective over the ranks."""
+        """Restore the compression error. Collective over the ranks."""
         if self._sums is not None:
             self._sums.load_extra_state(state)
 

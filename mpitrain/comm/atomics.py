@@ -72,7 +72,7 @@ _yield = types.ExternalFunction("sched_yield", types.int32())
 
 @kernel
 def lock(words: Array, at: int) -> None:
-    """Acquire the lock ``words[at]``, yielding the core from time to time: its holder may need it."""
+    """Acquire the lock ``words[at]``, yielding the core from time to time, because the lock's holder may need it."""
     while not acquire(words, at, 1000):
         _yield()
 

@@ -120,10 +120,10 @@ class Group:
         raise _mismatch(differ, "model", _parameter(names[0]), _parameter(names[differ[0]]))
 
     def check_same(self, facts: Mapping[str, object]) -> None:
-        """Check that every rank has the same facts. Collective over ``comm``.
+        """Check that these named values are equal on all ranks. Collective over ``comm``.
 
         Raises:
-            RankMismatch: Some ranks differ from rank 0; the message names them, and the first fact that differs.
+            RankMismatch: Some ranks differ from rank 0; the message names them, and the first value that differs.
         """
         all_facts = self.comm.allgather({name: str(value) for name, value in facts.items()})
         for name, value in all_facts[0].items():

@@ -241,7 +241,8 @@ def make_codec(compression: Compression, dtype: np.dtype[Any]) -> Codec:
     """Return the codec of ``--compress`` for vectors of type ``dtype``. Local.
 
     Raises:
-        ConfigError: ``--compress`` names a class that cannot be imported, or whose constructor fails.
+        ConfigError: ``--compress`` names a class that cannot be imported, is not a ``Codec``, or whose constructor
+            fails.
     """
     if not compression.is_class:
         return CODECS[compression.name](compression, dtype)

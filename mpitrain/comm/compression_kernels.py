@@ -128,7 +128,7 @@ def _bin_of(value: float) -> int:
 
 @kernel
 def select_largest(vector: Array, residual: Array, counts: Array, indices: Array, values: Array) -> None:
-    """Add ``vector`` to ``residual``, and move its largest elements to ``indices`` and ``values``.
+    """Add ``vector`` to ``residual``, and move the largest elements of the sum to ``indices`` and ``values``.
 
     Args:
         counts: Shape (4096,), zero.

@@ -40,7 +40,7 @@ class Hierarchy:
         n_chunks: Number of chunks of a vector: the number of ranks on the smallest node.
         n_nodes: Number of nodes.
         internode_bytes: Bytes that all ranks have sent to other nodes in the exchanges that were counted.
-        uncompressed_bytes: Bytes that they would have sent without a codec.
+        uncompressed_bytes: Bytes that the ranks would have sent without a codec.
     """
 
     def __init__(self, comm: MPI.Intracomm, node: MPI.Intracomm, cores: int) -> None:

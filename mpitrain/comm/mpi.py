@@ -14,8 +14,8 @@ from ..process.launcher_env import is_launched, set_home
 # unless the user has set it.
 os.environ.setdefault("OMPI_MCA_osc", "^ucx")
 # Transfer large messages over TCP with sends (1). Otherwise, Open MPI emulates Put: the receiver requests parts, and if
-# messages travel in both directions, the requests wait behind data. This reaches 69 to 88 % of the link's rate, sends
-# 87 to 100 % (measured at 1 Gbit/s and 200 Mbit/s).
+# messages travel in both directions, the requests wait behind data. Emulated Puts reach 69 to 88 % of the link's rate,
+# sends 87 to 100 % (measured at 1 Gbit/s and 200 Mbit/s).
 os.environ.setdefault("OMPI_MCA_btl_tcp_flags", "1")
 
 import mpi4py

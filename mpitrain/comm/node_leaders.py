@@ -33,7 +33,7 @@ class NodeLeaders:
 
     @property
     def in_threads(self) -> bool:
-        """Whether any thread of this rank may call MPI concurrently. Local."""
+        """Whether several threads of this rank may call MPI at the same time. Local."""
         return MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
     @property

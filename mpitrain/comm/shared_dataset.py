@@ -35,7 +35,8 @@ class SharedDataset:
             check: See ``Streaming``; checks all examples now, unless they are streamed.
 
         Raises:
-            DataError: On every rank, if one rank cannot read its file, or the values are not valid.
+            DataError: On every rank, if a rank cannot read its file, the values are not valid, or the order cannot be
+                streamed.
         """
         group = self._group
         share = self._share and not any(group.comm.allgather(sharing_problem(group.node, split.nbytes)))

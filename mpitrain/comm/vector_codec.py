@@ -127,7 +127,7 @@ def _check_same(compression: Compression, counts: Sequence[int], of_ranks: Seque
     """Check that no rank has found a problem, and that all ranks encode to the same numbers of bytes.
 
     Raises:
-        ConfigError: On all ranks.
+        ConfigError: On all ranks: a rank has found a problem, or the numbers of bytes differ.
     """
     message = next((problem for problem, _ in of_ranks if problem), "")
     first = of_ranks[0][1]

@@ -26,7 +26,7 @@ def check_examples(
 
 
 def check_labels(split: Split, labels: Array, first: int | Array = 0, classes: int | None = None) -> None:
-    """Check that labels are classes.
+    """Check that labels are classes, if the number of classes is known.
 
     Args:
         first: Index of the first example, or the indices of all examples.
@@ -50,7 +50,7 @@ def check_classes(source: str, labels: Array, first: int | Array, classes: int) 
     """Check that labels are in [0, classes).
 
     Raises:
-        DataError: A label is not; the message names it, its example and ``source``.
+        DataError: A label is not in this range; the message names the label, its example and ``source``.
     """
     wrong = np.argwhere((labels < 0) | (labels >= classes))
     if len(wrong):

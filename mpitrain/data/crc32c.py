@@ -11,7 +11,7 @@ _POLYNOMIAL = 0x82F63B78  # Castagnoli's polynomial, lowest power first
 
 
 def _tables() -> Array:
-    """Return the checksums of all bytes, each followed by 0 to 7 zero bytes; shape (8, 256)."""
+    """Return the checksum of each of the 256 byte values followed by 0 to 7 zero bytes; shape (8, 256)."""
     tables = np.empty((8, 256), np.uint64)
     tables[0] = np.arange(256)
     for _ in range(8):

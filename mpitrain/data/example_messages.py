@@ -42,7 +42,7 @@ class Messages(NamedTuple):
 
 
 class ExampleParser:
-    """Parses messages. It remembers the names of the features that it has parsed."""
+    """Parses messages. A parser remembers the names of the features that it has parsed."""
 
     def __init__(self) -> None:
         self._names: list[bytes] = []

@@ -42,7 +42,7 @@ class UnchangedFile:
         """Check that the file has not changed.
 
         Raises:
-            DataError: It has been changed, replaced or removed.
+            DataError: The file has been changed, replaced or removed.
         """
         try:
             state = _state(os.stat(self.path))
@@ -59,7 +59,7 @@ class UnchangedFile:
         """Yield a descriptor of the file, and close it afterwards, because a process may read 1,000 files.
 
         Raises:
-            DataError: It has been changed.
+            DataError: The file has been changed, replaced or removed.
         """
         self.check()
         with open(self.path, "rb", buffering=0) as file:
@@ -69,7 +69,7 @@ class UnchangedFile:
         """Return ``size`` bytes of the file.
 
         Raises:
-            DataError: It has been changed, or is shorter.
+            DataError: The file has been changed, replaced or removed, or is shorter.
         """
         with self.opened() as file:
             content = os.pread(file, size, offset)
@@ -115,7 +115,7 @@ def _one_at_a_time(path: Path) -> Iterator[None]:
 
 
 def _stored(path: Path) -> Array | None:
-    """Return a stored index; None if there is none."""
+    """Return a stored index; None if there is none that can be read."""
     with contextlib.suppress(OSError, ValueError, EOFError):
         return np.load(path, allow_pickle=False)  # type: ignore[no-any-return]
     return None
@@ -147,7 +147,7 @@ def expand(paths: Paths) -> list[Path]:
     """Return files in order: a path, a pattern such as ``train-*.tar``, or several of them.
 
     Raises:
-        DataError: A pattern matches no file.
+        DataError: A pattern matches no file, or ``paths`` is empty.
     """
     several = [paths] if isinstance(paths, (str, os.PathLike)) else paths
     files: list[Path] = []

@@ -20,7 +20,7 @@ def find(folder: Path, names: Sequence[str]) -> list[Path]:
     """Return the files of these names in a folder, each with or without ``.gz``.
 
     Raises:
-        DataError: A file is missing; the message names it and all required files.
+        DataError: The folder or a file is missing; the message names it and all required files.
     """
     if not folder.is_dir():
         raise DataError(

@@ -84,7 +84,7 @@ def image_folder(
         channels: 3 for colours, 1 for grey.
 
     Raises:
-        DataError: The folder has no images, or Pillow is not installed.
+        DataError: A folder has no images, ``channels`` is not valid, or Pillow is not installed.
     """
     _check_channels("image_folder", channels)
     images = ImageFolder(Path(folder), size, channels)

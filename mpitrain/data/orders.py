@@ -60,8 +60,8 @@ class Sequential(_EachOnce):
 class Weighted:
     """Examples drawn with replacement, each with a probability in proportion to its weight.
 
-    An epoch has as many positions as there are examples. For the same in torch, pass the number of examples as
-    ``num_samples`` to ``WeightedRandomSampler``.
+    An epoch has as many positions as there are examples, as with torch's ``WeightedRandomSampler`` if its
+    ``num_samples`` is the number of examples.
 
     Args:
         weights: Shape (number of examples,), not negative, with a positive sum.

@@ -189,7 +189,7 @@ class ProcessLoader(DatasetLoader):
         """Return a batch that was received, and the indices of its examples.
 
         Raises:
-            DataError: It could not be loaded.
+            DataError: The batch could not be loaded.
         """
         if loaded.ranges:
             assert buffer is not None

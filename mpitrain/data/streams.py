@@ -77,7 +77,7 @@ def stream(examples: Stream, length: int) -> StreamSplit:
         length: Number of examples in an epoch; a share with fewer examples is read again from its beginning.
 
     Raises:
-        DataError: The length is not valid.
+        DataError: The length is not valid, or ``examples`` is an iterator.
     """
     if not isinstance(length, int) or length < 1:
         raise DataError(f"stream got length={length!r}: must be the number of examples in an epoch, at least 1")

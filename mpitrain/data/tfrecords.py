@@ -110,7 +110,7 @@ def _index(path: Path) -> Array:
 
 @kernel
 def _index_part(file: int, offset: int, size: int, part: Array) -> tuple[int, int, bool]:
-    """Set offset and length of the next messages; return their number, the next offset, and whether it is damaged."""
+    """Set offset and length of the next messages; return their number, the next offset, and whether damage is found."""
     header = np.empty(_HEADER_BYTES, np.uint8)
     for record in range(len(part)):
         if offset == size:
@@ -127,7 +127,7 @@ def _index_part(file: int, offset: int, size: int, part: Array) -> tuple[int, in
 
 @kernel
 def _read_messages(file: int, places: Array, starts: Array, content: Array) -> int:
-    """Read messages with their checksums into ``content``; return the index of the first one that is cut, or -1."""
+    """Read messages with their checksums into ``content``; return the index of the first cut message, or -1."""
     for i in range(starts.size):
         if not read_file(file, places[i, 0], content, starts[i], places[i, 1] + _FOOTER_BYTES):
             return i

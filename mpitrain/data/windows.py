@@ -40,7 +40,7 @@ def windows(array: Array, length: int, stride: int | None = None, ahead: int = 1
         ahead: Elements from a window to its labels; 0 for windows without labels.
 
     Raises:
-        DataError: The sequence is shorter than a window and its labels.
+        DataError: A number is out of range, or the sequence is shorter than a window and its labels.
     """
     array, stride = np.asanyarray(array), length if stride is None else stride
     if length < 1 or stride < 1 or ahead < 0:

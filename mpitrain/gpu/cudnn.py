@@ -85,7 +85,7 @@ class ConvolutionPlans:
             return None
 
     def _report(self, title: str, shape: ConvolutionShape, error: Exception) -> None:
-        """Log why cuDNN does not compute an operation: each shape without a plan, but any other error only once."""
+        """Log why cuDNN does not compute an operation: always if it has no plan, any other reason only once."""
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         convolution = f"{title} of a convolution (images {shape.images}, filters {shape.filters})"
         if isinstance(error, (cudnn.cudnnGraphNotSupportedError, NotImplementedError)):

@@ -48,7 +48,7 @@ def identify() -> list[str]:
     """Return the identifiers of the GPUs visible to this process, by device index. Local.
 
     Raises:
-        DeviceError: The driver is missing or too old, or finds no GPU.
+        DeviceError: The driver is missing or too old, finds no GPU, or reports no UUID.
     """
     try:
         count = runtime.getDeviceCount()
@@ -263,7 +263,7 @@ class Gpu:
 
     @property
     def held(self) -> int:
-        """Bytes of GPU memory that this process has allocated for arrays."""
+        """Bytes of GPU memory that the pool of this process has allocated for arrays, used or free."""
         with self.activate():
             return int(cupy.get_default_memory_pool().total_bytes())
 

@@ -90,7 +90,7 @@ def check(workers: Sequence[VisibleGpus], config: RunConfig) -> None:
     """Check that requested GPUs are available.
 
     Raises:
-        ConfigError: No worker has a GPU with ``--device gpu``, or a worker has none with ``--no-soft-placement``.
+        ConfigError: An option requires a GPU on some worker, or on every worker, and there is none.
     """
     options = config.device
     without = [index for index, worker in enumerate(workers) if not worker.gpus]
@@ -127,7 +127,7 @@ def check(workers: Sequence[VisibleGpus], config: RunConfig) -> None:
 
 
 def assign_gpus(workers: Sequence[VisibleGpus], count: int, fraction: float | None) -> list[list[GpuShare]]:
-    """Assign to each worker ``count`` of its visible GPUs, preferring GPUs with the fewest users.
+    """Assign to each worker that sees GPUs ``count`` shares of these, preferring GPUs with the fewest users.
 
     GPUs are compared by identifier, so it does not matter whether the scheduler shows all GPUs of a node to every
     worker or each worker its own.

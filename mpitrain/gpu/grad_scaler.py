@@ -68,7 +68,7 @@ class GradScaler:
             self._gpu.upload(state, self.state)
 
     def extra_state(self) -> ExtraState:
-        """Return the state for a checkpoint; waits for the device."""
+        """Return the loss scale for a checkpoint, empty if the loss is not scaled; waits for the device."""
         if not self._scaled:
             return {}
         state = np.empty(self.state.size)

@@ -48,7 +48,7 @@ def is_installed() -> bool:
 
 
 def list_gpus() -> list[GpuInfo]:
-    """Return all GPUs of this host, regardless of CUDA_VISIBLE_DEVICES; empty without a driver. Local."""
+    """Return all GPUs of this host, regardless of CUDA_VISIBLE_DEVICES; empty if NVML is not available. Local."""
     if not is_installed():
         return []
     import pynvml

@@ -1,4 +1,4 @@
-"""Runs on a GPU, of one rank and, if there is an mpirun, of several ranks that share it, compared with CPU runs."""
+"""Runs on a GPU, of one rank and, if mpirun is installed, of several ranks on the GPU, compared with CPU runs."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_every_node_writes_its_part_of_a_checkpoint(hosts: Hosts, mode: str, tmp
 
 
 def test_nodes_write_one_file_where_hdf5_can(hosts: Hosts, parallel_hdf5: dict[str, str], tmp_path: Path) -> None:
-    """It is a regular checkpoint, for readers without parallel HDF5 and for the ranks that have written it."""
+    """Readers without parallel HDF5, and the ranks that have written the file, read it as a regular checkpoint."""
     flags = ("--no-normalize", "--train-steps", "24")
     hosts.train([2, 1, 1], SMALL, *flags, "--run-dir", tmp_path / "whole")
     run_dir = tmp_path / "together"

@@ -1,4 +1,4 @@
-"""Trained models: load, evaluate and predict agree with what training reported."""
+"""Trained models: load, evaluate and predict agree with the values that training reported."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_resuming_is_never_having_stopped(openmpi: Mpi, codec: str, more: tuple[
 
 @pytest.mark.parametrize("codec", ["int8", "powersgd:2"])
 def test_on_other_nodes_the_error_is_kept(openmpi: Mpi, codec: str, tmp_path: Path) -> None:
-    """The first node gets the error of all nodes; the other nodes begin without an error."""
+    """The first node gets the errors of all nodes, added up; the other nodes begin without an error."""
     flags = ("--compress", codec, "--optimizer", "momentum")
     train(openmpi, 3, tmp_path, *flags, "--train-steps", "37")
     before = final(tmp_path)

@@ -11,7 +11,7 @@ from mpitrain import checkpoint
 
 from ..support.launch import ROOT, Mpi
 
-# Requests points with its own reason, one of them while another one is being handled, and records all points.
+# Requests consistent points with a reason, one of them while another point is handled, and records all points.
 JOB = """
 import json
 import os

@@ -1,6 +1,6 @@
 """Local SGD: its results compared with a simulation of all workers in NumPy, and with those of resumed runs.
 
-Fragments and exchanges behind steps are part of the simulation; the order of messages is not.
+Fragments and exchanges that overlap with steps are simulated, too; the order of messages is not.
 """
 
 from __future__ import annotations

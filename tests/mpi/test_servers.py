@@ -167,7 +167,7 @@ def test_backup_with_no_spare_worker_is_sync(
 
 
 def test_staleness_scaling_divides_the_rate(openmpi: Mpi, tmp_path: Path) -> None:
-    """Scaling has no effect with one worker (no gradient is stale); with several it has, and training converges."""
+    """With one worker no gradient is stale, so scaling has no effect; with three workers, training converges."""
     flags = ("--mode", "async", "--staleness-scaling")
     assert_same_bits(train(openmpi, 1, tmp_path / "a", *flags), train(openmpi, 1, tmp_path / "b", "--mode", "async"))
     done = openmpi.train(3, SMALL, *PLAIN, *flags, "--run-dir", tmp_path / "c")

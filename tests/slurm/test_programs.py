@@ -38,7 +38,7 @@ def summing(site: Site, openmpi: Mpi, unstartable: Submitted) -> dict[str, Submi
 
 @pytest.fixture(scope="module")
 def unstartable(site: Site, openmpi: Mpi, limited: dict[str, Submitted]) -> Submitted:
-    """A job whose first step srun cannot start, because a node still has a folder of such a step."""
+    """A job whose first job step srun cannot start, because a node still has a folder for this job step."""
     words = ["--launcher", "srun", "--nodes", "1", "--time", "5", "--sbatch=--hold", "--sbatch=--nodelist=n3"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BASH_FUNC_sleep%%", "() { :; }")  # the script waits for network file systems

@@ -32,7 +32,7 @@ def until(what: Callable[[], object], timeout: float = 60) -> None:
 
 
 def step_of(job: Submitted) -> int:
-    """Return the last step that the run has printed."""
+    """Return the last step that the run has printed, or 0."""
     steps = [line.split()[1] for line in job.log().splitlines() if line.startswith("step ")]
     return int(steps[-1].replace(",", "")) if steps else 0
 
@@ -107,7 +107,7 @@ def test_a_sweep_is_an_array(site: Site, openmpi: Mpi, jobs: dict[str, Submitted
 
 
 def test_servers_are_on_their_own_nodes(site: Site, openmpi: Mpi, jobs: dict[str, Submitted]) -> None:
-    # Slurm 22.05's srun sometimes does not notice that all tasks of a heterogeneous step have exited ("First task
+    # Slurm 22.05's srun sometimes does not notice that all tasks of a heterogeneous job step have exited ("First task
     # exited 60s ago"), and keeps the nodes until the job's time limit: then the job is submitted again, once.
     job, deadline = jobs["servers"], time.monotonic() + 75
     while site.cluster.state_of(job.number) not in ENDED and time.monotonic() < deadline:

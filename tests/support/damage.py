@@ -46,7 +46,7 @@ def save(folder: Path, step: int, compression: Compression = "none") -> Path:
 
 
 def damage(path: Path, other: Path, rng: np.random.Generator) -> str:
-    """Damage a file in a random way; return the name of the way."""
+    """Damage a file in a randomly selected way; return the kind of damage."""
     content = bytearray(path.read_bytes())
     way = str(rng.choice(["bit", "bits", "byte", "zeros", "cut", "grown", "moved", "twice", "swapped"]))
     # The structure is a small part of the file, but is damaged as often as values.

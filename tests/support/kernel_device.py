@@ -83,7 +83,7 @@ class Device:
             np.testing.assert_allclose(one, two, rtol=relative, atol=relative * size)
 
     def check_narrow(self, name: str, *arguments: Any) -> None:
-        """Do the same with 16-bit arrays among the arguments; the CPU gets all numbers in float64."""
+        """Compare as ``check`` does, with 16-bit arrays among the arguments; the CPU gets all numbers in float64."""
         found = self.run(name, arguments)
         dtypes = [a.dtype for a in arguments if is_array(a)]
         wide = [a.astype(np.float64) if is_array(a) and a.dtype not in WHOLE else a for a in arguments]

@@ -2,8 +2,9 @@
 
     python bench/kills.py 200
 
-Every checkpoint that a killed run leaves under its name verifies, and the parameters at the end are bit for bit those
-of the run that was never killed, with 1, 2 and 3 ranks, Dropout, BatchNorm and moving averages.
+Every checkpoint that a killed run leaves under its final name must be intact, and the parameters at the end must be
+bit-identical to those of a run that was never killed. Runs have 1, 2 or 3 ranks, Dropout, BatchNorm and moving
+averages.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ def end_all(process: subprocess.Popen[bytes], run_dir: Path) -> None:
 
 
 def ranks_of(run_dir: Path) -> list[int]:
-    """Return the live processes whose command line names the run directory."""
+    """Return the ids of the processes whose command line names the run directory."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:

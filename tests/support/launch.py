@@ -73,7 +73,7 @@ class Mpi:
 def run(
     words: list[str], timeout: float = 60, env: dict[str, str] | None = None, cwd: Path = ROOT
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command; its output is text."""
+    """Run a command; repeat it, up to twice, if Open MPI's launcher could not start."""
     environment = {**os.environ, **LAUNCHER_ENVIRONMENT, **(env or {})}
     for attempt in range(3):
         done = _run_once(words, timeout, environment, cwd)

@@ -19,7 +19,7 @@ def assert_named(line: Mapping[str, object], kind: str, named: str) -> None:
 
 
 def assert_named_on_both_ranks(stdout: str, expected: Mapping[str, tuple[str, str]]) -> None:
-    """Check that both ranks have printed each mistake, by its name, with the type and message of the exception."""
+    """Check that, for each named mistake, both ranks have printed an exception of the expected type and message."""
     printed = errors(stdout)
     for name, (kind, named) in expected.items():
         lines = [line for line in printed if line["mistake"] == name]

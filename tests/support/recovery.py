@@ -62,7 +62,7 @@ class KilledRun:
 
     @property
     def resumed_at(self) -> list[int]:
-        """The steps at which the restarts have continued."""
+        """The steps from which restarts have resumed the run."""
         lines = map(json.loads, (self.run_dir / "metrics.jsonl").read_text().splitlines())
         return [line["resumed"] for line in lines if "resumed" in line]
 

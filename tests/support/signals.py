@@ -5,8 +5,8 @@
 The MPI library is that of the running Python's environment. If no kernels have been compiled yet, train once before:
 signals during the compilation are handled after it.
 
-Each run ends within ten seconds of its signal, leaves no process, and every checkpoint that it leaves verifies; one
-signal leaves a run that can be resumed from a checkpoint, unless it came before there was anything to save.
+Each run must end within ten seconds of its signal, leave no process, and leave only intact checkpoints. A run that gets
+one signal can be resumed from a checkpoint, unless the signal came before there was anything to save.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Sender:
         self._judge(status, twice, began[1], before, report)
 
     def _send(self, process: subprocess.Popen[bytes], twice: bool) -> tuple[float, bool]:
-        """Send; return the time of the last signal, and whether all ranks were training at the first signal."""
+        """Send one or two signals; return the time of the last, and whether all ranks were training at the first."""
         if self._random.random() < 0.3:
             time.sleep(self._random.uniform(0, 2.5))
         else:

@@ -214,7 +214,7 @@ def adversarial(tools: Tools, optimizers: list[torch.optim.Optimizer]) -> None:
 
 
 def alternating(tools: Tools, optimizers: list[torch.optim.Optimizer]) -> None:
-    """Update the first layer with the sum of the gradients of two steps."""
+    """Update the first layer after every second step, with the gradients of both steps added up."""
     (generator, *_), (of_generator, of_rest) = tools.model, optimizers
     for _ in tools.epochs(EPOCHS):
         for index, (inputs, labels) in enumerate(tools.batches):

@@ -82,7 +82,7 @@ def parse() -> argparse.Namespace:
 
 
 def commit(fault: str, trainer: mpitrain.Trainer, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Make an error of the script in the middle of an epoch."""
+    """Act as ``fault`` says in the middle of an epoch, for example raise an exception."""
     if fault == "raise" and trainer.rank == trainer.size - 1:
         raise ArithmeticError("this worker fails")
     if fault == "kill" and trainer.rank == trainer.size - 1 and trainer.first:
@@ -138,7 +138,7 @@ def commit(fault: str, trainer: mpitrain.Trainer, model: nn.Module, optimizer: t
 
 
 def load_bad_state(fault: str, optimizer: torch.optim.Optimizer, rank: int) -> None:
-    """Give the optimizer state, before training, that it cannot begin with."""
+    """Set, before training, a state of the optimizer that mpitrain must refuse."""
     for number, parameter in enumerate(optimizer.param_groups[0]["params"]):
         means = torch.zeros(2) if fault == "other state" else torch.zeros_like(parameter)
         steps = number + 1.0 if fault == "different steps" else 1.0

@@ -37,7 +37,7 @@ def _triple(index: int) -> Triple:
 
 
 def _images(folder: Path) -> data.DatasetSplit:
-    """Images of one pixel for each value; the index is the name of the file."""
+    """Images of two pixels, which hold the three values and the index; the index is also the file's name."""
     if not folder.exists():
         for index in range(EXAMPLES):
             path = folder / str(index % LABELS) / f"{index:02d}.png"

@@ -174,7 +174,7 @@ def test_no_process_outlives_its_rank(openmpi: Mpi, number: signal.Signals, tmp_
 
 
 def _processes(out: Path) -> list[int]:
-    """Return the processes of the rank: itself, which is the first, and those that load examples."""
+    """Return process ids: the rank's, which is the first, and those of the processes that load examples."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():

@@ -63,7 +63,7 @@ def test_horovodrun_writes_a_timeline(openmpi: Mpi, tmp_path: Path) -> None:
 
 
 def translate(words: list[str]) -> list[str]:
-    """Return the arguments of ``mpitrain run``."""
+    """Return the arguments for ``mpitrain run``."""
     return HorovodRunCommand(lambda arguments: arguments).main(words, standalone_mode=False)  # type: ignore[no-any-return]
 
 

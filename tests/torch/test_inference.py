@@ -1,4 +1,4 @@
-"""Trained PyTorch modules: load, evaluate and predict agree with what training reported."""
+"""Trained PyTorch modules: load, evaluate and predict agree with the values that training reported."""
 
 from __future__ import annotations
 

@@ -63,10 +63,10 @@ class Example:
     """A block, made a file that can be run.
 
     Attributes:
-        words: A text of the block; it tells the blocks of a page apart.
-        before, after: Source in front of the block, and behind it.
-        replaced: What stands in place of the block's ``...``.
-        ranks: Zero for a file that is executed without MPI.
+        words: Text that only this block of its page contains.
+        before, after: Source that is added before and after the block.
+        replaced: Text that replaces ``...`` in the block.
+        ranks: Number of ranks; 0 for a file that is executed without MPI.
         status: The exit status.
     """
 

@@ -17,12 +17,12 @@ from mpitrain import data
 from ..support.launch import Mpi, run
 from ..support.page_shell import PAGES, commands, make_folder, place, shortened
 
-# Where a page names what exists only at its reader's site.
+# Replacements for texts that are valid only at the reader's site.
 SITE = {"-n 64": "-n 2", "/scratch/me/runs": "runs", " RUN ": " runs/wide "}
 
 
 def make_missing_files(command: str, folder: Path) -> Iterator[list[str]]:
-    """Yield commands that train the runs which a command reads, if there are none; write its other input files."""
+    """Yield commands that train the runs which a command reads, unless they exist; write its other input files."""
     for name in re.findall(r"(?<!--run-dir )runs/(\w+)", command):
         if not (folder / "runs" / name).exists():
             yield ["mpitrain", "run", "-n", "2", "job.py", "--train-steps", "20", "--run-dir", f"runs/{name}"]

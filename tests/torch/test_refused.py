@@ -20,7 +20,7 @@ from .support import Local
 
 
 def wrapped(kind: type[nn.Module]) -> nn.Module:
-    """Return a wrapper without the process group that its constructor needs, and so without the wrapped module."""
+    """Return a wrapper without a wrapped module, because the constructor would need a process group."""
     wrapper = kind.__new__(kind)
     nn.Module.__init__(wrapper)
     return wrapper

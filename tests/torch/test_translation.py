@@ -169,7 +169,7 @@ def test_a_parameter_that_is_trained_later_begins_with_the_optimizers_initial_st
 
 
 class Wrapping(torch.optim.Optimizer):
-    """Has the state in another optimizer."""
+    """Wraps another optimizer."""
 
     def __init__(self, params: Any) -> None:
         self.base = torch.optim.SGD(params, 0.1)

@@ -79,7 +79,7 @@ class CudaAwareTransport:
         """Check that sums are correct. Collective over the workers.
 
         Raises:
-            TransportUnavailable: They are not.
+            TransportUnavailable: The sums are wrong on some worker.
         """
         problem = ""
         with self._gpu.activate():
@@ -114,7 +114,7 @@ def _is_cuda_aware() -> bool:
 
 
 def _libraries() -> list[str]:
-    """Return the paths of the MPI library in this process."""
+    """Return the paths of the MPI libraries that this process has loaded."""
     with open("/proc/self/maps", encoding="utf-8") as maps:
         paths = {line.split(maxsplit=5)[5].strip() for line in maps if "/libmpi" in line}
     return sorted(path for path in paths if ".so" in path)

@@ -145,7 +145,7 @@ class HostTransport:
 
 
 def _chunks(buckets: Sequence[Bucket], most: int) -> tuple[list[tuple[int, int]], list[int]]:
-    """Return ranges of at most ``most`` elements in the order of the buckets, and each bucket's last range + 1."""
+    """Split buckets into ranges of at most ``most`` elements; return them, and their number up to each bucket end."""
     chunks: list[tuple[int, int]] = []
     last: list[int] = []
     for lo, hi in buckets:

@@ -206,7 +206,7 @@ class pygraph:
         submit(compute)
 
     def _low(self, values: np.ndarray) -> np.ndarray:
-        """Return values as they are multiplied: float32 is rounded to TF32 unless tensor cores are excluded."""
+        """Return values as they are multiplied: float32 is truncated to TF32 unless the notes exclude tensor cores."""
         wide = np.ascontiguousarray(values.astype(np.float32))
         if self._io != data_type.FLOAT or numerical_note.TENSOR_CORE in self._notes:
             return wide

@@ -71,7 +71,7 @@ class Hosts:
         _ip("link", "set", f"{self.prefix}v{number}", state)
 
     def pids(self, number: int) -> list[int]:
-        """Return the processes of a host."""
+        """Return the ids of a host's processes."""
         return [int(pid) for pid in _ip("netns", "pids", f"{self.prefix}{number}").split()]
 
 

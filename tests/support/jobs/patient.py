@@ -59,7 +59,7 @@ def job(*, slow: str = "none", seconds: float = 90.0, rank: int = 1) -> Job:
 
     Args:
         slow: start, step, hook, validation, save, or none.
-        seconds: How long it takes.
+        seconds: Duration of the slow operation.
         rank: The rank on which it is slow; a save is slow on all.
     """
     here = launched_rank(os.environ) == rank

@@ -1,7 +1,7 @@
 """Writes malicious checkpoints with valid digests, and checks that reading them is harmless.
 
-Each is read in a forked process with limited memory and time. It must be refused in one line, or be harmless: no file
-that it names is opened, and no content of another file is read.
+Each checkpoint is read in a forked process with limited memory and time. It must be refused in one line, or be
+harmless: reading opens no file that the checkpoint names, and reads no content of another file.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python backend_mistakes.py NAME...
 
-If one is named, the ranks end with its exception; several are caught one after the other.
+If one mistake is named, the ranks end with its exception; the exceptions of several mistakes are caught one by one.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from pathlib import Path
 from ..launch import ROOT, Mpi, run
 from .cluster import Cluster
 
-# What ranks print on a busy machine if Slurm 22.05's plugin does not connect its daemons, or if Open MPI receives a
+# Messages of ranks on a busy machine if Slurm 22.05's plugin does not connect its daemons, or if Open MPI receives a
 # message before its own fence has ended (pull request 13559 of Open MPI): the job ends before the run begins.
 _STARTUP_ERRORS = ("Cannot establish the connection", "mca_pml_ob1_recv_frag_callback_match")
 
@@ -64,11 +64,11 @@ class Site:
     def script(
         self, mpi: Mpi, script: str | Path, *words: str, cwd: Path | None = None, flags: Sequence[str] = ()
     ) -> str:
-        """Submit one of the scripts to copy, or another one, from a folder with the job files; return its number.
+        """Submit one of the scripts to copy, or another one, from a folder with the job files; return the job's number.
 
         Args:
             words: Arguments of the script.
-            flags: Those of ``sbatch``.
+            flags: Flags of ``sbatch``.
         """
         command = ["sbatch", "--parsable", *flags, str(ROOT / "slurm" / script), *words]
         done = run(command, env=self.environment(mpi), cwd=cwd or self.folder)

@@ -64,7 +64,7 @@ def until(done: Callable[[], bool]) -> None:
                 return
             if _step():
                 continue
-        assert time.monotonic() - began < 60, "this wait does not end: what it waits for was never asked for"
+        assert time.monotonic() - began < 60, "this wait does not end: no submitted operation makes its condition true"
         time.sleep(1e-4)
 
 
