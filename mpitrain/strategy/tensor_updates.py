@@ -61,7 +61,10 @@ class TensorUpdates:
         self._optimizer.update_tensors({name: views[name] for name in trained if names is None or name in names})
 
     def extra_state(self) -> ExtraState:
-        """Return the state of all tensors; if the workers share them, on the first worker. Collective over the workers."""
+        """Return the state of all tensors; empty on other workers than the first if the workers share the tensors.
+
+        Collective over the workers.
+        """
         if self._workers is None:
             return self._optimizer.tensor_state()
         of_all = self._workers.gather(self._optimizer.tensor_state())

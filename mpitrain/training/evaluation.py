@@ -120,7 +120,7 @@ def metrics_of(
 
 
 def _gathered(group: Group, parts: Parts) -> Parts:
-    """Return the parts of all ranks on the first rank, else nothing; parts are sent one by one to keep messages small."""
+    """Return the parts of all ranks on the first rank, an empty dict on others; sends one message for each part."""
     comm = group.comm
     counts = comm.gather(len(parts), root=0)
     if counts is None:
