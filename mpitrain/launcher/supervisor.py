@@ -101,7 +101,7 @@ def _run_dir(name: str, requested: Path | None) -> Iterator[Path]:
 
 
 def _wait_for_other_run(folder: Path) -> None:
-    """Wait until no rank of another run on this machine writes to the run directory.
+    """Wait until no rank of another run on this host writes to the run directory.
 
     Ranks whose launcher was killed still save, which takes time; a second chief would write to the same files.
 

@@ -1,7 +1,7 @@
 """The heartbeat of a run: ``status.json``, which the chief rewrites every few seconds.
 
 A run that ends writes its final state. A killed run writes nothing more, and a reader has to detect this. On the same
-machine the reader looks for the process. On another machine it can only use times, but clocks differ. It therefore
+host the reader looks for the process. On another host it can only use times, but clocks differ. It therefore
 computes the file's age by the clock of the file system, and in case of doubt waits for the next heartbeat.
 """
 
@@ -214,8 +214,8 @@ def classify(
 
     Args:
         here: The reader's host.
-        age_s: By the file system's clock, or if that is not available by this machine's; None if unknown.
-        alive: Returns whether the process with an id and start time is alive; called only for this machine.
+        age_s: By the file system's clock, or if that is not available by this host's; None if unknown.
+        alive: Returns whether the process with an id and start time is alive; called only for this host.
     """
     if status.state != "running":
         return status.state
@@ -227,7 +227,7 @@ def classify(
         and own_host.boot_id
         and status.host.boot_id
     ):
-        return "died"  # the machine has been rebooted since then
+        return "died"  # the host has been rebooted since then
     if age_s is None:
         return None
     if age_s > SKEW_S:
@@ -251,7 +251,7 @@ def _age(folder: Path) -> float | None:
 
 
 def _clock_of(folder: Path) -> float:
-    """Return the current time by the clock that stamps files in a folder, if writable, else by this machine's clock."""
+    """Return the current time by the clock that stamps files in a folder, if writable, else by this host's clock."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"\0")
