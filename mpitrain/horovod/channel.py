@@ -102,7 +102,7 @@ class Channel:
 
         Raises:
             ValueError: An operation with the same name is pending.
-            HorovodInternalError: A rank has shut down.
+            HorovodInternalError: A rank has shut down or ended, or an earlier operation has failed.
         """
         request = handle.request
         with self._lock:
