@@ -136,7 +136,10 @@ class Heartbeat:
 
 
 def new_status(folder: Path, ranks: str, step: int = 0, train_steps: int = 0) -> Status:
-    """Return the status of a run that this process begins; it has the batch job of an earlier status of the run."""
+    """Return the status of a run that this process begins.
+
+    It keeps the batch job of an earlier status if the run was only submitted, or if this process is part of that job.
+    """
     pid, before = os.getpid(), read(folder)
     job = None if before is None else before.job
     is_in_job = job is not None and job.job_id in current_job_ids(os.environ)
@@ -187,7 +190,7 @@ def read(folder: Path) -> Status | None:
 
 
 def states(folders: Iterable[Path], watch_s: float = 3 * BEAT_S) -> dict[Path, State]:
-    """Return the state of each run; takes ``watch_s`` seconds if any must be watched to find out."""
+    """Return the state of each run; takes ``watch_s`` seconds if a heartbeat must be watched for one of them."""
     run_states: dict[Path, State] = {}
     doubtful: dict[Path, int] = {}
     own_host = ProcessHost.own()
@@ -213,7 +216,7 @@ def classify(
     """Return the state of a run whose file was written ``age_s`` seconds ago; None if it cannot be decided.
 
     Args:
-        here: The reader's host.
+        own_host: The reader's host.
         age_s: By the file system's clock, or if that is not available by this host's; None if unknown.
         alive: Returns whether the process with an id and start time is alive; called only for this host.
     """
