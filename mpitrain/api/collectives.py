@@ -35,7 +35,7 @@ class Collectives:
         return self.sum(value) / self._rank.cluster.workers.size
 
     def sum(self, value: Any) -> Any:
-        """Return the sum over the workers, added in the order of their ranks. Collective over the workers.
+        """Return the sum over the workers; tensors are added in the order of the ranks. Collective over the workers.
 
         Args:
             value: A number, or a tensor.
@@ -48,7 +48,7 @@ class Collectives:
         return functools.reduce(operator.add, self.gather(value))
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the values of all workers, in the order of their ranks. Collective over the workers.
+        """Return the values of all workers, in rank order; tensors are on the CPU. Collective over the workers.
 
         Args:
             value: A number, a string, a tensor on any device, or any other object that can be pickled.
@@ -59,8 +59,10 @@ class Collectives:
             return self._rank.cluster.workers.allgather(on_host)
 
     def barrier(self) -> None:
-        """Wait until all workers call this, at most for ``hang_timeout`` seconds if it is given. Collective over the
-        workers."""
+        """Wait until all workers call this; after ``hang_timeout`` seconds, if it is given, end the run with an error.
+
+        Collective over the workers.
+        """
         self._wait_for_workers("barrier of the Trainer")
 
     def _wait_for_workers(self, method: str) -> None:

@@ -69,7 +69,7 @@ def log(trainer: ScriptRun, values: Mapping[str, Any]) -> None:
 
 
 def _group(trainer: ScriptRun) -> Group:
-    """Return the ranks that measure together: all workers, or this one if workers are at different places in the loop.
+    """Return the ranks that measure together: all workers, or this worker alone if workers run at their own pace.
 
     Collective over the workers, if it returns all workers.
     """

@@ -97,7 +97,7 @@ class Run:
         return RunStatus(state, recorded.step, recorded.train_steps, recorded.reason)
 
     def _is_old(self, status: heartbeat.Status | None) -> bool:
-        """Return whether there is no status of the run that this process has started."""
+        """Return whether ``status`` is missing, or was written before this process started the run."""
         return status is None or (self._before is not None and status.started_at == self._before.started_at)
 
     @property
@@ -206,7 +206,7 @@ class Run:
             )
 
     def _is_supervised(self) -> bool:
-        """Return whether a process on this host supervises the run, or one on another host that may still exist."""
+        """Return whether a process supervises the run: on this host, or on another host where it may still exist."""
         if self._process is not None:
             return self._process.poll() is None
         return launcher_of(self.path) is not None

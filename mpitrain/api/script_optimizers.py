@@ -83,7 +83,7 @@ class ScriptOptimizers:
             script.add_part(name, partial(self._state_of, live), live.load_state)
 
     def chosen(self, optimizer: Any, method: str) -> Sequence[int]:
-        """Return the indices of the optimizers that a call of a method of the Trainer applies to.
+        """Return the index of ``optimizer``, the argument of a Trainer's method, as a list; if None, all indices.
 
         Raises:
             JobError: The Trainer does not have this optimizer.

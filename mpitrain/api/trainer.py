@@ -318,7 +318,7 @@ class Trainer(ScriptTraining):
         self._optimizers.update(self._require_loop(), self._optimizers.chosen(optimizer, "step"))
 
     def change_parameters(self, change: Callable[[], object]) -> None:
-        """Change parameters in another way than by an optimizer: by a function that changes them in place.
+        """Change parameters with a function that changes them in place, instead of with an optimizer.
 
         The ranks of a node share the parameters, so the function is called on one rank of each node; it must compute
         the same everywhere. It may use gradients; afterwards they begin at zero, as after ``step``. Only in ``sync``

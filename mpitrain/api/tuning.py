@@ -31,7 +31,7 @@ class Measured:
     """A configuration with its predicted and measured examples/s.
 
     Attributes:
-        examples_per_s: The speed of its fastest run, because other load on the machine only makes runs slower.
+        examples_per_s: The speed of its fastest run, because other load on the hosts only makes runs slower.
     """
 
     candidate: Candidate
@@ -131,7 +131,7 @@ def flags_of(candidate: Candidate) -> list[str]:
 def _to_measure(possible: list[Candidate]) -> list[Candidate]:
     """Return the user's configuration, and the best configurations that are predicted to be faster.
 
-    Of configurations with equal predictions that differ only in the size of buckets, only that with the fewest options.
+    If configurations differ only in bucket size and have equal predictions, only that with the fewest options is used.
     """
     own = next(candidate for candidate in possible if not candidate.options)
     distinct: list[Candidate] = []

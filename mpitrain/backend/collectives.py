@@ -1,8 +1,8 @@
 """Collective operations on contiguous CPU tensors: shared memory within a node, MPI between nodes.
 
 An operation is a generator. It yields a phase of the node's barrier or an MPI request when it must wait, and is resumed
-when that is complete. The calling thread can therefore start an operation, and another thread finish it. Every
-operation is collective over the group, and each rank publishes at least one phase of its node's barrier in it.
+when that phase or request is complete. The calling thread can therefore start an operation, and another thread finish
+it. Every operation is collective over the group, and each rank publishes at least one phase of its node's barrier.
 
 Sums are added in the order of the ranks on a node, then in the order of the nodes, whatever the sizes are. Sums
 therefore do not depend on timing or on the MPI library, and are bit-identical on all ranks.
@@ -112,7 +112,7 @@ class Collectives:
             torch._foreach_copy_(list(pieces), list(result.split([piece.numel() for piece in pieces])))
 
     def _add_block(self, pieces: Sequence[Tensor], other: Tensor, reduction: Reduction) -> None:
-        """Add the block of the other of two ranks to this rank's tensors. Addition commutes, so the bits are equal.
+        """Add the other rank's block to this rank's tensors, if there are two. Addition commutes: the bits are equal.
 
         It takes half the time of adding both buffers: this rank does not read its own buffer, which it writes next.
         """

@@ -30,7 +30,7 @@ class Operation(TensorWork):
     """One operation of a process group, as ``torch.distributed`` returns it. Local, unless noted.
 
     Attributes:
-        text: Its name, such as ``all_reduce``, with what the ranks must agree on.
+        text: Its name, such as ``all_reduce``, with the properties that must be equal on all ranks.
         steps: The operation itself; set before it is submitted.
         number: Its sequence number in its group; set when it starts.
         submitted: The time at which it was submitted, on the clock of ``perf_counter``.

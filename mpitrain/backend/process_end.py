@@ -32,7 +32,7 @@ def watch(staging: Staging) -> None:
 
         def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
             global _raised
-            _raised = True  # the others end at exit: torch prints what this hook has printed after it
+            _raised = True  # ``_at_exit`` then ends the other ranks; the traceback is printed before
             previous(kind, error, trace)
 
         sys.excepthook = hook

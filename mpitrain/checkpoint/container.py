@@ -78,7 +78,7 @@ class Frame:
     structure: Mapping[str, Any] | None
 
     def rest(self) -> Iterator[tuple[int, Array]]:
-        """Yield offset and bytes, shape (n,) uint8, of each chunk after the first block without values, in order."""
+        """Yield offset and bytes, shape (n,) uint8, of each chunk outside the first block and the values, in order."""
         for start, stop in gaps(self.places.values(), self.block, self.size):
             at = start
             for chunk in read_chunks(self.memory.fileno(), start, stop):
@@ -178,7 +178,7 @@ def _allocate(dataset: h5py.h5d.DatasetID, array: Array) -> int:
 
 
 def _store(file: h5py.File, name: str, array: Array) -> None:
-    """Create a dataset; the library compresses its values."""
+    """Create a dataset with values; the library compresses them, except scalars."""
     if array.size and array.shape:
         file.create_dataset(name, data=array, compression="gzip", compression_opts=1, shuffle=True)
     else:

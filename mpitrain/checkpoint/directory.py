@@ -55,7 +55,7 @@ def find(path: Path) -> list[Path]:
     ``path`` may also be the folder ``checkpoints`` of a run directory. ``RUN/best`` is the best checkpoint.
 
     Raises:
-        CheckpointError: There is none.
+        CheckpointError: There is no checkpoint.
     """
     if path.name == BEST and not path.exists():
         return [_best_in(path.parent)]
@@ -96,7 +96,7 @@ def _best_in(folder: Path) -> Path:
     """Return the best checkpoint of a run directory or of a directory of checkpoints.
 
     Raises:
-        CheckpointError: There is none.
+        CheckpointError: There is no best checkpoint.
     """
     for checkpoints in (folder, folder / "checkpoints"):
         if (record := best(checkpoints)) is not None and (path := path_for(checkpoints, record.step)).exists():

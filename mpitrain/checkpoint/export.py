@@ -36,7 +36,8 @@ def export(checkpoint: Checkpoint, path: Path, to: str, dtype: str | None = None
 
     Raises:
         DamagedCheckpoint: The checkpoint's values are damaged.
-        CheckpointError: A value does not fit the dtype, the format does not support it, or a library is missing.
+        CheckpointError: A value does not fit the dtype, the format does not support the dtype or a name, the checkpoint
+            has no averages, or a library is missing.
         OSError: ``path`` cannot be written.
     """
     if to == "npz" and dtype == "bfloat16":

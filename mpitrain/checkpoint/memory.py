@@ -63,7 +63,7 @@ def state_key(layout: Layout, vectors: Iterable[str], dtype: Any, seed: int) -> 
 
 
 class StateWriter:
-    """Keeps the newest state of a run on this host. Local; one rank per host has a writer.
+    """Keeps the newest state of a run on this host. Local; at most one rank per host has a writer.
 
     Args:
         run_dir: The absolute path of the run directory.
@@ -82,7 +82,7 @@ class StateWriter:
         """Copy a state into memory; it replaces the older of the two states there.
 
         Raises:
-            OSError: There is no room for it.
+            OSError: There is not enough memory for the state, or no folder for it.
         """
         arrays: list[NamedArray] = [(_VECTORS, name, vector) for name, vector in snapshot.vectors.items()]
         extra: dict[str, tuple[int, dict[str, Any]]] = {}
@@ -205,7 +205,7 @@ class _File:
     """A file in memory with one state.
 
     Raises:
-        OSError: There is no room for it.
+        OSError: The file cannot be created, or has not enough memory.
     """
 
     def __init__(self, path: Path, nbytes: int) -> None:
@@ -227,7 +227,7 @@ class _File:
         """Replace the state; it is not complete while this call runs.
 
         Raises:
-            OSError: There is no room for it.
+            OSError: The new state is larger, and there is not enough memory for it.
         """
         places, at = [], PAGE
         for namespace, name, array in arrays:

@@ -126,7 +126,8 @@ def read(path: Path, layout: Layout, vectors: Mapping[str, Array], seed: int) ->
         fit = compare(stored, {name: view.shape for name, view in wanted.items()})
         if fit.wrong:
             raise CheckpointError(
-                f"{path} does not match the model: {fit.first_differences()}; --init-from {path} loads what matches"
+                f"{path} does not match the model: {fit.first_differences()}; --init-from {path} loads the parameters "
+                "that match"
             )
         root = checkpoint.attributes["/"]
         if root["seed"] != seed:
@@ -292,7 +293,7 @@ def _check_groups(checkpoint: Checkpoint, wanted: set[str]) -> None:
     if held != wanted:
         raise CheckpointError(
             f"{checkpoint.path} contains {', '.join(sorted(held))}, but this run has {', '.join(sorted(wanted))}; "
-            "use the optimizer and moving average that it was written with, or --init-from"
+            "use the optimizer and moving average of the checkpoint, or --init-from"
         )
 
 

@@ -1,7 +1,8 @@
 """The structure of a checkpoint: its groups with their attributes, and the shapes, dtypes and storage of its datasets.
 
-The manifest contains it as JSON. Older and compressed files have it in HDF5 only, which ``hdf5`` parses. The file may
-come from an untrusted source: types and ranges of numbers are checked here, everything else in ``validation``.
+The manifest contains the structure as JSON. Older and compressed files have it only in HDF5 form, which ``hdf5``
+parses. The file may come from an untrusted source: types and ranges of numbers are checked here, everything else in
+``validation``.
 """
 
 from __future__ import annotations

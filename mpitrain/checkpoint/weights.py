@@ -115,7 +115,9 @@ def _load(path: Path) -> dict[str, Any]:
     named = content.items() if isinstance(content, Mapping) else ()
     tensors = {str(n): value for n, value in named if torch.is_tensor(value) and value.is_floating_point()}
     if not tensors:
-        raise CheckpointError(f"--init-from {path} contains no named tensors: it must be a state_dict of a module")
+        raise CheckpointError(
+            f"--init-from {path} contains no named floating-point tensors: it must be a module's state_dict"
+        )
     return tensors
 
 

@@ -13,7 +13,7 @@ import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Per machine: the index of the control register in C's fenv_t, in words of 32 bits; and the bits that flush.
+# By CPU architecture: the index of the control register in C's fenv_t, in words of 32 bits; and the bits that flush.
 _REGISTERS = {"x86_64": (7, 0x8040), "aarch64": (0, 1 << 24)}
 _WORDS = 64  # larger than any fenv_t
 

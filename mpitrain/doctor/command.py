@@ -86,7 +86,7 @@ def examine(run_dir: Path, timeout_s: float) -> list[Finding] | None:
 
 
 class _Watchdog(threading.Timer):
-    """Ends this process, and thereby all ranks, if a check hangs, and names the check."""
+    """If a check hangs, prints the name of the check, and ends this process and thereby all ranks."""
 
     def __init__(self, timeout_s: float, findings: Sequence[Finding]) -> None:
         super().__init__(timeout_s, self._end)
@@ -107,7 +107,7 @@ class _Watchdog(threading.Timer):
 
 
 def _start_ranks(ranks: int | None, run_dir: Path, timeout_s: float) -> list[Finding]:
-    """Start ranks that run the checks, and return their findings; check without them if they cannot be started."""
+    """Start ranks that run the checks, and return their findings; if none can be started, check in this process."""
     from ..launcher.command_line import compose
     from ..launcher.mpi_flavors import find_launcher
     from ..launcher.mpi_launcher import LaunchSpec, LocalMachine

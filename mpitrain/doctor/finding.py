@@ -28,7 +28,7 @@ class Finding:
         check: The name of the check.
         verdict: The result.
         details: The measurements or observations of the check; ``found`` in JSON.
-        advice: How to fix it, if needed.
+        advice: How to fix the problem, if there is one.
     """
 
     topic: str

@@ -89,7 +89,8 @@ def _host(host: str, cards: list[nvml.GpuInfo], installed: bool, seen: bool) -> 
         if card.users:
             details += f"; in use by {nvml.describe_processes(card.users)}"
         oversubscribed = card.used > card.memory // 2
-        advice = "other processes use it; select another device with CUDA_VISIBLE_DEVICES" if oversubscribed else ""
+        use_another = "other processes use this device; select another one with CUDA_VISIBLE_DEVICES"
+        advice = use_another if oversubscribed else ""
         yield Finding(TOPIC, f"{host} device {index}", "warning" if oversubscribed else "pass", details, advice)
 
 

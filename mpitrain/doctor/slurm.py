@@ -71,7 +71,7 @@ def _partitions() -> Iterator[Finding]:
 def _allocation() -> Iterator[Finding]:
     job = os.environ.get("SLURM_JOB_ID")
     if job is None:
-        yield Finding(TOPIC, "allocation", "none", "not inside one; get one with salloc or sbatch")
+        yield Finding(TOPIC, "allocation", "none", "not inside an allocation; request one with salloc or sbatch")
         return
     nodes, tasks = (os.environ.get(name, "?") for name in ("SLURM_JOB_NUM_NODES", "SLURM_NTASKS"))
     details = f"job {job}: {nodes} node{'s' * (nodes != '1')}, {tasks} task{'s' * (tasks != '1')}"

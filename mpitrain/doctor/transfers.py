@@ -41,7 +41,7 @@ def check(cluster: Cluster) -> Iterator[Finding]:
 
 
 def _partners(cluster: Cluster) -> dict[str, int]:
-    """Return rank 0's test partners: another rank on its host, and the first rank on each of three other hosts."""
+    """Return rank 0's test partners: another rank on its host, and the first rank on each of up to 3 other hosts."""
     targets = {}
     local = [rank for rank in range(1, cluster.size) if cluster.node_of[rank] == 0]
     if local:

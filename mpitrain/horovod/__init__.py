@@ -8,7 +8,7 @@ from ..errors import LaunchError
 
 
 def run(*args: Any, **kwargs: Any) -> NoReturn:
-    """Refuse to start ranks from a running program, which ``horovod.run`` does.
+    """Raise an error: mpitrain does not start ranks from a running program, as ``horovod.run`` would.
 
     Raises:
         LaunchError: Always; the message names the command that starts ranks.

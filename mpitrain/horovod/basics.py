@@ -35,7 +35,7 @@ def init(
 
     Raises:
         LaunchError: MPI cannot be started.
-        ValueError: The process sets are not valid, or given although the engine runs.
+        ValueError: The process sets are not valid, or given although the engine runs; or this rank is not in ``comm``.
     """
     sets: list[Any] = [] if process_sets is None or process_sets == "dynamic" else list(process_sets)
     if is_initialized():

@@ -102,7 +102,7 @@ class Channel:
 
         Raises:
             ValueError: An operation with the same name is pending.
-            HorovodInternalError: A rank has shut down.
+            HorovodInternalError: A rank has shut down or ended, or an earlier operation has failed.
         """
         request = handle.request
         with self._lock:
@@ -146,7 +146,7 @@ class Channel:
         """Begin a cycle if there is a reason, and continue it as far as other ranks allow.
 
         Args:
-            polls: How many times to check whether they do.
+            polls: How many times to check whether the other ranks allow it.
         """
         try:
             if self._steps is None:
@@ -305,7 +305,7 @@ class Channel:
         """Describe the operations that wait for other ranks.
 
         Args:
-            for_all: Whether to include operations that another rank reports, the first rank that has submitted them.
+            for_all: Whether to include operations that another rank reports: the first rank that submitted them.
         """
         absent, lines = self._negotiation.absent(), []
         for handle in self._waiting():

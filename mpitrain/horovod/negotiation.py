@@ -138,7 +138,7 @@ class Negotiation:
             if first.kind not in _WITH_JOINED:
                 error = f"{what}: {joined} called join(), after which only allreduce and barrier are possible"
             elif first.op not in (ReduceOp.Sum, ReduceOp.Average, None):
-                error = f"{what}: {joined} called join(), after which allreduce has Sum and Average only"
+                error = f"{what}: {joined} called join(), after which allreduce supports only Sum and Average"
         return Ready(first, number, error)
 
     def absent(self) -> dict[tuple[str, str, int], list[int]]:

@@ -39,7 +39,7 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
     """Return the settings from the variables ``HOROVOD_*``.
 
     Raises:
-        ConfigError: A value is not a number, or negative.
+        ConfigError: A value is not a finite number >= 0.
     """
     used = set()
 

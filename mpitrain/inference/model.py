@@ -70,7 +70,8 @@ def load(
         A PyTorch module in evaluation mode, which is ``model`` or made by the job; for layers a ``TrainedModel``.
 
     Raises:
-        CheckpointError: There is no checkpoint, it is damaged, or it does not match the job.
+        CheckpointError: There is no checkpoint, it is damaged, or it does not match the job; or ``model`` is None, and
+            the run directory has no record of a job file.
         JobError, DataError: The job cannot be made.
     """
     if model is not None and not isinstance(model, Job):

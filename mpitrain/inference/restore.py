@@ -74,8 +74,8 @@ def restore(path: Path, job: Job | None = None, averages: bool | None = False) -
         averages: Whether to use the moving averages of the parameters; None: if there are any.
 
     Raises:
-        CheckpointError: There is no checkpoint, it is damaged, or it does not match the job.
-        RecordError: The run directory has no record of its job.
+        CheckpointError: There is no checkpoint, it is damaged, or it does not match the job; or ``job`` is None, and
+            the run directory has no record of a job file.
         JobError, DataError: The job cannot be made.
     """
     with checkpoint.Checkpoint(checkpoint.find(path)[0]) as opened:

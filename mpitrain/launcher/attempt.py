@@ -209,7 +209,7 @@ class Attempt:
             self._kill(process)  # the launcher would wait for its daemon on the lost host
 
     def _check_reapers(self, statuses: Sequence[rank_status.RankStatus]) -> None:
-        """End local ranks that nothing watches, because their reaper is stopped, as it was at the last check."""
+        """End local ranks that nothing watches: their reaper is stopped, and was stopped at the last check, too."""
         stopped = {s.reaper: s.rank for s in statuses if is_local(s.host) and process_state(s.reaper) == "T"}
         for reaper in stopped.keys() & self._stopped_reapers:
             say(f"process {reaper}, which watches rank {stopped[reaper]}, is stopped; ending the rank")

@@ -117,7 +117,7 @@ def describe_exit(rank_exit: RankExit, statuses: Sequence[RankStatus], ranks: in
         where = f" on {rank_exit.host}" if rank_exit.host else ""
         number = f", process {rank_exit.pid}" if rank_exit.pid else ""
         return f"{who}{where}{number}, {_how(rank_exit)} before training started"
-    how = f"{status.hang}; it was ended" if status.hang else _how(rank_exit)
+    how = f"{status.hang}; mpitrain ended the rank" if status.hang else _how(rank_exit)
     last_line = f"; its last line was: {status.last_line}" if status.last_line else ""
     return f"{_name(status, ranks)}, {how}{_when(status, statuses)}{last_line}"
 

@@ -35,7 +35,7 @@ class OpenMpi(Launcher):
     mpi_version_mark = launcher_version_mark = "Open MPI"
 
     def arguments(self, spec: LaunchSpec, machine: LocalMachine) -> Arguments:
-        environment = {"OMPI_MCA_osc": "^ucx"}  # warns on machines without a UCX device
+        environment = {"OMPI_MCA_osc": "^ucx"}  # the component ``ucx`` prints a warning on hosts without a UCX device
         if self.major == 4:
             environment["OMPI_MCA_btl_base_warn_component_unused"] = "0"
         if machine.root:

@@ -46,7 +46,7 @@ class Outcome:
         reason: A line that says which rank died, and how; empty if no rank died, or if the line has been printed.
         step: The number of completed steps at the failure; None if training had not started.
         rank: The rank that failed first; None if unknown.
-        is_killed: Whether SIGKILL has ended that rank, or the launcher; their own code rarely sends it.
+        is_killed: Whether SIGKILL has ended that rank or the launcher, usually for an external reason.
         is_transient: Whether the launcher failed to start for a reason that may not recur.
         lost_hosts: Hosts that no longer answer.
         ended_at: When the first rank ended, in seconds since the epoch.

@@ -16,7 +16,7 @@ from .mpi_launcher import Launcher, LaunchSpec, LocalMachine
 
 
 def prepare(request: LaunchRequest) -> tuple[LocalMachine, Launcher, LaunchSpec]:
-    """Return the launcher, the launch spec and the other data that start the ranks.
+    """Return the local machine, the launcher, and the launch spec of the ranks.
 
     Raises:
         LaunchError, ConfigError: The ranks cannot be started as requested.
@@ -83,13 +83,13 @@ def check_restarts(options: LaunchOptions, spec: LaunchSpec, workload: Workload)
     """
     if options.recover is not None:
         if not options.max_restarts:
-            raise ConfigError(f"--recover {options.recover} has no effect without --max-restarts N; add it")
+            raise ConfigError(f"--recover {options.recover} has no effect without --max-restarts N; add --max-restarts")
         if not workload.keeps_checkpoints:
             raise ConfigError(f"--recover {options.recover} has no effect: a program resumes from its own checkpoints")
     if options.min_ranks is None:
         return
     if not options.max_restarts:
-        raise ConfigError("--min-ranks has no effect without --max-restarts N; add it or remove --min-ranks")
+        raise ConfigError("--min-ranks has no effect without --max-restarts N; add it, or remove --min-ranks")
     if spec.hosts is None:
         raise ConfigError("--min-ranks requires --hosts or --hostfile, or an allocation of Slurm")
     workload.check_ranks(options.min_ranks)

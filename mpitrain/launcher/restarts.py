@@ -97,7 +97,7 @@ def reason_to_give_up(now: Outcome, before: Outcome | None, ranks: int) -> str:
     if before is None or now.lost_hosts or before.lost_hosts or now.is_killed:
         return ""
     if now.step is None and before.step is None:
-        return "it failed twice before training started"
+        return "the run failed twice before training started"
     if now.step is not None and before.step is not None and abs(now.step - before.step) <= ranks:
-        return f"it failed twice in step {now.step + 1:,}"
+        return f"the run failed twice in step {now.step + 1:,}"
     return ""

@@ -33,7 +33,7 @@ class SavedStates:
         return "the beginning" if path is None else path.name
 
     def save_state(self) -> str:
-        """Write the state in memory if it is newer than all checkpoints; return a message, empty if it is older."""
+        """Save the state in memory as a checkpoint if it is the newest one; return a message, else an empty string."""
         state = self._newer_state()
         if state is None:
             return ""

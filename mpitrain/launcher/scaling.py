@@ -1,4 +1,4 @@
-"""Requests to continue a live run on other ranks or hosts: ``mpitrain scale`` sends one, the supervisor answers it.
+"""Requests to continue a live run on other ranks or hosts, sent by ``mpitrain scale`` and answered by the supervisor.
 
 A request is a file in the run directory. It exists until the supervisor has refused it or the ranks have ended, so that
 a run has one request at a time, and ranks that stop can see why. The answer is another file, which stays until the run
@@ -82,7 +82,7 @@ def read_request(run_dir: Path) -> ScaleRequest | None:
 
 
 def answer_request(run_dir: Path, request: ScaleRequest, error: str) -> None:
-    """Accept a request, or refuse it and remove it, if there is an error."""
+    """Accept a request; if there is an error, refuse and remove it."""
     with contextlib.suppress(OSError):
         _write(run_dir / SCALE_ANSWER, {"identifier": request.identifier, "error": error})
     if error:

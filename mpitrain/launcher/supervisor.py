@@ -101,7 +101,7 @@ def _run_dir(name: str, requested: Path | None) -> Iterator[Path]:
 
 
 def _wait_for_other_run(folder: Path) -> None:
-    """Wait until no rank of another run on this machine writes to the run directory.
+    """Wait until no rank of another run on this host writes to the run directory.
 
     Ranks whose launcher was killed still save, which takes time; a second chief would write to the same files.
 
@@ -168,7 +168,7 @@ class _Supervisor:
                 return STOPPED_EARLY if outcome.kind is Kind.STOPPED else 0
 
     def clean_up(self) -> None:
-        """Remove files and processes for restarts on this host, and if ranks were killed on all others."""
+        """Remove files and processes for restarts on this host; if ranks were killed, also on all other hosts."""
         run_dir = str(self._launch.run_dir)
         remove_requests(self._launch.run_dir)
         if not self._launch.request.options.max_restarts:
@@ -315,7 +315,7 @@ class _Supervisor:
         left = [host for host in self._spec.hosts if host.name not in lost_hosts]
         ranks = sum(host.slots for host in left)
         if least is None:
-            say("waiting for it; pass --min-ranks M to restart on the other hosts with at least M ranks")
+            say("waiting for the lost hosts; pass --min-ranks M to restart on the other hosts with at least M ranks")
             return ""
         if ranks < least:
             return f"the remaining hosts have {ranks} slot{'s' * (ranks != 1)}, fewer than --min-ranks {least}"

@@ -222,7 +222,7 @@ class DividedModel(SteppedModel, Protocol):
         """
 
     def mark_updated(self, names: Collection[str] | None) -> None:
-        """Tell autograd, on all ranks, that the parameters with these names, or all, have changed on any rank."""
+        """On every rank, declare to autograd that the parameters with these names (None: all) have changed."""
 
     def write_state(self) -> None:
         """Write once more how the forward passes since the last update have changed averaged state, such as buffers."""

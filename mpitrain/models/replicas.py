@@ -140,7 +140,7 @@ class Replicas(Model):
             model.close()
 
     def _on_all(self, work: Callable[[int], T]) -> list[T]:
-        """Return the result of ``work`` for each replica; raise the error that caused any failure."""
+        """Return the result of ``work`` for each replica; if replicas fail, raise the error that caused it."""
 
         def guarded(index: int) -> T:
             try:

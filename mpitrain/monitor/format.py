@@ -48,7 +48,7 @@ def duration(seconds: float) -> str:
 
 
 def metric(value: float) -> str:
-    """Format a loss or a metric: with four decimals, or if it is small with three digits."""
+    """Format a loss or a metric: with four decimals; below 0.001, with three significant digits."""
     return f"{value:.3g}" if 0 < abs(value) < 1e-3 else f"{value:.4f}"
 
 

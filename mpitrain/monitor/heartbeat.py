@@ -1,7 +1,7 @@
 """The heartbeat of a run: ``status.json``, which the chief rewrites every few seconds.
 
 A run that ends writes its final state. A killed run writes nothing more, and a reader has to detect this. On the same
-machine the reader looks for the process. On another machine it can only use times, but clocks differ. It therefore
+host the reader looks for the process. On another host it can only use times, but clocks differ. It therefore
 computes the file's age by the clock of the file system, and in case of doubt waits for the next heartbeat.
 """
 
@@ -136,7 +136,10 @@ class Heartbeat:
 
 
 def new_status(folder: Path, ranks: str, step: int = 0, train_steps: int = 0) -> Status:
-    """Return the status of a run that this process begins; it has the batch job of an earlier status of the run."""
+    """Return the status of a run that this process begins.
+
+    It keeps the batch job of an earlier status if the run was only submitted, or if this process is part of that job.
+    """
     pid, before = os.getpid(), read(folder)
     job = None if before is None else before.job
     is_in_job = job is not None and job.job_id in current_job_ids(os.environ)
@@ -187,7 +190,7 @@ def read(folder: Path) -> Status | None:
 
 
 def states(folders: Iterable[Path], watch_s: float = 3 * BEAT_S) -> dict[Path, State]:
-    """Return the state of each run; takes ``watch_s`` seconds if any must be watched to find out."""
+    """Return the state of each run; takes ``watch_s`` seconds if a heartbeat must be watched for one of them."""
     run_states: dict[Path, State] = {}
     doubtful: dict[Path, int] = {}
     own_host = ProcessHost.own()
@@ -213,9 +216,9 @@ def classify(
     """Return the state of a run whose file was written ``age_s`` seconds ago; None if it cannot be decided.
 
     Args:
-        here: The reader's host.
-        age_s: By the file system's clock, or if that is not available by this machine's; None if unknown.
-        alive: Returns whether the process with an id and start time is alive; called only for this machine.
+        own_host: The reader's host.
+        age_s: By the file system's clock, or if that is not available by this host's; None if unknown.
+        alive: Returns whether the process with an id and start time is alive; called only for this host.
     """
     if status.state != "running":
         return status.state
@@ -227,7 +230,7 @@ def classify(
         and own_host.boot_id
         and status.host.boot_id
     ):
-        return "died"  # the machine has been rebooted since then
+        return "died"  # the host has been rebooted since then
     if age_s is None:
         return None
     if age_s > SKEW_S:
@@ -251,7 +254,7 @@ def _age(folder: Path) -> float | None:
 
 
 def _clock_of(folder: Path) -> float:
-    """Return the current time by the clock that stamps files in a folder, if writable, else by this machine's clock."""
+    """Return the current time by the clock that stamps files in a folder, if writable, else by this host's clock."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"\0")

@@ -26,7 +26,7 @@ class MetricsFile:
     """Appends measured values; chief only.
 
     Non-finite values are written as null, because JSON has no NaN. A line that cannot be written, such as on a full
-    disk, is lost; this is logged once, and the run continues.
+    disk, is lost; this is logged once until a line can be written again, and the run continues.
 
     Attributes:
         before_s: Seconds of training already recorded in the file; a resumed run continues from there.
@@ -42,7 +42,11 @@ class MetricsFile:
         self._warned = False
 
     def write(self, step: int, time_s: float, measured: Mapping[str, Any]) -> None:
-        """Write one line: the step, the seconds since this attempt began, and the measured numbers or lists."""
+        """Write one line: the step, the seconds of training over all attempts, and the measured numbers or lists.
+
+        Args:
+            time_s: Seconds since this attempt began.
+        """
         line = {"step": step, "time_s": round(self.before_s + time_s, 6), **_finite(dict(measured))}
         self._append(json.dumps(line).encode() + b"\n")
         for listener in self.listeners:

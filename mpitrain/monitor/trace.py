@@ -44,7 +44,7 @@ class Track:
     Args:
         name: Name of the thread.
         keep_steps: Number of steps whose spans are kept.
-        clock: Returns nanoseconds; the machine's clock, which its ranks share.
+        clock: Returns nanoseconds; the host's clock, which its ranks share.
     """
 
     def __init__(self, name: str, keep_steps: int, clock: Callable[[], int] = perf_counter_ns) -> None:
@@ -116,7 +116,7 @@ class Recorder:
 
     @property
     def track(self) -> Track:
-        """The track of the calling thread, which is named after it."""
+        """The track of the calling thread, with the thread's name."""
         track: Track | None = getattr(self._by_thread, "track", None)
         if track is None:
             name = threading.current_thread().name.split("_")[0]
@@ -229,7 +229,7 @@ def on_chiefs_clock(times: Array, before: Offset, after: Offset) -> Array:
     """Convert a rank's times, shape (n,) int64 ns, to the chief's clock.
 
     The offset is interpolated linearly between the two measurements, because clocks drift. An offset no larger than its
-    error is taken as 0: ranks of a machine share its clock.
+    error is taken as 0: ranks of a host share its clock.
     """
     first, last = (0 if abs(o.offset) <= o.error else o.offset for o in (before, after))
     span = max(1, after.at - before.at)

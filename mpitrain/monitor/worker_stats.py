@@ -19,7 +19,7 @@ class WorkerStats(NamedTuple):
     Attributes:
         steps: Number of the worker's gradients that were used.
         dropped: Number of the worker's gradients that came too late.
-        staleness_sum, staleness_max: Sum and maximum of the staleness of these gradients.
+        staleness_sum, staleness_max: Sum and maximum of the staleness of the used gradients.
         reads: Number of times that the worker read the parameters, for gradients or otherwise.
         histogram: Numbers of gradients by staleness; the last bin also counts all higher values.
     """

@@ -93,7 +93,7 @@ class Grid(NamedTuple):
         ops.copy_windows(padded, rows.start, *self._steps, self._by_place(matrix, rows))
 
     def add(self, ops: Any, matrix: Array, rows: slice, padded: Array) -> None:
-        """Add windows to the elements that ``copy`` reads: its transpose."""
+        """Add windows to the elements that ``copy`` reads: the transpose of ``copy``."""
         ops.add_windows(self._by_place(matrix, rows), rows.start, *self._steps, padded)
 
     @property

@@ -86,14 +86,14 @@ class Optimizer(ABC):
         l2: L2 penalty: ``l2 * parameter`` is added to the parameter's gradient, after clipping.
         weight_decay: Decoupled weight decay: every step subtracts ``learning_rate * weight_decay * parameter``, in
             addition to the gradient's step (Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019).
-        decay_names: Patterns (as of files) of the names of parameters to which ``l2`` or ``weight_decay`` apply.
+        decay_names: Patterns, as for file names, of the parameters to which ``l2`` or ``weight_decay`` apply.
         clip_norm: Maximum Euclidean norm of the whole gradient, which is scaled down if necessary.
         rate_factor: Factor of the learning rate, usually a group's factor.
-        rate_factors: Short form of groups with a ``rate_factor``: factors by patterns (as of files) of the names of
-            parameters; the first pattern that matches counts, and is multiplied by the group's ``rate_factor``.
-        groups: Options of parameter groups, by patterns of the names of their parameters; the first pattern that
-            matches counts. Options that a group does not have are the optimizer's. An ``l2`` or ``weight_decay`` of a
-            group, unless 0, applies to all of its parameters: ``adam(1e-3, groups={"head.*": {"weight_decay": 0.1}})``.
+        rate_factors: Short form of groups with a ``rate_factor``: factors by patterns of parameter names. The factor of
+            the first pattern that matches is used; it is multiplied by the group's ``rate_factor``.
+        groups: Options of parameter groups, by patterns of parameter names; the first pattern that matches is used. The
+            optimizer's options apply where a group sets none. An ``l2`` or ``weight_decay`` of a group, unless 0,
+            applies to all of its parameters: ``adam(1e-3, groups={"head.*": {"weight_decay": 0.1}})``.
         layer_scaling: Scales the step of each parameter that matches ``decay_names`` by a ratio of norms, or None.
         slots: Names of the vectors that the rule keeps in addition to the parameters; any number, initially zero.
         changes_at_rate_zero: Whether ``update`` may change parameters also at a learning rate of 0; it is then not

@@ -18,7 +18,7 @@ from .parallel import ParallelConfig
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Options of a training run, grouped. Flags and TOML keys are flat. Options left at None are set by the job file.
+    """Options of a training run, grouped. Flags and TOML keys are flat. ``merged`` replaces None with the job's values.
 
     Raises:
         ConfigError: An option is out of range; the message states the valid values.
@@ -89,13 +89,13 @@ class RunConfig:
                 f"--compress-after {parallel.compress_after} requires --compress; add it, or remove --compress-after"
             )
         if self.servers.push_precision is not None and parallel.compress is not None:
-            raise ConfigError("--push-precision is the former name of --compress; remove it")
+            raise ConfigError("--push-precision is the former name of --compress; remove --push-precision")
         if compression is not None and not compression.is_class and compression.name not in mode.compressions:
             valid = values_of(mode.compressions)
             raise ConfigError(f"--compress {compression} is not supported in --mode {mode.name}; must be {valid}")
         if compression is None and parallel.compress is not None:
             raise ConfigError(
-                f"--compress {parallel.compress} has no effect, because --dtype is {self.training.dtype}; remove it"
+                f"--compress {parallel.compress} has no effect with --dtype {self.training.dtype}; remove --compress"
             )
 
     def _check_goal(self) -> None:
@@ -158,7 +158,7 @@ class RunConfig:
         """Check that the roles can be assigned to ``ranks`` ranks.
 
         Raises:
-            ConfigError: There is no worker, or not more workers than backup workers.
+            ConfigError: The ranks are too few for the servers or backup workers, or cannot share the parameters.
         """
         parallel, ps = self.parallel, self.servers.ps
         workers = ranks - ps
@@ -193,7 +193,7 @@ class RunConfig:
 
     @property
     def uses_servers(self) -> bool:
-        """Whether parameters are on servers, or in a node's shared memory, and workers run at their own pace."""
+        """Whether workers run at their own pace, with the parameters on servers or in one node's shared memory."""
         return self.mode.uses_servers
 
     def merged(self, defaults: Mapping[str, Any]) -> RunConfig:

@@ -57,8 +57,8 @@ class Job:
             bytes that returns the server, or None to leave the choice to ``--placement``.
         metrics: Functions of the outputs and labels of all validation examples by name, in addition to loss and
             accuracy: ``{"auc": lambda outputs, labels: roc_auc_score(labels, outputs[:, 1])}``. They get arrays (for a
-            PyTorch module, tensors on the CPU), and return a number or a dict of numbers. Values may also be objects of
-            torchmetrics.
+            PyTorch module, tensors on the CPU), and return a number or a dict of numbers. Metrics of torchmetrics can
+            be used in place of functions.
         source: The file and the line that made this object, for errors.
     """
 

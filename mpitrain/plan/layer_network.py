@@ -51,7 +51,7 @@ class LayerNetwork:
         return self.loss.classes(self.model.output_shape)
 
     def starts(self, layout: Layout) -> list[int]:
-        """For each child of the model, return the first element of its parameters; if none, its successor's."""
+        """Return each child's first parameter element; for a child without parameters, that of the next child."""
         begin = {entry.name: entry.start for entry in layout.entries if entry.kind == "param"}
         start, layer_starts = layout.n_trained, []
         for name, child in reversed(self.model.children()):

@@ -84,7 +84,7 @@ def check_metrics(where: str, metrics: object, reserved: Collection[str] = ()) -
         reserved: Names that are not valid.
 
     Raises:
-        JobError: They are not metrics, or a name is not valid.
+        JobError: The values are not metrics, or a name is not valid.
     """
     if not isinstance(metrics, Mapping):
         raise JobError(f'{where} got {type(metrics).__name__}: must be a dict, such as {{"top5": top5}}')
@@ -112,7 +112,7 @@ def measure(metrics: Mapping[str, Metric], outputs: Any, labels: Any) -> dict[st
         The values by name; a metric that returns a dict has a value ``NAME_KEY`` for each key.
 
     Raises:
-        JobError: A metric fails, or returns no number; the message names it, and its line.
+        JobError: A metric fails, or returns no number; the message names the metric.
     """
     values: dict[str, float] = {}
     for name, metric in metrics.items():

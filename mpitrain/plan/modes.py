@@ -24,11 +24,11 @@ class Mode:
         name: The value of ``--mode``.
         strategy: The class or function that makes a worker's strategy, ``package.module:name``; it takes ``(cluster,
             plan, devices, state)``.
-        uses_servers: Whether parameters are on servers, or in a node's shared memory, and workers run at their own
-            pace.
+        uses_servers: Whether workers run at their own pace, with the parameters on servers or in one node's shared
+            memory.
         is_asynchronous: Whether a worker's gradient is applied without waiting for other workers' gradients.
-        bounds_staleness: Whether a worker waits for the slowest worker, and its staleness is its lead over the slowest
-            worker.
+        bounds_staleness: Whether workers wait for the slowest worker; the staleness of a gradient is then the worker's
+            lead over the slowest worker.
         drops_late_gradients: Whether a step uses the first gradients of several workers, and drops later ones.
         averages_params: Whether workers train parameters of their own, which are averaged in place of gradients.
         keeps_vectors_on_gpus: Whether the vectors are on every worker's GPU if all have one. float16 requires this,

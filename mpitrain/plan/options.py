@@ -103,7 +103,7 @@ def options_of(kind: type, **defaults: Any) -> list[click.Option]:
 
 
 def run_config(values: Mapping[str, Any]) -> RunConfig:
-    """Return the configuration with these options of a run; those that are None have their defaults.
+    """Return the configuration with these options of a run; options that are None have their defaults.
 
     Raises:
         ConfigError: An option is unknown, or its value is not valid.
@@ -289,7 +289,7 @@ def _option(
     name: str, hint: Any, default: Any, info: OptionInfo, group: str = "", required: bool = False
 ) -> click.Option:
     names = [flag(name), *([info.also] if info.also else []), name]
-    # A required option must not pass a default: newer versions of click take even None for one.
+    # A required option must not pass a default: newer versions of click treat even None as a default.
     attributes: dict[str, Any] = {} if required else {"default": default}
     if hint is bool or hint == (bool | None):
         if info.has_negative:

@@ -130,7 +130,7 @@ def _greedy(entries: list[Entry], servers: int, loads: list[int]) -> list[tuple[
 
 
 def _cut(entry: Entry, servers: int) -> list[Placement]:
-    """Split a variable into nearly equal ranges at cache lines; a small one may have fewer ranges than servers."""
+    """Split a variable into nearly equal ranges at cache lines; a small variable has fewer ranges than servers."""
     lines = -(-entry.size // ALIGN)
     cuts = [min(entry.start + lines * i // servers * ALIGN, entry.stop) for i in range(servers)] + [entry.stop]
     return [Placement(entry, cuts[i], cuts[i + 1], i) for i in range(servers) if cuts[i] < cuts[i + 1]]

@@ -39,7 +39,7 @@ class Plan:
         layer_starts: First element of each layer of the model; gradients become ready at these boundaries.
         placements: The server of each range of the vector.
         workers: Number of ranks that compute gradients.
-        validate_steps: Steps between two validations; 0 for never.
+        validate_steps: Steps between two validations; 0 for none before the end.
         worker_momentum: Momentum that workers apply before gradients are sent, in place of the optimizer; None if they
             do not.
     """
@@ -130,7 +130,7 @@ def make_plan(job: Job, config: RunConfig, workers: int) -> Plan:
     """Lay out the model's parameters, and check that job and options are compatible.
 
     Raises:
-        JobError, DataError, ConfigError: They are not compatible.
+        JobError, DataError, ConfigError: The job and the options are not compatible.
     """
     assert config.training.batch_size is not None
     gradients_per_step = config.gradients_per_step(workers)

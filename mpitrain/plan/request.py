@@ -57,7 +57,7 @@ class Workload(Protocol):
         """Check that this number of ranks can execute the workload.
 
         Raises:
-            ConfigError: They cannot.
+            ConfigError: This number of ranks cannot execute it.
         """
 
     def restarted(self, checkpoint: Path | None, time_limit: float | None) -> Workload:
@@ -225,7 +225,7 @@ def job_request(path: Path, values: Mapping[str, Any], other_names: Iterable[str
 
 
 def split_values(names: Iterable[str], values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split the keyword arguments that are not None: first the ones with these names, then the others."""
+    """Return the arguments that are not None as two dicts: the arguments with these names, and the others."""
     chosen, others = set(names), {name: value for name, value in values.items() if value is not None}
     return {name: others.pop(name) for name in [*others] if name in chosen}, others
 

@@ -57,7 +57,7 @@ def _on_hosts(host_of: Sequence[str], servers: int, hosts: Sequence[str]) -> lis
 
 
 def _find_host(name: str, known: Sequence[str]) -> str:
-    """Return the host of this name, ignoring domains: the scheduler's and the host's own name may differ there."""
+    """Return the host of this name, ignoring domains: the scheduler and the host itself may use different domains."""
     matches = [host for host in known if host.split(".")[0] == name.split(".")[0]]
     if name in known:
         return name
@@ -67,6 +67,6 @@ def _find_host(name: str, known: Sequence[str]) -> str:
 
 
 def _deal(groups: list[list[int]], count: int) -> list[int]:
-    """Return the first of each group, then the second of each, until there are ``count``."""
+    """Return the first rank of each group, then the second rank of each, and so on: ``count`` ranks in all."""
     rounds = max(map(len, groups))
     return [group[turn] for turn in range(rounds) for group in groups if turn < len(group)][:count]

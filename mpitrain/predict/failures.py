@@ -17,7 +17,7 @@ class Failures:
     """The rate of failures, and the cost of a failure.
 
     Attributes:
-        mean_time_s: Mean time between two failures of one node; they are exponentially distributed.
+        mean_time_s: Mean time between two failures of one node; these times are exponentially distributed.
         save_every_s: Time between two checkpoints.
         save_s: Time for which training stops to save a checkpoint.
         restart_s: Time from a failure until training continues from the newest checkpoint.

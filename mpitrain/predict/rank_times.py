@@ -13,8 +13,8 @@ from ..errors import ConfigError
 from .measurements import CodecTimes, Probe
 from .scenario import Scenario
 
-# Processor time of an MPI transfer, relative to plain TCP: if it was not measured, and the maximum taken from a
-# measurement, because the rest is time of the link.
+# Processor time of an MPI transfer relative to plain TCP: the value without a measurement, and the maximum of a
+# measured value; a longer measured time is that of the link.
 _TYPICAL, _MOST = 4.0, 6.0
 _LEAST_NBYTES = 16 << 20  # as in ``comm.background_sums``
 _NOTICE_S = 100e-6  # time until a server that polls notices a request
@@ -87,7 +87,7 @@ class RankTimes:
         return self.copy_s * (rows + 1) / 2 if rows > 1 else 0.0
 
     def from_others_s(self, ranks: int) -> float:
-        """Return the additional seconds of a vector's update that this number of ranks of a node has divided.
+        """Return the additional seconds of a vector's update that is divided among this number of a node's ranks.
 
         A rank reads the others' gradients in its part, and later the parameters in the parts of all others.
         """

@@ -176,7 +176,7 @@ class RankModel:
         A gradient is computed before each repetition, as in training: its elements are only partly in the caches.
 
         Returns:
-            None if it cannot encode vectors of this type.
+            None if the codec cannot encode vectors of this type.
         """
         compression = parse_compression(name)
         if compression.rank:

@@ -27,7 +27,7 @@ class Failure:
 
 
 def record_failure(run_dir: Path, failure: Failure | None) -> None:
-    """Record how a run failed; None if it did not fail. A directory that cannot be written is not changed."""
+    """Record how a run failed; None removes the record. If the directory cannot be written, nothing happens."""
     with contextlib.suppress(OSError):
         if failure is None:
             (run_dir / FAILURE).unlink(missing_ok=True)

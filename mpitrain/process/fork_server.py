@@ -4,7 +4,7 @@ The first rank of a host forks the server before it becomes a reaper, when its m
 started. The server has its own session, so that it survives the launcher. After a failure the launcher starts this file
 as a script, the *client*, in place of Python with all modules: the client sends its arguments, environment, working
 directory, file descriptors and processors to the server, which forks a process that continues as if the launcher had
-started it. The client passes signals on to that process, and ends as it ends.
+started it. The client passes signals on to that process, and ends in the same way.
 
     launcher ── client ─ ─ socket ─ ─ server
                   │ signals             │ forks
@@ -218,7 +218,7 @@ def _become(request: _Request) -> None:
 
 
 def _receive(connection: socket.socket) -> _Request | str | None:
-    """Return the request of a client; the name of a module to import; None if it asks the server to end.
+    """Return a client's request for a process, or for a module's import (its name); None if it asks the server to end.
 
     Raises:
         OSError, ValueError: The request is not complete, or comes from another user.

@@ -3,7 +3,7 @@ arrive.
 
 The supervisor starts it with the remote agent, as a script that needs only Python's standard library. It prints the UDP
 port at which it answers. With the arguments ``end RUN_DIR SECONDS`` the script only ends the ranks of a run, and
-removes files that MPI libraries have left in the shared memory and the temporary directory of the host within SECONDS.
+removes files that MPI libraries left in shared memory and the temporary directory of the host in the last SECONDS.
 
 Heartbeats are datagrams: a TCP connection retries less and less often, and would notice late that the link has
 returned.
@@ -71,7 +71,7 @@ def watch(address: str, token: bytes, run_dir: str, timeout_s: float) -> None:
 def end_ranks(run_dir: str) -> None:
     """Kill this host's ranks of a run, the processes that they have started, and the daemons that started them."""
     processes = _processes_of(run_dir)
-    # Under ssh a daemon does not have the mark.
+    # A daemon that ssh started lacks the environment variable by which ``_processes_of`` finds processes.
     daemons = {daemon for pid in processes for daemon in _daemons_above(pid)}
     signal_ranks(run_dir, signal.SIGKILL)
     for pid in [*processes, *daemons]:
@@ -174,14 +174,14 @@ def _mapped_files() -> set[str]:
 
 
 def _daemons_above(pid: int) -> Iterator[int]:
-    """Yield the launcher's daemons among the parents of a process."""
+    """Yield the launcher's daemons among the ancestors of a process."""
     for parent in (pid, *_parents(pid)):
         if _read(f"/proc/{parent}/stat").rpartition(b")")[0].partition(b"(")[2] in _DAEMONS:
             yield parent
 
 
 def _parents(pid: int) -> Iterator[int]:
-    """Yield the parent of a process, its parent, and so on."""
+    """Yield the ancestors of a process, its parent first."""
     while fields := _read(f"/proc/{pid}/stat").rpartition(b")")[2].split():
         pid = int(fields[1])
         if pid <= 1:
@@ -202,7 +202,7 @@ def _words(pid: int) -> list[bytes]:
 
 
 def _is_here(name: str) -> bool:
-    """Return whether a process is in this network namespace; another one counts as another host."""
+    """Return whether a process is in this network namespace; another namespace counts as another host."""
     with contextlib.suppress(OSError):
         return os.readlink(f"/proc/{name}/ns/net") == os.readlink("/proc/self/ns/net")
     return False

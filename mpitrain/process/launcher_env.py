@@ -52,7 +52,7 @@ def attempt_id(environ: Mapping[str, str]) -> str:
     """Return text that is the same on all ranks of one launch, and differs between launches; empty if there is none."""
     if identifier := environ.get(ATTEMPT):
         return identifier
-    # Slurm's numbers of jobs and steps, and its PMIx namespaces, are the same again when a job has been requeued.
+    # A requeued Slurm job has the same job id, job step ids and PMIx namespaces as before.
     names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
     parts = [environ[name] for name in ("PMIX_NAMESPACE",) if name in environ]
     parts += [environ.get(name, "0") for name in names if "SLURM_JOB_ID" in environ]

@@ -29,7 +29,7 @@ def interface_of(network: str) -> str:
     """Return the name of this host's interface in a network such as ``10.1.0.0/16``; return a name unchanged.
 
     Raises:
-        LaunchError: This host has no such interface.
+        LaunchError: This host has no interface of this name, or no address in this network.
     """
     names = [name for _, name in socket.if_nameindex()]
     if network in names:
@@ -64,7 +64,7 @@ def _address_of(interface: str) -> ipaddress.IPv4Address | None:
 
 
 def address_in(network: str) -> str | None:
-    """Return this host's IPv4 address in a network such as ``10.1.0.0/16``, or of an interface; None if none."""
+    """Return this host's IPv4 address in a network such as ``10.1.0.0/16``, or of an interface; None if it has none."""
     try:
         address = _address_of(interface_of(network))
     except LaunchError:

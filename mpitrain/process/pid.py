@@ -1,4 +1,4 @@
-"""Processes of this machine, identified by process id and start time, because process ids are reused."""
+"""Processes of this host, identified by process id and start time, because process ids are reused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def parent_of(pid: int) -> int:
 
 
 def is_alive(pid: int, start: str) -> bool:
-    """Return whether the process with this id and start time is alive on this machine."""
+    """Return whether the process with this id and start time is alive on this host."""
     words = _stat(pid)
     return len(words) > 19 and words[19] == start and words[0] not in "ZX"  # a zombie is not alive
 

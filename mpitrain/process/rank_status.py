@@ -50,7 +50,7 @@ class RankStatus:
         done: Whether the rank has finished training and written everything.
         stopped: Whether the rank finished before the last step.
         ended_at: When the process ended, in seconds since the epoch on its host; 0 if the end was not observed.
-        signal, status: The signal that killed it, 0 for none; otherwise its exit status.
+        signal, status: The signal that killed the process, 0 for none; its exit status if no signal killed it.
         step: Number of completed steps.
         is_program: Whether the rank runs a program, which need not use this package.
         last_line: The last line on standard error of a program that has exited with a status; empty if it has none.

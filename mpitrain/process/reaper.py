@@ -26,7 +26,7 @@ from . import rank_status, stacks
 from .pid import parent_of, process_state
 from .watchdog import Watchdog, describe
 
-HANGS = 124  # exit status of a rank that was ended because it hangs, as of timeout(1)
+HANGS = 124  # exit status of a rank that its reaper has ended because it hangs; the same as that of timeout(1)
 EXITED = 125  # exit status of a rank that exited with status 0 before it was done, such as by os._exit(0)
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 STACKS_SIGNAL = signal.SIGRTMIN + 7  # makes a rank write its Python stacks

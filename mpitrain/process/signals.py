@@ -60,7 +60,7 @@ class TimeLimit:
     """Decides when a run's remaining time is only enough to save.
 
     Args:
-        end: When the run will be ended, in seconds since the epoch; None for never.
+        end: When the time limit ends the run, in seconds since the epoch; None without a limit.
         began: When the run began, in seconds since the epoch.
     """
 
@@ -70,7 +70,7 @@ class TimeLimit:
         self._spare_s = 0.0 if end is None else min(60.0, 0.05 * max(0.0, end - began))
 
     def reached(self, now: float, step_s: float, save_s: float) -> bool:
-        """Return whether to stop now: after another step there would be no time to save.
+        """Return whether to stop now: after another step there might not be enough time to save.
 
         Args:
             now: Current time, in seconds since the epoch.

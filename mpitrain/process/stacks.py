@@ -69,7 +69,7 @@ def ask(run_dir: Path, ranks: int, timeout_s: float) -> list[RankStacks]:
         ranks: Number of ranks of the run.
 
     Raises:
-        OSError: The run directory cannot be written, or another process asks (FileExistsError).
+        OSError: The run directory cannot be written, or another process is requesting stacks (FileExistsError).
     """
     folder = _folder(run_dir)
     with contextlib.suppress(OSError):

@@ -34,7 +34,7 @@ def make(folder: Path, run_dir: str) -> None:
     """Create one of the ``folders``.
 
     Raises:
-        OSError: The folder cannot be created, or another user owns its parent.
+        OSError: The folder cannot be created, or its parent belongs to another user or is writable by others.
     """
     folder.parent.mkdir(mode=0o700, exist_ok=True)
     if not _is_private(folder.parent):

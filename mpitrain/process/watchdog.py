@@ -67,7 +67,7 @@ class Watchdog:
         return self.idle_s > self.limit_s(seen, stopped)
 
     def is_informed(self, seen: Activity) -> bool:
-        """Return whether the activity can show a hang, as that of a program can after its first report."""
+        """Return whether the activity can show a hang; the activity of a program can do so after its first report."""
         return seen.kinds[:1] != ("program",) or seen.count > 0
 
     def is_busy(self, seen: Activity, stopped: bool) -> bool:

@@ -103,7 +103,10 @@ class ProgramReaper(Reaper):
             os.kill(self.child, number)
 
     def end(self, killed_by: int, status: int) -> NoReturn:
-        """Record how the program ended, and end in the same way; a program that has stopped on request ends with 75."""
+        """Record how the program ended, and end in the same way.
+
+        If the program has stopped on request, the status is 0 under ``mpitrain run``, else 75.
+        """
         end_orphans()
         self._output.close()
         # A launcher sends SIGTERM to the other ranks when one has failed.

@@ -95,8 +95,8 @@ def meet(
         prepare: Called on rank 0, before the other ranks continue; returns ``stop_at``.
 
     Raises:
-        LaunchError: A rank cannot start the program or has not started in time, or ``prepare`` has failed; on every
-            rank.
+        LaunchError: A rank cannot start the program or has not started in time, the user's address or port is not
+            valid, or ``prepare`` has failed; on every rank. Or the folder cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -112,7 +112,7 @@ def meet(
 
 
 def leave(folder: Path, rank: int, size: int, failed: bool, wait_s: float) -> None:
-    """Record that a rank has ended; the last one removes the folder.
+    """Record that a rank has ended; the last rank removes the folder.
 
     Args:
         wait_s: Wait at most this long until all ranks have ended.

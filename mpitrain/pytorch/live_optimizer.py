@@ -258,7 +258,7 @@ class LiveOptimizer:
         if state["given"] != self._given and not schedulers:
             return
         if state["given"] != self._given:
-            _log.info("the options of the optimizer are those of the checkpoint, which the schedulers continue")
+            _log.info("the options of the optimizer come from the checkpoint, and the schedulers continue them")
         if len(groups) == len(state["groups"]):
             for group, saved in zip(groups, state["groups"], strict=True):
                 group.update(saved)
@@ -271,7 +271,7 @@ class LiveOptimizer:
             scheduler.load_state_dict(saved)
 
     def _schedulers(self) -> list[Any]:
-        """Return the schedulers of the optimizer that are not parts of others: torch keeps no list of them."""
+        """Return the schedulers of the optimizer that are not parts of other schedulers; torch keeps no list."""
         schedules = [
             schedule
             for schedule in gc.get_objects()

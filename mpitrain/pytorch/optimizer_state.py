@@ -1,4 +1,4 @@
-"""The state of an optimizer of torch, as ``state_dict`` has it, in slots: vectors of the layout of the parameters."""
+"""Convert the state of a torch optimizer, as in ``state_dict``, to slots and back: vectors in the model's layout."""
 
 from __future__ import annotations
 

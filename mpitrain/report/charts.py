@@ -53,7 +53,7 @@ class Curve:
         label: Label in the legend; empty if another curve of the same ``group`` has the label.
         group: The run to which the curve belongs.
         x, y: Shape (n,); NaN interrupts the line.
-        low, high: Shape (n,): the range of the values whose mean a point is; None if a point is one value.
+        low, high: Shape (n,): the range of the values that a point averages; None if a point is one value.
         marked: Whether its points are marked.
         faint: Whether it is less important than other curves of the chart.
     """
@@ -113,7 +113,7 @@ class Chart:
 
 
 def line_style(index: int) -> tuple[str, str]:
-    """Return color and dash of a run's curves; they differ for 32 runs, and the dash from run to run."""
+    """Return color and dash of a run's curves: unique for 32 runs; consecutive runs have different dashes."""
     return COLORS[index % len(COLORS)], DASHES[(index + index // len(COLORS)) % len(DASHES)]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from ..core.layout import Array
 from .charts import Bars, Chart, Curve
 
-_MAX_NAMED = 8  # maximum number of curves in a legend; of more runs, the table shows the colors
+_MAX_NAMED = 8  # maximum number of curves in a legend; the colors of more curves are only in the table
 _HEIGHT = 330  # pixels
 
 

@@ -77,7 +77,7 @@ class Restart(NamedTuple):
     """A restart after a failure, or several of which only the last one led to training.
 
     Attributes:
-        attempts: Their number.
+        attempts: The number of restarts.
         step: The step from which training continued.
         repeated_steps: Steps that had been completed before the failure, and were repeated.
         seconds: Time from the failure until training continued.

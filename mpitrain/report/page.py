@@ -97,7 +97,7 @@ def _runs_in(folder: Path) -> list[Path]:
 
 
 def labels(folders: Sequence[Path]) -> list[str]:
-    """Return the shortest ends of the paths that are unique."""
+    """Return the shortest unique ending of each path."""
     for depth in range(1, max(len(folder.parts) for folder in folders) + 1):
         ends = [str(Path(*folder.parts[-depth:])) for folder in folders]
         if len(set(ends)) == len(ends):

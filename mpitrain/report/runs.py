@@ -69,7 +69,7 @@ def _print_table(titles: Sequence[str], rows: Sequence[tuple[str, ...]]) -> None
 
 
 def _sorted(goal: Goal, runs: Mapping[Path, Run | None], rows: Mapping[Path, tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Return the rows with the best value of a metric, sorted by it; runs without the metric are last.
+    """Return the rows with the best value of a metric, sorted by this value; runs without the metric are last.
 
     Raises:
         ConfigError: No run has the metric.
@@ -94,13 +94,13 @@ def _read(path: Path) -> Run | None:
 
 
 def find(folder: Path) -> Iterator[Path]:
-    """Yield the run directories in a folder, at any depth but not nested; the folder itself if it is one.
+    """Yield the run directories in a folder, at any depth but not nested; the folder itself if it is a run directory.
 
     Raises:
         RecordError: The folder does not exist or cannot be listed.
     """
     if not folder.is_dir():
-        raise RecordError(f"{folder}: no such folder; give one that contains run directories")
+        raise RecordError(f"{folder}: no such folder; give a folder that contains run directories")
     if is_run(folder):
         yield folder
         return
@@ -113,7 +113,7 @@ def find(folder: Path) -> Iterator[Path]:
 
 
 def latest_run(folder: Path = Path("runs")) -> Path:
-    """Return the run in a folder that has changed last, and print its name; for commands without RUN.
+    """Return the run directory in a folder that has changed last, and print its name; for commands without RUN.
 
     Raises:
         RecordError: The folder has no run.
@@ -129,7 +129,8 @@ def latest_run(folder: Path = Path("runs")) -> Path:
 def described_states(folders: Sequence[Path]) -> dict[Path, tuple[State, str]]:
     """Return the state of each run, and a description that includes the batch job of a run without a step.
 
-    Such a run could not record its end. Each batch system is asked once for the jobs of all these runs.
+    A run that ends before its first step cannot record its end, so the batch system of its job is queried: each batch
+    system once, for all runs.
     """
     state_of = states(folders)
     jobs = {folder: job for folder, state in state_of.items() if (job := _job_without_step(folder, state)) is not None}
@@ -162,7 +163,7 @@ def _describe(state: State, job: BatchJob | None, ends: Mapping[tuple[str, str],
 
 
 def best_validation(run: Run) -> str:
-    """Return the best validation accuracy, or loss if there is no accuracy, with its step."""
+    """Return the best validation accuracy, or loss if there is no accuracy, with its step; ``-`` if there is none."""
     for name in ("accuracy", "loss"):
         if len(run.series(PREFIX + name)) and (best := run.best(parse_goal("", name))) is not None:
             return f"{name} {metric(best[0])} at {best[1]:,}"
@@ -195,7 +196,7 @@ def _ranks(status: Status | None) -> str:
 
 
 def _progress(step: int, run: Run) -> str:
-    """Return the step, and the last one if it is known; a program's steps are not known."""
+    """Return the step and, if known, the number of all steps; ``-`` for a program that has reported no step."""
     if run.option("mode") == PROGRAM and not step:
         return "-"
     goal = run.option("train_steps")

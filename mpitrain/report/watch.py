@@ -1,4 +1,4 @@
-"""``mpitrain watch``: live curves of a run in the terminal, on any machine that can read its directory."""
+"""``mpitrain watch``: live curves of a run in the terminal, on any host that can read its directory."""
 
 from __future__ import annotations
 

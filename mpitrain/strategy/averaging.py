@@ -26,7 +26,7 @@ _WAIT = span("wait")
 
 
 class Averaging:
-    """Base class of the averaging methods. It averages nothing itself, for workers that hold the same vectors.
+    """Base class of the averaging methods; itself averages nothing, for workers whose vectors are always equal.
 
     Construction is collective over the workers, and so is every method that is not documented as local.
 
@@ -43,7 +43,7 @@ class Averaging:
         self.own = own
 
     def is_point(self, step: int) -> bool:
-        """Return whether the state after ``step`` steps is a consistent point: the trained model is defined. Local."""
+        """Return whether a consistent point follows after ``step`` steps: the trained model is defined. Local."""
         return True
 
     def start(self, extra_state: ExtraState) -> None:

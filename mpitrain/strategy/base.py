@@ -21,7 +21,8 @@ class StepResult(NamedTuple):
 
     Attributes:
         loss: Mean loss over the step's examples, as known to this worker.
-        updated: False if the gradient was discarded because the loss was not finite or the gradient came too late.
+        updated: False if the gradient was discarded: the loss or a float16 gradient was not finite, or the gradient
+            came too late.
     """
 
     loss: float
@@ -58,10 +59,10 @@ class Stats(NamedTuple):
     """Totals over all workers since this run began.
 
     Attributes:
-        step: Number of completed steps that the totals cover, including those before a resume.
+        step: Number of completed steps, including steps before a resume, which the totals do not cover.
         loss: Sum of the losses of the steps that were not skipped.
         steps: Number of steps in that sum.
-        skipped: Number of steps skipped because their loss was not finite.
+        skipped: Number of steps skipped because their loss, or a float16 gradient, was not finite.
         workers: Statistics of each worker; empty if all workers take the same steps.
         internode_bytes: Bytes that all workers have sent to other nodes, if the mode counts them.
         saved_bytes: Additional bytes that the workers would have sent without compression.
@@ -95,7 +96,7 @@ class Part(NamedTuple):
 
 
 class UpdatesOnRequest(ABC):
-    """Base class of strategies that can divide a step, for loops that change gradients or take several updates.
+    """Base class of strategies that can divide a step, for loops that change gradients or update several times a step.
 
     Such a step calls ``begin``, ``average`` and ``update`` in this order, perhaps several times, and then ``end_step``.
     It may omit ``update``, or ``average`` and ``update``. It calls neither ``ready`` nor ``finish``. These methods are
@@ -121,7 +122,7 @@ class UpdatesOnRequest(ABC):
 
     @abstractmethod
     def update(self, part: Part | None = None) -> None:
-        """Update the parameters with ``grads``, unless the loss that ``average`` has seen is not finite.
+        """Update the parameters with ``grads``, unless ``average`` has seen a loss that ``--nan`` does not accept.
 
         Args:
             part: The parameters to update, with a ``WholeTensorOptimizer``; None for all parameters.
@@ -158,7 +159,7 @@ class UpdatesOnRequest(ABC):
 
     @property
     def rule_step(self) -> int:
-        """The number of updates, including those before slots were set. Local."""
+        """The number of updates, including the ``updates`` given to ``set_slots``. Local."""
         raise JobError(f"optimizer.state_dict does not work with {type(self).__name__}")
 
 
@@ -243,7 +244,7 @@ class Strategy(Protocol):
         The strategy may change parameters from now on, but only after it has checked that the loss is finite.
 
         Raises:
-            NonFiniteLoss: The loss is not finite and ``--nan`` is ``stop``; raised here or in ``finish``.
+            NonFiniteLoss: The loss is not finite and ``--nan`` is ``stop``; raised here or in a later call.
         """
 
     def finish(self) -> None:

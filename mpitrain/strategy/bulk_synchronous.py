@@ -162,7 +162,7 @@ class BulkSynchronous:
         self._skipped += skipped
 
     def accept(self, losses: Array) -> bool:
-        """Return whether to update with a step's gradient, as ``--nan`` requests for a loss that is not finite.
+        """Return whether to update with a step's gradient; ``--nan`` determines the result if a loss is not finite.
 
         Args:
             losses: Every worker's share of the loss, shape (workers,), the same on all workers.

@@ -2,7 +2,7 @@
 
 The gradients of a node's ranks are rows of one shared array; parameters and optimizer slots are shared too. Each rank
 sums its own ranges of the rows, also over the nodes, and updates these ranges of the parameters. ``sync`` overlaps
-these phases with the backward pass; its docstring explains when a rank may write what others read.
+these phases with the backward pass; its docstring explains when a rank may write memory that other ranks read.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class DividedSync(BulkSynchronous, UpdatesOnRequest):
         self._begun = False  # whether the other workers can read this worker's status in this step
         self._statuses = WorkerStatuses(hierarchy)  # the share of the loss, and flags
         self._mean: Array | None = None  # the gradient of a divided step, shared by the node
-        self._accepts = True  # whether all losses since the last update were finite, in divided steps
+        self._accepts = True  # whether ``--nan`` accepts all losses since the last update, in divided steps
         self._kind = 0  # kind of a status exchange in a divided step
 
     def _allocate(self, plan: Plan) -> None:
@@ -148,7 +148,7 @@ class DividedSync(BulkSynchronous, UpdatesOnRequest):
         """
         self._begun = True
         self._await_params()
-        self.await_release()  # no worker updates a bucket before it has this worker's gradient
+        self.await_release()  # no worker updates a bucket before this worker's gradient is complete
         loss, flags = float(self.loss if number is None else number), self.flags | self._kind
         self._statuses.post(loss, flags)
 
@@ -171,7 +171,7 @@ class DividedSync(BulkSynchronous, UpdatesOnRequest):
         hierarchy = self._hierarchy
         if self._mean is None:
             self._mean = hierarchy.shared.allocate((row_stride(self.plan.layout.size),), self.plan.dtype)
-        losses, _ = self._exchange_statuses(_AVERAGES)  # then all gradients of the node are complete
+        losses, _ = self._exchange_statuses(_AVERAGES)  # from now on, all gradients of the node are complete
         self._accepts &= self.non_finite.check(sum(losses.tolist()), losses, self.progress.step)
         if self._sums is not None:
             for index in range(len(self._buckets)):
@@ -208,7 +208,7 @@ class DividedSync(BulkSynchronous, UpdatesOnRequest):
 
     @span("update")
     def _update_tensors(self, tensors: TensorUpdates, names: Collection[str] | None) -> None:
-        """Update this rank's tensors with these names, or all of them; wait for the ranks of the node."""
+        """Update this rank's tensors with these names (None: all); wait for the ranks of the node."""
         tensors.update(self.grads, names)
         if self._sums is not None and not self._sums.is_replicated:
             with span("average"):
@@ -229,7 +229,7 @@ class DividedSync(BulkSynchronous, UpdatesOnRequest):
             self.enter_consistent_point(flags)
 
     def _exchange_statuses(self, kind: int, number: float | None = None) -> tuple[Array, int]:
-        """Return all workers' shares of the loss, or the numbers in place of them, and the union of all flags.
+        """Return all workers' shares of the loss, or the numbers published instead, and the union of all flags.
 
         Waits until all workers call it.
 
@@ -327,7 +327,7 @@ class DividedSync(BulkSynchronous, UpdatesOnRequest):
 
     @span("update")
     def _update_by_sums(self, rows: Array, phase: int) -> None:
-        """Update in two passes; norms of whole vectors or parameters are summed between them."""
+        """Update in two passes; between them, all owners' sums of squares for norms are added up."""
         owned = [(lo, hi) for lo, hi in chain.from_iterable(self._owned_ranges) if lo < hi]
         partial: Any = 0.0
         for lo, hi in owned:

@@ -56,7 +56,7 @@ class Local(BulkSynchronous, UpdatesOnRequest):
         self._updater = plan.updater(self._own, state.frozen)
         if isinstance(plan.optimizer, WholeTensorOptimizer):
             self.tensors = TensorUpdates(plan.optimizer, plan.layout, state.frozen, (0, size))
-        self._accepts = True  # whether all losses since the last update were finite
+        self._accepts = True  # whether ``--nan`` accepts all losses since the last update
         self._mean = MeanAllreduce(hierarchy, size, plan.dtype)
         self._first_local_step = parallel.first_local_step
         self._local = self._make_averaging(state)
@@ -93,7 +93,7 @@ class Local(BulkSynchronous, UpdatesOnRequest):
         self.end_step(updated=True, complete=True)
 
     def average(self) -> None:
-        """Check the loss, and average the gradients, unless the workers train alone."""
+        """Check the loss; unless the workers train alone, also average the gradients."""
         if self.progress.step < self._first_local_step:
             self._average_gradients()
         else:

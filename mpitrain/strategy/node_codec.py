@@ -21,7 +21,7 @@ def make_node_codec(plan: Plan, hierarchy: Hierarchy, buckets: Iterable[Range]) 
     calls it at its start, too, so that errors of a codec are found then.
 
     Args:
-        buckets: Ranges of the flat vector that are exchanged at a time.
+        buckets: Ranges of the flat vector; each is exchanged as a whole.
     """
     compression = plan.config.compression
     if compression is None:

@@ -35,7 +35,7 @@ class NonFinitePolicy:
         return self._stops and not math.isfinite(loss)
 
     def check(self, loss: float, losses: Array, step: int) -> bool:
-        """Return whether a step is applied. All workers call it with the same arguments.
+        """Return whether a step's gradient is applied. All workers call this method with the same arguments.
 
         Args:
             loss: The sum of ``losses``.
@@ -53,7 +53,7 @@ class NonFinitePolicy:
         """Return whether the gradient of one worker is applied.
 
         Raises:
-            NonFiniteLoss: Its loss is not finite and the run ends; on this worker.
+            NonFiniteLoss: The loss is not finite and the run ends; on this worker.
         """
         if self.ends_run(loss):
             losses = np.zeros(self._workers)

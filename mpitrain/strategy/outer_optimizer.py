@@ -195,7 +195,7 @@ def _errors_of(fragment: Fragment) -> str:
 
 
 def _gather(comm: MPI.Intracomm, vectors: Mapping[str, Array]) -> list[dict[str, Array]]:
-    """On the first worker, return copies of every worker's vectors, one message for each; elsewhere, nothing."""
+    """Return copies of every worker's vectors on the first worker; send them and return an empty list on the others."""
     if comm.rank > 0:
         for vector in vectors.values():
             comm.Send([vector, mpi_type(vector.dtype)], dest=0)

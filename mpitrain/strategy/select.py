@@ -59,8 +59,8 @@ def make_strategy(cluster: Cluster, plan: Plan, devices: Sequence[Device], state
         vectors = strategy.initial_vectors
         if vectors is not None and set(vectors) != set(plan.vectors):
             raise ConfigError(
-                f"--mode {mode.name}: initial_vectors has {', '.join(vectors)}; must be those of plan.vectors, "
-                f"{', '.join(plan.vectors)}"
+                f"--mode {mode.name}: initial_vectors has the vectors {', '.join(vectors)}; must have those of "
+                f"plan.vectors: {', '.join(plan.vectors)}"
             )
     return strategy
 
@@ -115,8 +115,8 @@ def _load_class(mode: str) -> MakeStrategy:
         raise ConfigError(f"--mode {mode}: is of type {type(strategy).__name__}, must be a class")
     if "initial_state" in inspect.signature(strategy).parameters:
         raise ConfigError(
-            f"--mode {mode}: the constructor takes initial_state; it must take (cluster, plan, devices, state), set "
-            "initial_vectors, and leave them to be filled before start is called: see mpitrain.strategy.base.Strategy"
+            f"--mode {mode}: the constructor takes initial_state; it must take (cluster, plan, devices, state) and set "
+            "initial_vectors, which the caller fills before start: see mpitrain.strategy.base.Strategy"
         )
     required = [name for name in _MEMBERS if name not in (*_SET_BY_INSTANCES, *_OPTIONAL)]
     missing = [name for name in required if not hasattr(strategy, name)]

@@ -61,7 +61,10 @@ class TensorUpdates:
         self._optimizer.update_tensors({name: views[name] for name in trained if names is None or name in names})
 
     def extra_state(self) -> ExtraState:
-        """Return the state of all tensors, on the first worker. Collective over the workers."""
+        """Return the state of all tensors; empty on other workers than the first if the workers share the tensors.
+
+        Collective over the workers.
+        """
         if self._workers is None:
             return self._optimizer.tensor_state()
         of_all = self._workers.gather(self._optimizer.tensor_state())
@@ -85,8 +88,8 @@ class TensorUpdates:
         sizes = workers.allgather([view.size for view in views])
         if any(size != sizes[0] for size in sizes):
             raise JobError(
-                f"the workers have different state of the optimizer {self._optimizer.name}, which cannot be averaged: "
-                "use --mode sync",
+                f"the state of the optimizer {self._optimizer.name} has different sizes on the workers and cannot be "
+                "averaged: use --mode sync",
                 on_all_ranks=True,
             )
         numbers = np.concatenate(views or [np.zeros(0)]).astype(dtype)

@@ -25,7 +25,7 @@ class TrackBest(Hook):
 
     Args:
         goal: The metric; None to do nothing.
-        patience: The number of validations without improvement after which training ends; None for no end.
+        patience: The number of validations without improvement after which training ends; None for no early end.
         keeps: Whether checkpoints of the best steps are kept.
 
     Attributes:
@@ -56,7 +56,7 @@ class TrackBest(Hook):
             )
 
     def record(self, step: int) -> BestCheckpoint | None:
-        """Return the record of a step whose checkpoint is to be kept; None if the step is not the best one. Local."""
+        """Return the record of ``step`` if it is the best one and best checkpoints are kept, else None. Local."""
         if self._goal is None or not self._keeps or self.step != step:
             return None
         return BestCheckpoint(step, self._goal.name, self.best)

@@ -1,4 +1,4 @@
-"""Saving during training: which ranks write checkpoints, and how they agree that one is complete."""
+"""Saving during training: which ranks write checkpoints, and how they agree that a checkpoint is complete."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class ShardedCheckpoints(WrittenCheckpoints):
         super().close()
 
     def _finish(self) -> None:
-        """Wait until the checkpoint is on disk."""
+        """Wait until the checkpoint is on disk, or has failed."""
         self._writer.finish()
         self.progress()
         if self._leaders.pending and self._leaders.test(wait=True):
@@ -136,7 +136,7 @@ class ShardedCheckpoints(WrittenCheckpoints):
 def make_checkpoints(
     cluster: Cluster, plan: Plan, folder: Path, record: Mapping[str, Mapping[str, Any]]
 ) -> Checkpoints:
-    """Return this rank's part in saving checkpoints. Collective over the workers.
+    """Return the object that saves checkpoints on this rank. Collective over the workers.
 
     Args:
         folder: The run's checkpoint directory.
@@ -166,7 +166,7 @@ def facts_of_run(plan: Plan, record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sharded_checkpoints(group: Group, plan: Plan, folder: Path, facts: Mapping[str, Any]) -> Checkpoints:
-    """Return this rank's part in saving sharded checkpoints. Collective over the group.
+    """Return the object that saves sharded checkpoints on this rank. Collective over the group.
 
     A checkpoint is one shared file if HDF5 can write a file from several nodes and the options allow it.
     """
@@ -222,7 +222,7 @@ def _use_shared_file(group: Group, leaders: NodeLeaders, config: RunConfig) -> b
     reasons = group.comm.bcast(reasons, root=0)
     with group.agree("preparing to save"):
         if reasons and config.saving.save_one_file:
-            raise ConfigError(f"--save-one-file: {reasons[0]}; remove it to write one file per node")
+            raise ConfigError(f"--save-one-file: {reasons[0]}; remove --save-one-file to write one file per node")
     return not reasons
 
 

@@ -30,7 +30,7 @@ from ..plan.plan import Plan, make_plan
 _SHOWN_EXAMPLES = 3
 _LABELS_SECONDS = 2.0  # time after which the count of labels stops
 _FEW_LABELS = 20
-_NEGLIGIBLE = 0.05  # fraction of a step's time; if loading takes less, a data worker is not worthwhile
+_NEGLIGIBLE = 0.05  # fraction of the computing time; if loading takes less, a data worker is not worthwhile
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,8 @@ class SplitFacts:
         order: Order of the training examples.
         bytes: Size of all examples in memory, in bytes; None if they are loaded one by one.
         examples: The first examples, of any form.
-        labels: How often each label occurs among the first ``labelled`` examples; None if the labels are not classes.
+        labels: How often each label occurs among the first ``labelled`` examples; None unless the labels are classes or
+            few different integers.
         labelled: Number of examples whose labels were counted.
         class_names: The names of the classes by label; empty if the classes have no names.
     """
@@ -71,8 +72,8 @@ class Speed:
         batch_bytes: Size of a batch in bytes.
         loading: The rate of one process that only loads.
         computing: The rate of forward and backward passes, without loading.
-        data_workers: Number of processes that load as fast as the rank computes, but at most its number of cores minus
-            one; 0 if processes would not help.
+        data_workers: Number of processes that load as fast as the rank computes, but at most max(1, cores - 1); 0 if
+            processes would not help.
     """
 
     cores: int

@@ -120,7 +120,7 @@ def metrics_of(
 
 
 def _gathered(group: Group, parts: Parts) -> Parts:
-    """On the first rank, return the parts of all ranks, which are sent one by one, so that no message is large."""
+    """Return the parts of all ranks on the first rank, an empty dict on others; sends one message for each part."""
     comm = group.comm
     counts = comm.gather(len(parts), root=0)
     if counts is None:

@@ -48,7 +48,7 @@ class EveryNSteps:
         return self._every > 0 and step // self._every > self._last // self._every
 
     def consume(self, step: int) -> bool:
-        """Like ``reached``, but True only once for each multiple."""
+        """Return ``reached``; if it is True, count from ``step`` from now on."""
         if not self.reached(step):
             return False
         self._last = step
@@ -85,12 +85,12 @@ class Trigger:
                 loop.request_pause(self._reason)
 
     def consume(self, point: ConsistentPoint) -> bool:
-        """Return whether the action is due at this point, True once for each point; the same on all workers."""
+        """Return whether the action is due at this point; the same on all workers. Call once for each point."""
         return self._steps.consume(point.step) or self._reason in point.reasons or point.last
 
 
 class Log(Hook):
-    """Reports loss, learning rate and speed every N steps, averaged over all workers since the last report.
+    """Reports every N steps the learning rate, and the mean loss and speed of all workers since the last report.
 
     The first step's time is excluded, because kernels are compiled in it on a machine's first run. If workers exchange
     results only at some steps, the report waits for the next of these steps. All reports are recorded.
@@ -316,8 +316,8 @@ class KeepFlushing(Hook):
         if not self._reported and subnormals.are_flushed():
             self._reported = True
             _log.warning(
-                "a library or a hook has switched off the flushing of subnormal numbers; it is switched on again; "
-                "to compute with them, pass --no-flush-denormals"
+                "a library or a hook has switched off the flushing of subnormal numbers; mpitrain has switched it on "
+                "again; to compute with subnormal numbers, pass --no-flush-denormals"
             )
 
 

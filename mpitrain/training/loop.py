@@ -147,7 +147,7 @@ class Loop:
 
     @property
     def skipped(self) -> bool:
-        """Whether the last gradient was discarded because its loss was not finite or it came too late."""
+        """Whether the last gradient was discarded: not finite (loss, or gradient in float16), or too late."""
         return not self._strategy.result.updated
 
     @property
@@ -193,7 +193,7 @@ class Loop:
             self._files.metrics.write(step, time.perf_counter() - self._began, values)
 
     def log(self, values: dict[str, float]) -> None:
-        """Record values of a script at this step; they are printed with the next report. Local; chief only."""
+        """Record a script's values at the current step; the next report prints them. Local; chief only."""
         self.report(self.step, values, show=False)
         self._unprinted |= values
 
@@ -215,7 +215,7 @@ class Loop:
 
     @property
     def stop_reason(self) -> str | None:
-        """Why a hook has called ``stop`` on this worker; None if none has."""
+        """Why a hook has called ``stop`` on this worker; None if no hook has."""
         return self._stop_reason
 
     def run(self) -> None:
@@ -243,7 +243,7 @@ class Loop:
             hook.end(self)
 
     def _next(self) -> WorkItem | None:
-        """Return the next work item, whose gradient to compute; None at the end. May wait for other workers."""
+        """Return the next work item; None at the end. Calls the hooks at consistent points; may wait for workers."""
         while isinstance(work := self._strategy.next(), ConsistentPoint):
             self._pause(work)
         self._step_began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Restarts from memory: every host keeps the newest state, and the ranks of the next attempt continue from it."""
+"""Restarts from memory: hosts keep the newest state in memory, and the ranks of the next attempt continue from it."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def resume_from_memory(
         newer_than: Use only a state of a higher step than this.
 
     Returns:
-        The progress and the extra state of this state on ranks with vectors; None on all ranks if there is no state.
+        The progress and the extra state, on ranks with vectors; None on all ranks if there is no newer state.
 
     Raises:
         CheckpointError: The newest state is of another model, optimizer or seed; on all ranks.

@@ -77,8 +77,8 @@ class Rank:
     def fail(self, error: BaseException) -> NoReturn:
         """Report an error and exit.
 
-        A user's error is printed by one rank, in one line, and every rank exits with status 2. After an unexpected
-        exception, the rank that raised it ends all ranks with status 1.
+        A user's error is printed in one line, normally by one rank, and every rank exits with the ``exit_status`` of
+        the error. After an unexpected exception, the rank that raised it ends all ranks with status 1.
         """
         if isinstance(error, UserError):
             self.status.set_failed(error, is_user_error=True)

@@ -1,4 +1,4 @@
-"""A process as a rank that runs a script, which may train, and continues afterwards."""
+"""A process as a rank that runs a script; the script may train, and continues afterwards."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class ScriptRank(Rank):
 
 
 def _has_threads() -> bool:
-    """Return whether this process has several threads: its child process, the rank, would lack them."""
+    """Return whether this process has several threads: a forked child process, as the rank, would lack them."""
     return len(os.listdir("/proc/self/task")) > 1
 
 

@@ -141,7 +141,7 @@ def _requested_run_dir(config: RunConfig) -> Path | None:
 
 
 def resumes_at(config: RunConfig) -> tuple[int, int]:
-    """Return the step, and the number of examples taken, of the checkpoint from which a run resumes; zeros if none."""
+    """Return step and data cursor of the checkpoint from which a run resumes; zeros if no checkpoint can be read."""
     path = _requested_run_dir(config) if config.run.resume == "auto" else Path(config.run.resume)
     if path is None or config.run.resume == "never":
         return 0, 0
@@ -153,7 +153,7 @@ def resumes_at(config: RunConfig) -> tuple[int, int]:
 
 
 def _find_files(request: TrainRequest, config: RunConfig, ranks: str) -> RunFiles:
-    """Return the files of the run, in a directory that exists; no file in it has changed yet."""
+    """Make the run directory, and return the files of the run; none of them is written yet."""
     folder = _requested_run_dir(config) or new_run_dir(request.name)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -169,7 +169,7 @@ def _find_files(request: TrainRequest, config: RunConfig, ranks: str) -> RunFile
 
 
 def _has_finished_early(folder: Path) -> bool:
-    """Return whether a hook has finished the run early; print it."""
+    """Return whether a hook has finished the run early; if so, print a message."""
     status = heartbeat.read(folder)
     if status is None or status.state != "finished early":
         return False

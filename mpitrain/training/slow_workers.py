@@ -13,8 +13,8 @@ from ..plan.hook import Hook, TrainingLoop
 from ..plan.progress import ConsistentPoint
 
 PERIOD_S = 10.0  # period over which workers are compared
-# Number of first steps, which are not compared, because kernels are compiled; their rate gives the first period in
-# steps.
+# Number of first steps. They are not compared, because kernels are compiled; their speed determines the number of steps
+# of the first period.
 _FIRST_STEPS = 10
 _TIMES_TYPICAL, _SHARE = 2.0, 0.2  # slow: more than twice the others' median, and by more than a fifth of the period
 _WAIT = span("wait")

@@ -23,8 +23,8 @@ from .loop import BACKWARD, FORWARD, HOOKS, LOAD, STEP, Loop
 
 _WAIT = span("wait")
 _OVERLAPS = (
-    "after a backward pass that has averaged and applied them already, which is the default if the first step neither "
-    "uses nor changes them: pass overlap=False to the Trainer"
+    "after a backward pass that has already averaged and applied them; this overlap is the default if the first step "
+    "neither uses nor changes gradients: pass overlap=False to the Trainer"
 )
 
 
@@ -60,7 +60,7 @@ class SteppedLoop(Loop):
     _overlaps: bool | None = None  # whether steps are not divided; None until this is decided in the first step
     _work: WorkItem | None = None  # the work item, until its step is finished
     _parts: list[Batch]  # the unfinished micro-batches of this step
-    _in_forward = _computed = False  # whether the first of them was handed out, and whether its gradient is computed
+    _in_forward = _computed = False  # whether ``_parts[0]`` was handed out, and whether its gradient is computed
 
     def open(self, overlap: bool | None = None, optimizers: Sequence[Collection[str] | None] = (None,)) -> None:
         """Begin to train. Collective over the workers.
@@ -115,7 +115,7 @@ class SteppedLoop(Loop):
 
     @contextlib.contextmanager
     def inference(self) -> Iterator[None]:
-        """Run the block in evaluation mode, in ``local`` with the first worker's parameters; then restore everything.
+        """Run the block in evaluation mode, in ``local`` with the first worker's parameters; then restore both.
 
         Collective over the workers if they take the same steps.
 
@@ -144,7 +144,7 @@ class SteppedLoop(Loop):
                 self._model.load_params()
 
     def finish_pending(self) -> None:
-        """Finish the step if its gradient is computed, and no update has followed."""
+        """Finish a divided step that has had a backward pass, unless an update has already ended this step."""
         step = self._divided_step
         if self._work is not None and step is not None and step.n_backward:
             self._check_params()
@@ -337,7 +337,7 @@ class SteppedLoop(Loop):
         """Check that the script has not changed parameters directly since the last update."""
         if self._watched is not None:
             self._watched.check_params()
-        if self._divided is not None and self.step & (self.step + 1) == 0:  # scripts do this in early steps
+        if self._divided is not None and self.step & (self.step + 1) == 0:  # steps 0, 1, 3, 7 ...: a check takes time
             self._divided_model.check_data_pointers()
 
     # Divided steps.
@@ -348,7 +348,10 @@ class SteppedLoop(Loop):
         return None if self._overlaps else self._divided
 
     def _decide(self, divide: bool) -> None:
-        """If this is not decided yet, divide steps if a worker must. Collective over the workers in the first step."""
+        """Unless it is decided already, decide whether steps are divided: they are if ``divide`` is True on a worker.
+
+        Collective over the workers in the first step.
+        """
         if self._overlaps is None:
             with _WAIT:
                 self._overlaps = not self.cluster.workers.allreduce(divide, op=MPI.LOR)

@@ -47,7 +47,7 @@ class ChiefFiles:
 
 
 class Telemetry:
-    """Prints messages from the beginning, and writes to the run directory once everything has been validated.
+    """Prints messages from the beginning, and writes to the run directory after ``open``.
 
     Construction is collective over all ranks.
 
@@ -156,7 +156,7 @@ class Telemetry:
         return self._cluster.rank_description, self._cluster.role, self._cluster.task_index
 
     def _measure_clock(self) -> trace.Offset:
-        """Measure the clock offset. Collective over all ranks if tracing is on."""
+        """Return the measured clock offset; zeros without tracing. Collective over all ranks if tracing is on."""
         return trace.Offset(*clock.measure(self._cluster.comm)) if self._recorder is not None else trace.Offset(0, 0, 0)
 
 

@@ -108,7 +108,8 @@ class Blocks:
         kind_of_tree, node_bytes, record_bytes, depth, root, count = struct.unpack_from("<BIHH2xQH", header, 5)
         if (kind_of_tree, record_bytes) != (kind, size) or depth > 16 or node_bytes > 1 << 16:
             raise UnsupportedStructure(MALFORMED)
-        # Bytes of two counts: the records in a child, and, by the child's depth, the records in all nodes below it
+        # Numbers of bytes that store two counts: the records in a child, and, by the child's depth, the records in the
+        # child and all nodes below it
         below = (node_bytes - 10) // size
         width, totals = _width(below), [0]
         for _ in range(depth):

@@ -52,7 +52,7 @@ def parse(read: Read, base: int, size: int) -> Structure:
         size: Number of bytes of the structure, which limits the work.
 
     Raises:
-        UnsupportedStructure: It is malformed, or uses parts of HDF5 that checkpoints do not use.
+        UnsupportedStructure: The structure is malformed, or uses parts of HDF5 that checkpoints do not use.
     """
     try:
         return _Parser(Blocks(read, base, size)).structure()
@@ -258,7 +258,7 @@ def _shape(space: bytes) -> Shape | None:
 
 
 def _dtype(name: str, data: bytes) -> np.dtype[Any]:
-    """Return the dtype in a datatype message (IV.A.2.d): little-endian numbers in NumPy's formats, or its bool."""
+    """Return the dtype in a datatype message (IV.A.2.d): a little-endian number in a NumPy format, or NumPy's bool."""
     size = struct.unpack_from("<I", data, 4)[0]
     kind, bits, properties = data[0] & 15, data[1:4], data[8:]
     if kind == 0 and size in (1, 2, 4, 8) and properties[:4] == struct.pack("<HH", 0, 8 * size) and not bits[0] & ~8:

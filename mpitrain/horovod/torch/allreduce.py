@@ -111,7 +111,7 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """Return the reduction of a tensor over all ranks; its gradient is reduced in the same way."""
+    """Return the reduction of a tensor over all ranks; gradients of Sum, Average and Adasum are reduced alike."""
     group = [tensor]
     scales = (prescale_factor, postscale_factor)
     return _grouped_allreduce(group, to_reduce_op(op, average), name, compression, scales, process_set)[0]
@@ -127,7 +127,7 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
-    """Return the reductions of tensors of one type, as one operation; their gradients are reduced in the same way."""
+    """Return the reductions of tensors of one type, as one operation; see ``allreduce`` for their gradients."""
     scales = (prescale_factor, postscale_factor)
     return _grouped_allreduce(tensors, to_reduce_op(op, average), name, compression, scales, process_set)
 

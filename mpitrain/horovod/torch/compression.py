@@ -51,7 +51,7 @@ def check_compression(compression: type[Compressor]) -> None:
     """Check that an argument has the interface of a compressor.
 
     Raises:
-        ValueError: It has not.
+        ValueError: The argument does not have the methods ``compress`` and ``decompress``.
     """
     if not all(callable(getattr(compression, name, None)) for name in ("compress", "decompress")):
         raise ValueError(f"compression must be Compression.none, Compression.fp16 or a Compressor, not {compression!r}")

@@ -47,7 +47,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
         ValueError: The optimizer is LBFGS, whose state does not belong to parameters.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise ValueError("the state of LBFGS cannot be broadcast; every rank starts with none")
+        raise ValueError("the state of LBFGS cannot be broadcast; every rank starts without state")
     state = optimizer.state_dict()
     if not state["state"]:
         _set_missing_gradients(optimizer)

@@ -321,7 +321,7 @@ class _Distributed(torch.optim.Optimizer):
         return evaluate
 
     def _mean(self, loss: Any) -> Any:
-        """Return the mean loss of the ranks, so that optimizers that use it, as LBFGS, do the same on all ranks."""
+        """Return the mean loss of the ranks, so that optimizers that use the loss have the same value on all ranks."""
         if not isinstance(loss, Tensor) or not self._group_of:
             return loss
         name = f"{next(iter(self._parameter_names.values()))}.loss"

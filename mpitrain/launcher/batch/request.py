@@ -66,7 +66,7 @@ class SubmitRequest:
         resources: The resources that the job requests.
         options: How the job is made and submitted.
         workload: The work that the ranks execute.
-        points: The combinations of values of a sweep; an array task runs each of them.
+        points: The combinations of values of a sweep; each of them is run by one array task.
 
     Raises:
         ConfigError: The values of a point contradict the other options.

@@ -86,7 +86,7 @@ def _check_roles(resources: Resources, workload: Workload) -> None:
         workload.check_ranks(resources.ranks)
         return
     if not isinstance(workload, JobRequest):
-        raise ConfigError("--ps-nodes requires a job with parameter servers, but a program is submitted; remove it")
+        raise ConfigError("--ps-nodes requires a job with parameter servers, not a program; remove --ps-nodes")
     config = workload.config
     if not config.uses_servers:
         modes = names_of_modes(lambda mode: mode.uses_servers)
@@ -110,7 +110,7 @@ def _check_follow(system: BatchSystem, batch: Batch) -> None:
     if batch.in_tasks or not system.can_follow:
         names = " or ".join(other.title for other in SYSTEMS.values() if other.can_follow)
         raise ConfigError(
-            f"--follow supports only a single job of {names}; remove it, and list the runs with mpitrain runs instead"
+            f"--follow supports only a single job of {names}; remove --follow, and list the runs with mpitrain runs"
         )
 
 

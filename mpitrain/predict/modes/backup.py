@@ -1,4 +1,4 @@
-"""``backup``: a step uses its first gradients, and drops later ones; models ``strategy.ps.backup``."""
+"""``backup``: a step uses the gradients that arrive first, and drops later ones; models ``strategy.ps.backup``."""
 
 from __future__ import annotations
 

@@ -50,8 +50,8 @@ class AsyncStore(ParameterStore):
 class Async(PsStrategy):
     """Applies every gradient as one step, on arrival; in ``ssp``, workers also wait for the slowest worker.
 
-    A gradient that comes from a GPU is sent to each shard as soon as that shard's part is ready: the GPU continues to
-    compute meanwhile.
+    A gradient that comes from a GPU is sent to each shard as soon as that shard's part is ready, while the GPU computes
+    the other parts, unless the worker clips the gradient or applies momentum.
 
     Args:
         devices: The devices of this worker.
@@ -114,7 +114,7 @@ class Async(PsStrategy):
                 self._posted.add(s)
 
     def _clip(self) -> float:
-        """Return the factor that limits the gradient's norm to the optimizer's ``clip_norm``."""
+        """Return the factor that limits the gradient's norm to ``clip_norm``; 1.0 if this worker does not clip."""
         measure = self._measure
         if measure is None:
             return 1.0

@@ -32,8 +32,9 @@ _NAMESPACE = "unsent gradients"  # namespace of the extra state
 class PsStrategy:
     """The common part of the modes with servers; see ``base.Strategy`` for the methods.
 
-    All methods are local, except ``next`` before and after a ``ConsistentPoint``, ``snapshot`` and ``close``. In
-    ``ssp``, ``finish`` of a worker on another node than the first server may wait for slower workers.
+    All methods are local, except ``start``, ``next`` before and after a ``ConsistentPoint``, ``snapshot``,
+    ``extra_state`` and ``close``. In ``ssp``, ``finish`` may wait for slower workers if the first server is on another
+    node.
 
     A subclass implements ``finish``, which takes the loss with ``take_loss``, calls ``advance_to``, and sets
     ``result``. It may override ``allocate``, ``least_version``, ``read_params``, ``vector`` and ``unsent``.
@@ -197,7 +198,7 @@ class PsStrategy:
     def extra_state(self) -> ExtraState:
         """Return state of the mode that is not in the vectors; ``start`` restores it. Collective over the workers.
 
-        This state is the sum over the workers of gradient parts that compression has not sent.
+        This state is the sum over the workers of each vector in ``unsent``.
         """
         values: dict[str, Value] = {}
         for name, own in self.unsent().items():

@@ -126,7 +126,7 @@ class CollectedSteps(CoordinatorMemory):
 
     Args:
         places: The number of gradients of a step.
-        on_one_node: Whether the workers of a step update the parameters themselves, and the step counts afterwards.
+        on_one_node: Whether the workers of a step update the parameters themselves; the step is done afterwards.
     """
 
     def __init__(self, shared: SharedArrays, workers: int, places: int, on_one_node: bool = False) -> None:

@@ -85,8 +85,8 @@ class CoordinatorState(NamedTuple):
 
     Attributes:
         done: Number of applied steps, including those before a resume.
-        begun: Number of steps for which work items were assigned, including those before a resume.
-        items: Number of assigned work items.
+        begun: The step of the next work item; equal to ``done`` when all earlier steps are applied.
+        items: The number of the next work item; the first number of a run is its first step.
         loss: Sum of the losses of this run's steps that were not skipped.
         skipped: Number of this run's steps that were skipped because their loss was not finite.
         worker_stats: Statistics of each worker.

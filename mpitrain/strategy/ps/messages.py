@@ -40,8 +40,8 @@ class Operation(NamedTuple):
     """The messages of a kind of request.
 
     Attributes:
-        request: The type of its message.
-        reply: The type of the reply's message.
+        request: The type of the request's record.
+        reply: The type of the reply's record.
         method: The method of ``CoordinatorMemory`` that the server calls with the request's fields; empty if the server
             has a method for this kind.
     """

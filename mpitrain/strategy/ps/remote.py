@@ -165,8 +165,8 @@ class RemoteCoordinator:
 class RemoteStepCounter(RemoteCoordinator):
     """The ``StepCoordinator`` of ``async`` and ``ssp`` on another node.
 
-    The reply to ``finish`` brings the next assignment and parameters, unless these are prefetched, so that a step takes
-    two round trips: this one, and the one of the gradient.
+    The reply to ``finish`` brings the next assignment and, unless they are prefetched, the parameters of the first
+    server. A step therefore takes two round trips to this server: the gradient and ``finish``.
 
     Args:
         shard: The first server's shard.

@@ -77,7 +77,7 @@ class Shard:
     Args:
         shared: The shared memory of its node.
         ranges: Disjoint ranges of the vector, in ascending order.
-        updater: Bound to the node's vectors, of which only the ranges are this shard's.
+        updater: Bound to the node's vectors, of which this shard updates only ``ranges``.
         vectors: The node's vectors by name, including ``params``, shape (layout.size,).
         frozen: The entries that the updater does not change for now.
         waiting: How to wait for the lock.
@@ -123,7 +123,7 @@ class Shard:
             return int(self._words[_VERSION])
 
     def apply(self, grads: Array, push: Push) -> int:
-        """Update the parameters with one gradient; return its staleness: updates since the version that it is based on.
+        """Update the parameters with one gradient; return its staleness: the number of steps since ``push.version``.
 
         Args:
             grads: Shape (layout.size,), or (``size``,): the ranges concatenated. ``grads`` is overwritten if the

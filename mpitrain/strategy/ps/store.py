@@ -137,7 +137,7 @@ class ParameterStore(ABC):
 
     @abstractmethod
     def step_coordinator(self, shards: Sequence[ShardClient]) -> StepCoordinator:
-        """Return the step coordinator for this worker, which accesses the shards by ``shards``."""
+        """Return the step coordinator for this worker; ``shards`` are the worker's clients of all shards."""
 
     def start(self, progress: Progress) -> None:
         """Begin to train from ``initial_vectors``, which have been filled. Collective over all ranks."""
@@ -191,7 +191,7 @@ class ParameterStore(ABC):
         return np.zeros(0) if self.requests.client is None else self.requests.client.residual
 
     def senders(self) -> Iterator[tuple[int, int, int]]:
-        """Yield ranges that this worker sends to servers on other nodes, each with its number of sending workers."""
+        """Yield (lo, hi, n) for each range that n workers, including this worker, send to a server on another node."""
         nodes, workers = self.nodes, self.cluster.worker_ranks
         for ranges, holder in zip(self._ranges, self._holders, strict=True):
             if not nodes.same(self.cluster.rank, holder):

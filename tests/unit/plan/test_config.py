@@ -34,7 +34,7 @@ from mpitrain.plan.config import RunConfig
         ({"mode": "local", "outer_optimizer": "sgd", "compress": "topk:0.1"}, "--compress topk.*int4"),
         ({"compress": "int4"}, "--compress int4 .*sync.*powersgd:RANK.*package.module:Class"),
         ({"compress": ""}, "--compress is ''"),
-        ({"compress": "float32"}, "--compress float32 .*--dtype is float32"),
+        ({"compress": "float32"}, "--compress float32 .*--dtype float32"),
         ({"mode": "local", "outer_optimizer": "sgd", "outer_learning_rate": math.inf}, "--outer-learning-rate is inf"),
         ({"mode": "ssp", "prefetch_params": True}, "--prefetch-params .*--mode async"),
         ({"mode": "backup", "staleness_scaling": True}, "--staleness-scaling .*backup"),

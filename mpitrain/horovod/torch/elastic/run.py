@@ -33,9 +33,9 @@ class HostsUpdatedInterrupt(RuntimeError):
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a function whose first argument is a ``State``. Calls are collective over all ranks.
 
-    The function starts with the state of the first rank. If an operation fails on all ranks, it starts again with the
-    committed state. After a rank has died, all ranks must be restarted, as by ``mpitrain run --max-restarts``. The
-    function then starts with the state that was committed in the run directory, on any number of ranks.
+    The function starts with the state of the first rank. If an operation fails on all ranks, the function starts again
+    with the committed state. After a rank has died, all ranks must be restarted, as by ``mpitrain run --max-restarts``.
+    The function then starts with the state that was committed in the run directory, on any number of ranks.
     """
 
     @functools.wraps(func)

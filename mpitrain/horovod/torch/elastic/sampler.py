@@ -28,7 +28,7 @@ class ElasticSampler(Sampler[int]):
         self.repartition()
 
     def repartition(self) -> None:
-        """Divide the examples among the ranks; if there are too few for equal shares, some occur twice."""
+        """Divide the unprocessed examples among the ranks; to make equal shares, some examples may be repeated."""
         current = world.current()
         self.rank, self.num_replicas = current.rank, current.size
         indices = list(range(len(self.dataset)))
