@@ -68,7 +68,7 @@ def job(
         blocks: Number of blocks.
         heads: Attention heads of a block.
         dropout: Fraction of the values that are dropped.
-        learning_rate: AdamW's largest step size; it rises for 100 steps, then decays along half a cosine.
+        learning_rate: AdamW's largest learning rate, reached after 100 steps; it then decays along half a cosine.
         steps: Number of training steps.
         text: A file of ASCII text; the first chapters of Moby-Dick by default.
     """

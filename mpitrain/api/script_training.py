@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class ScriptTraining(ScriptRun):
-    """The base class of ``Trainer`` that begins and ends training, with these attributes."""
+    """A base class of ``Trainer``: begins and ends training."""
 
     chief: bool
     _source: tuple[str, int]  # file and line where the Trainer is made, for error messages

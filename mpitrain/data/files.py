@@ -50,8 +50,8 @@ class UnchangedFile:
             raise DataError(f"{self.path}: {error.strerror}; it was removed during the run") from error
         if state != self._state:
             raise DataError(
-                f"{self.path} was changed during the run: it had {self._state[0]:,} bytes and has {state[0]:,}; start "
-                "the run again with files that do not change"
+                f"{self.path} was changed during the run: its size ({self._state[0]:,} bytes before, {state[0]:,} now) "
+                "or modification time differs; start the run again with files that do not change"
             )
 
     @contextlib.contextmanager

@@ -254,7 +254,7 @@ def test_modes_and_hooks_of_the_user_stay() -> None:
     ours.train(2)
     ours.model.evaluate(ours.loader.batch(0, 4))
     ours.step(2)
-    # The first call is the trial before training.
+    # The last four calls; earlier ones are from the check of the model before training.
     assert calls[-4:] == [True, True, False, True] and not ours.job.model[1].training
     assert not ours.plan.layout.views(ours.params)["1.running_mean"].any()
 

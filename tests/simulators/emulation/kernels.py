@@ -68,7 +68,7 @@ class EmulatedKernels:
         """Run a kernel to its end.
 
         Raises:
-            AssertionError: An argument has the wrong type, or the kernel broke a rule, such as an access out of bounds.
+            AssertionError: An argument has the wrong type, or the kernel has an error, such as an access out of bounds.
         """
         assert kernel.stored in sources.TYPES[kernel.source]
         assert 0 < grid[0] < 2**31 and 0 < grid[1] < 2**16, f"{kernel.name}: grid {grid}"

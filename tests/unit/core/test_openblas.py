@@ -9,6 +9,12 @@ from mpitrain.core.openblas import KERNELS, choose_kernels
 ZEN_4 = "vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\nflags\t\t: fpu avx avx2 fma avx512f avx512dq \n"
 
 
+@pytest.fixture(autouse=True)
+def _own_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep what the package has chosen for this process, which other tests remove from the environment of runs."""
+    monkeypatch.setattr("mpitrain.core.openblas.CHOSEN", {})
+
+
 @pytest.mark.parametrize(
     ("cpuinfo", "chosen"),
     [
