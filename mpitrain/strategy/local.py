@@ -63,7 +63,7 @@ class Local(BulkSynchronous, UpdatesOnRequest):
         self._averaging = self._local if parallel.first_local_step == 0 else Averaging(self._own)
         if parallel.first_local_step >= plan.train_steps:
             _log.info(
-                "--mode local has no effect: training ends at step %d, before --local-after %d",
+                "--mode local has no effect: training ends at step %d, and --local-after is %d",
                 plan.train_steps,
                 parallel.first_local_step,
             )
@@ -192,7 +192,7 @@ class Local(BulkSynchronous, UpdatesOnRequest):
         comm.Allgather(np.array([loss, counted, skipped, self.flags, kind]), all_workers)
         if (all_workers[:, _KIND] != kind).any():
             raise JobError(
-                "the workers do different things in a step before --local-after: all workers "
+                "the workers have made different calls in a step before --local-after: all workers "
                 "must call step and use gradients in the same steps",
                 on_all_ranks=True,
             )

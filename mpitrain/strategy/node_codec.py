@@ -42,7 +42,7 @@ def _why_unused(plan: Plan, hierarchy: Hierarchy) -> str:
     if hierarchy.n_nodes == 1:
         return "all workers are on one node"
     if first >= plan.train_steps:
-        return f"training ends at step {plan.train_steps:,}, before --compress-after {first:,}"
+        return f"training ends at step {plan.train_steps:,}, and --compress-after is {first:,}"
     if compression is not None and compression.rank and not compresses_any(plan.layout, compression.rank):
         return "it reduces no parameter to half its size; use a smaller rank"
     return ""
