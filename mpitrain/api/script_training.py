@@ -90,7 +90,9 @@ class ScriptTraining(ScriptRun):
         rank = self._rank
         with rank.errors_end_the_run():
             if self._loop is not None:
-                if not self._loop.n_updates and not self._began_at and not self._session.stopped:
+                # With servers, the other workers may have taken all batches.
+                had_no_work = self._loop.has_had_no_work or self._began_at or self._session.stopped
+                if not had_no_work and not self._loop.n_updates:
                     raise JobError("trainer.step() was never called: call it after trainer.backward(loss)")
                 self._loop.close()
                 if self._config.training.goal is not None and self._loop.validation_step < 0:

@@ -264,6 +264,31 @@ def test_mistakes_in_the_loop(openmpi: Mpi, n: int, fault: str, tmp_path: Path) 
     assert "Traceback" not in done.stderr
 
 
+TWO_BATCHES = """
+import torch
+import mpitrain
+
+torch.manual_seed(0)
+model = torch.nn.Linear(2, 1)
+trainer = mpitrain.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1))
+loader = trainer.loader(torch.utils.data.TensorDataset(torch.randn(8, 2)), batch_size=4)
+for _ in trainer.epochs(1):
+    for (inputs,) in loader:
+        trainer.backward(model(inputs).mean())
+        trainer.step()
+trainer.print("ended")
+"""
+
+
+def test_a_worker_that_gets_no_batch_ends_as_the_others(openmpi: Mpi, tmp_path: Path) -> None:
+    """With a server, three workers divide two batches."""
+    script = tmp_path / "script.py"
+    script.write_text(TWO_BATCHES)
+    flags = ["--mode", "async", "--ps", "1", "--run-dir", tmp_path / "run"]
+    done = openmpi.run(4, "-m", "mpitrain", "train", *flags, script)
+    assert done.returncode == 0 and "ended" in done.stdout, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(
     ("n", "launch"),
     [
