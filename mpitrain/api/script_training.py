@@ -91,8 +91,8 @@ class ScriptTraining(ScriptRun):
         with rank.errors_end_the_run():
             if self._loop is not None:
                 # With servers, the other workers may have taken all batches.
-                had_no_work = self._loop.has_had_no_work or self._began_at or self._session.stopped
-                if not had_no_work and not self._loop.n_updates:
+                got_no_batch = self._loop.had_work is False
+                if not (self._loop.n_updates or self._began_at or self._session.stopped or got_no_batch):
                     raise JobError("trainer.step() was never called: call it after trainer.backward(loss)")
                 self._loop.close()
                 if self._config.training.goal is not None and self._loop.validation_step < 0:

@@ -44,15 +44,14 @@ class SteppedLoop(Loop):
 
     Attributes:
         n_updates: Number of calls of ``update``.
-        has_had_no_work: Whether training has ended before this worker got a work item.
+        had_work: Whether this worker has got a work item; None before the first ``take``.
     """
 
     reuses_batches = False
     shows_vectors = True
     n_updates = 0
-    has_had_no_work = False
+    had_work: bool | None = None
 
-    _has_had_work = False
     _stepped_model: SteppedModel
     _divided: DividedStep | None = None  # set if steps can be divided
     _divided_model: DividedModel  # set if ``_divided`` is set
@@ -114,8 +113,7 @@ class SteppedLoop(Loop):
         if self._work is None:
             with np.errstate(all="ignore"):
                 self._work = self._next()
-            self._has_had_work |= self._work is not None
-            self.has_had_no_work = not self._has_had_work
+            self.had_work = bool(self.had_work) or self._work is not None
         return self._work
 
     @contextlib.contextmanager
