@@ -16,7 +16,7 @@ _COMMAND = re.compile(r"^ {4}((?:mpitrain|mpirun|python|srun|sbatch) (?:.*\\\n)*
 _NOT_EXECUTED = {
     r"(FLAGS|ARGUMENTS)": "a pattern, not a command",
     r"mpitrain (probe|simulate|tune)": "takes a minute or more; tests/launcher/test_probe.py and test_tune.py",
-    r"mpitrain scale": "changes a live run; tests/hosts/test_launching.py",
+    r"mpitrain scale": "changes a live run; tests/launcher/test_recovery.py",
     r"(lightning|accelerate)_script": "needs other environments; tests/torch/test_programs.py",
     r"^srun": "in a batch script; slurm/srun.sbatch is executed",
 }
