@@ -6,6 +6,8 @@ from ..core.layout import Array
 from .arguments import within
 from .layer import Context, Layer
 
+NO_ACTIVATION = "none", 0.0  #: Kind and slope of the identity, for operations that apply an activation.
+
 
 class Activation(Layer):
     """An element-wise function.
@@ -13,25 +15,25 @@ class Activation(Layer):
     Attributes:
         kind: The function's name in operations.
         slope: Slope of a leaky ReLU for negative x.
-        follows_bias: Whether the previous layer applies it, together with its bias. Set by the container.
+        is_fused: Whether the layer before or after applies it. Set by the container.
         in_place: Overwrite ``x``. Set by the container if no other layer reads x.
     """
 
     supports_amp = True
     kind: str
     slope = 0.0
-    follows_bias = False
+    is_fused = False
     in_place = False
 
     def forward(self, x: Array, ctx: Context) -> Array:
-        if self.follows_bias:
+        if self.is_fused:
             return x
         x = self.cast_input(x, "x")
         y, self._kept = self.ops.activate(x, self.kind, self.slope, self.in_place, self.activations)
         return y
 
     def backward(self, dy: Array) -> Array:
-        if self.follows_bias:
+        if self.is_fused:
             return dy
         dy = self.cast_input(dy, "dy")
         self.ops.activate_backward(self._kept, self.kind, self.slope, dy)

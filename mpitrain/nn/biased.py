@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..core.layout import Array
+from .activation import NO_ACTIVATION
 from .layer import Layer
 
 
@@ -17,7 +18,7 @@ class Biased(Layer):
     has_bias: bool
     bias: Array
     bias_grad: Array
-    activation: tuple[str, float] = "none", 0.0
+    activation: tuple[str, float] = NO_ACTIVATION
 
     def finish(self, product: Array, bias: Array | None) -> Array:
         """Return the layer's output from its product, which may be overwritten.

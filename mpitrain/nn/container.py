@@ -10,12 +10,13 @@ import numpy as np
 
 from ..core.layout import Array, Shape
 from ..errors import JobError
-from .activation import GELU, Activation, LeakyReLU, ReLU, Sigmoid, Tanh
+from .activation import GELU, NO_ACTIVATION, Activation, LeakyReLU, ReLU, Sigmoid, Tanh
 from .biased import Biased
 from .conv import Conv2D
 from .dense import Dense
 from .layer import Context, Layer, walk
 from .normalize import BatchNorm, LayerNorm
+from .pool import MaxPool
 from .shape import Flatten, Reshape
 
 # Layers whose backward does not read the output of forward, so that the next layer may overwrite it.
@@ -53,11 +54,11 @@ class Sequential(Layer):
     def build(self, shape: Shape) -> Shape:
         needs_dx = self.needs_dx
         self._first = 0 if needs_dx else len(self.layers)
+        _fuse_activations(self.layers)
         for i, (name, layer) in enumerate(self.children()):
             layer.needs_dx = needs_dx
             if isinstance(layer, ReLU):
                 layer.in_place = i > 0 and isinstance(self.layers[i - 1], FORGETS_OUTPUT)
-            _join(self.layers[i - 1] if i > 0 else None, layer)
             try:
                 shape = layer.build(shape)
             except JobError as error:
@@ -121,14 +122,29 @@ class Residual(Sequential):
         return around
 
 
-def _join(before: Layer | None, layer: Layer) -> None:
-    """Fuse an activation with the layer before it, if that layer adds a bias; undo what another container has fused."""
-    if isinstance(layer, Biased):
-        layer.activation = Biased.activation
-    elif isinstance(layer, Activation):
-        layer.follows_bias = False
-        if isinstance(before, Biased) and type(before) in _BIASED and before.has_bias and type(layer) in _ACTIVATIONS:
-            before.activation, layer.follows_bias = (layer.kind, layer.slope), True
+def _fuse_activations(layers: tuple[Layer, ...]) -> None:
+    """Let MaxPool apply the ReLU before it, and layers with a bias the activation after them.
+
+    Undoes what another container has fused.
+    """
+    for layer in layers:
+        if isinstance(layer, Biased | MaxPool):
+            layer.activation = NO_ACTIVATION
+        elif isinstance(layer, Activation):
+            layer.is_fused = False
+    for before, layer, after in zip((None, *layers), layers, (*layers[1:], None), strict=False):
+        applier = _applier(before, layer, after)
+        if isinstance(layer, Activation) and applier is not None:
+            applier.activation, layer.is_fused = (layer.kind, layer.slope), True
+
+
+def _applier(before: Layer | None, layer: Layer, after: Layer | None) -> Biased | MaxPool | None:
+    """Return the neighbour that applies ``layer``, if this is an activation that a neighbour can apply."""
+    if type(layer) is ReLU and type(after) is MaxPool:
+        return after
+    if type(layer) in _ACTIVATIONS and isinstance(before, Biased) and type(before) in _BIASED and before.has_bias:
+        return before
+    return None
 
 
 def _takes_integers(layers: tuple[Layer, ...]) -> bool:

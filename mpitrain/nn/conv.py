@@ -186,8 +186,7 @@ class Conv2D(Biased):
         """Return ``x`` with its border of zeros."""
         if not self._grid.is_padded:
             return self.device.xp.ascontiguousarray(x)
-        padded = self.activations("padded", self._grid.padded_shape(len(x)))
-        padded[...] = 0
+        padded = self.activations("padded", self._grid.padded_shape(len(x)), fill=0)
         self._grid.inside(padded)[...] = x
         return padded
 
@@ -210,18 +209,19 @@ class Conv2D(Biased):
         return self._plan.forward is None and self._grid.window_size < self.filters
 
     def _windows(self, images: slice, rows: slice) -> Array:
-        """Return the buffer of a block's windows, shape (windows, window size plus one for a bias)."""
+        """Return the buffer of a block's windows, shape (windows, window size plus one for a bias).
+
+        The additional column contains ones.
+        """
         columns = self._grid.window_size + self._multiplies_bias
         span = self._grid.span(images, rows)
         if not self._keeps_windows:
-            return self.activations("windows", (span.stop - span.start, columns))
+            return self.activations("windows", (span.stop - span.start, columns), fill=1)
         all_windows = len(self._padded) * self._grid.rows.windows * self._grid.columns.windows
-        return self.activations("windows", (all_windows, columns))[span]
+        return self.activations("windows", (all_windows, columns), fill=1)[span]
 
     def _lay_out(self, images: slice, rows: slice, windows: Array) -> None:
         self._grid.copy(self.ops, self._padded[images], rows, windows)
-        if self._multiplies_bias:
-            windows[:, -1] = 1
 
 
 def _pair(layer: Layer, name: str, value: Any) -> tuple[int, int]:

@@ -163,9 +163,9 @@ class Layer:
         """Return a parameter rounded to the compute type, for products. Call it in ``forward``."""
         return parameter if self.compute_dtype is None else self._cast(parameter, tag, self.compute_dtype)
 
-    def activations(self, tag: str, shape: Shape) -> Array:
+    def activations(self, tag: str, shape: Shape, fill: float | None = None) -> Array:
         """Return a ``buffer`` in the layer's compute type."""
-        return self.buffer(tag, shape, self.compute_dtype)
+        return self.buffer(tag, shape, self.compute_dtype, fill)
 
     form, taken, widened = Renamed("dispatch"), Renamed("cast_input"), Renamed("cast_output")
     operand, narrow, mixed = Renamed("cast_param"), Renamed("compute_dtype"), Renamed("supports_amp")
@@ -180,14 +180,16 @@ class Layer:
         """Bytes of all buffers."""
         return sum(buffer.nbytes for buffer in self._buffers.values())
 
-    def buffer(self, tag: str, shape: Shape, dtype: Any = None) -> Array:
-        """Return uninitialized memory of this layer, the same at every call with this tag and shape.
+    def buffer(self, tag: str, shape: Shape, dtype: Any = None, fill: float | None = None) -> Array:
+        """Return memory of this layer, the same at every call with this tag and shape.
 
-        New arrays would cost page faults at every step.
+        New arrays would cost page faults at every step. The first call sets the elements to ``fill`` unless it is None.
         """
         buffer = self._buffers.get((tag, shape))
         if buffer is None:
             buffer = self._buffers[tag, shape] = self.device.empty(shape, self.dtype if dtype is None else dtype)
+            if fill is not None:
+                buffer[...] = fill
         return buffer
 
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from ..core.layout import Array, Shape
 from ..errors import JobError
+from .activation import NO_ACTIVATION
 from .arguments import positive, wrong_shape
 from .layer import Context, Layer
 
@@ -40,9 +41,14 @@ class MaxPool(_Pool):
         size: Height and width of the window, at most 16.
         stride: Stride of the window; by default ``size``.
         name: Overrides the name that the model assigns.
+
+    Attributes:
+        activation: Kind and slope of the ReLU before this layer, which this layer applies to its fewer outputs: the
+            result and the gradients are the same. Set by the container.
     """
 
     supports_amp = True
+    activation: tuple[str, float] = NO_ACTIVATION
 
     def __init__(self, size: int, stride: int | None = None, name: str | None = None) -> None:
         super().__init__(size, stride, name)
@@ -55,12 +61,14 @@ class MaxPool(_Pool):
         y = self.activations("y", (len(x), *self._output))
         self._place = self.buffer("place", y.shape, np.uint8)
         self.ops.max_pool(x, self.size, self.stride, y, self._place)
+        y, self._kept = self.ops.activate(y, *self.activation, True, self.activations)
         return y
 
     def backward(self, dy: Array) -> Array | None:
         if not self.needs_dx:
             return None
         dy = self.cast_input(dy, "dy")
+        self.ops.activate_backward(self._kept, *self.activation, dy)
         dx = self.activations("dx", self._shape)
         self.ops.max_pool_backward(dy, self._place, self.size, self.stride, dx)
         return dx

@@ -58,8 +58,31 @@ def _max_pool_2(x: Array, stride: int, y: Array, place: Array) -> None:
                     largest[c], source[c] = fourth[c] if larger else value, np.uint8(3) if larger else k
 
 
-@kernel
 def max_pool_backward(dy: Array, place: Array, size: int, stride: int, dx: Array) -> None:
+    if stride == size and dx.shape[1] == dy.shape[1] * size and dx.shape[2] == dy.shape[2] * size:
+        _write_maxima(dy, place, size, dx)
+    else:
+        _add_maxima(dy, place, size, stride, dx)
+
+
+@kernel
+def _write_maxima(dy: Array, place: Array, size: int, dx: Array) -> None:
+    """Write ``dx`` once: each element is in exactly one window."""
+    zero = dx.dtype.type(0)
+    for n in range(dy.shape[0]):
+        for i in range(dy.shape[1]):
+            for down in range(size):
+                line = dx[n, i * size + down]
+                for j in range(dy.shape[2]):
+                    gradient, source = dy[n, i, j], place[n, i, j]
+                    for right in range(size):
+                        target, k = line[j * size + right], np.uint8(down * size + right)
+                        for c in range(dy.shape[3]):
+                            target[c] = gradient[c] if source[c] == k else zero
+
+
+@kernel
+def _add_maxima(dy: Array, place: Array, size: int, stride: int, dx: Array) -> None:
     zero = dx.dtype.type(0)
     dx[:] = 0
     for n in range(dy.shape[0]):

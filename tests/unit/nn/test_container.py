@@ -138,6 +138,37 @@ def test_a_relu_overwrites_only_what_nobody_else_reads():
     assert [relu.in_place for relu in relus] == [False, True, False, False]
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("size", "stride"), [(2, 2), (3, 2), (2, 1), (2, 3)])
+def test_a_pool_applies_the_relu_before_it_with_the_same_result(size, stride, bias):
+    outcomes = []
+    for relu, kind in ((nn.ReLU(), "relu"), (nn.Sequential(nn.ReLU()), "none")):  # not fused in another container
+        pool = nn.MaxPool(size, stride)
+        model = nn.Sequential(nn.Conv2D(2, 3, 3), nn.Conv2D(3, 4, 3, bias=bias), relu, pool)
+        _, params, grads = bound(model, (8, 8, 2))
+        assert pool.activation[0] == kind
+        rng = np.random.default_rng(1)
+        params[...] = rng.standard_normal(len(params))
+        y = model.forward(rng.random((5, 8, 8, 2)), nn.Context()).copy()
+        assert 0 < (y == 0).sum() < y.size
+        model.backward(rng.standard_normal(y.shape))
+        outcomes.append((y, grads))
+    for fused, separate in zip(*outcomes, strict=True):
+        np.testing.assert_array_equal(fused, separate)
+
+
+def test_a_layer_in_another_container_applies_no_activation_of_the_first():
+    dense, relu, pool = nn.Dense(2, 2), nn.ReLU(), nn.MaxPool(1)
+    bound(nn.Sequential(dense, relu), (2,))
+    assert dense.activation[0] == "relu" and relu.is_fused
+    bound(nn.Sequential(relu, pool), (2, 2, 1))
+    assert pool.activation[0] == "relu" and relu.is_fused
+    bound(nn.Sequential(nn.Reshape(4), nn.Tanh(), relu), (2, 2, 1))
+    bound(nn.Sequential(pool, nn.Reshape(4), nn.Dense(4, 2)), (2, 2, 1))
+    bound(nn.Sequential(dense), (2,))
+    assert dense.activation[0] == pool.activation[0] == "none" and not relu.is_fused
+
+
 def test_initial_values_depend_on_the_seed_and_the_name_alone():
     def weights(seed, *layers):
         model = nn.Sequential(*layers)
