@@ -34,7 +34,7 @@ def figure(chart: Chart) -> dict[str, Any]:
     layout: dict[str, Any] = {
         "height": _HEIGHT,
         "margin": {"l": 60, "r": 12, "t": 30, "b": 52},
-        "xaxis": {"title": {"text": _text(chart.x)}, "automargin": True, "separatethousands": True},
+        "xaxis": {"title": {"text": _text(chart.x), "standoff": 8}, "automargin": True, "separatethousands": True},
         "yaxis": {
             "title": {"text": _text(chart.y)},
             "automargin": True,
@@ -42,7 +42,7 @@ def figure(chart: Chart) -> dict[str, Any]:
             "separatethousands": True,
         },
         "showlegend": 1 < len(names) <= _MAX_NAMED,
-        "legend": {"orientation": "h", "y": -0.22, "yanchor": "top", "x": 0, "xanchor": "left", "traceorder": "normal"},
+        "legend": {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0, "xanchor": "left", "traceorder": "normal"},
         "hovermode": "x unified" if len(traces) <= _MAX_NAMED else "closest",
     }
     if chart.scale == "log":
