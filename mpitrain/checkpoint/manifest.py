@@ -37,7 +37,7 @@ HEAD = len(_MAGIC) + LENGTH + 1 + _DIGITS + 1  # bytes of the first two lines
 
 
 class DamagedManifest(ValueError):
-    """The block is damaged or missing; the message states which."""
+    """The block is damaged or missing; the message states the problem."""
 
 
 class Range(NamedTuple):
@@ -67,7 +67,7 @@ class Manifest:
     structure: Any = None
 
     def pack(self) -> bytes:
-        """Return the block, ``block`` bytes."""
+        """Return the block, which has ``block`` bytes."""
         arrays = {name: ranges if len(ranges) > 1 else ranges[0] for name, ranges in self.arrays.items()}
         content = {"bytes": self.size, "rest": self.rest, "arrays": arrays}
         content |= {} if self.structure is None else {"structure": self.structure}

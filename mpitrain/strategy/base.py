@@ -105,7 +105,7 @@ class UpdatesOnRequest(ABC):
     Attributes:
         grads: As ``Strategy.grads``, in host memory.
         updates_whole_tensors: Whether the strategy can update with a ``WholeTensorOptimizer``.
-        shares_params: Whether other ranks compute with the same memory, so that a script must not write there.
+        shares_params: Whether other ranks use the same copy of the parameters, so that a script must not change it.
     """
 
     grads: Array
@@ -168,7 +168,7 @@ class DefersParams(ABC):
 
     @abstractmethod
     def late_params(self) -> Callable[[int], None] | None:
-        """Let ``finish`` return before all parameters have arrived. Local, on all workers.
+        """Let ``finish`` return before all parameters have arrived. Called by all workers; collective over the node.
 
         Returns:
             A function of ``stop`` that waits until ``params[:stop]`` are complete, collective over the node; None if
@@ -241,7 +241,7 @@ class Strategy(Protocol):
     def ready(self, start: int) -> None:
         """Declare ``grads[start:]`` final; called with decreasing ``start``, finally 0. Local.
 
-        The strategy may change parameters from now on, but only after it has checked that the loss is finite.
+        The strategy may change parameters from now on, but only after it has checked the loss as ``--nan`` requires.
 
         Raises:
             NonFiniteLoss: The loss is not finite and ``--nan`` is ``stop``; raised here or in a later call.
@@ -272,7 +272,7 @@ class Strategy(Protocol):
     def extra_state(self) -> ExtraState:
         """Return state of the mode that is not in the vectors. Collective like ``snapshot``.
 
-        ``snapshot`` includes it, and ``start`` restores it. A class that has none may omit this method.
+        ``snapshot`` includes the state, and ``start`` restores it. A class without such state may omit this method.
         """
 
     def stats(self) -> Stats:

@@ -29,9 +29,9 @@ class BulkSynchronous:
     """Counts steps and examples; subclasses do the rest of ``base.Strategy``.
 
     A subclass sets ``params``, ``grads`` and ``initial_vectors``, and implements ``finish``, ``vector`` and ``close``.
-    ``finish`` averages and updates, if ``accept`` returns True, and calls ``await_release`` before it changes a vector.
-    It calls ``count``. After each step at whose end the trained model is the same on all workers, it calls
-    ``enter_consistent_point`` with the union of all workers' ``flags``; the last step must be such a step.
+    ``finish`` averages the gradients, updates if ``accept`` returns True, and calls ``count``. It calls
+    ``await_release`` before it changes a vector. After a step at whose end the trained model is the same on all
+    workers, it calls ``enter_consistent_point`` with the union of all workers' ``flags``; the last step must be one.
 
     Attributes:
         loss: This worker's share of the step's mean loss: the sum of all workers' shares is the mean loss, and the sum
@@ -140,7 +140,7 @@ class BulkSynchronous:
         return self.progress.step + self.step_offset
 
     def snapshot_of(self, vectors: Mapping[str, Array], private: bool = False) -> Snapshot:
-        """Return a snapshot of these vectors with the ``extra_state``; ``await_release`` waits for it.
+        """Return a snapshot of these vectors with the ``extra_state``; ``await_release`` waits for its release.
 
         Args:
             private: Whether the vectors are copies that do not change.
