@@ -40,7 +40,7 @@ class Segment(NamedTuple):
     decayed: bool
 
     def continues(self, other: Segment) -> bool:
-        """Whether this segment of a group can be joined to the one before it, across the gap, which stays zero."""
+        """Return whether this segment can be joined to the previous segment, across the gap, which stays zero."""
         return self[2:4] == other[2:4] and self.decayed == other.decayed
 
 
@@ -85,7 +85,7 @@ class Range:
     """The groups of a range of the vector.
 
     Args:
-        has_average: Whether there is a moving average, which frozen parameters change, too.
+        has_average: Whether there is a moving average, into which frozen parameters are copied.
 
     Attributes:
         groups: Groups, which differ in options or in the factor of the learning rate.
