@@ -13,8 +13,8 @@ class Activation(Layer):
     Attributes:
         kind: The function's name in operations.
         slope: Slope of a leaky ReLU for negative x.
-        follows_bias: Whether the previous layer applies it, together with its bias. Set by the container.
-        in_place: Overwrite ``x``. Set by the container if no other layer reads x.
+        follows_bias: Whether the previous layer applies this function after adding its bias. Set by the container.
+        in_place: Whether to overwrite ``x``. Set by the container if no other layer reads x.
     """
 
     supports_amp = True
