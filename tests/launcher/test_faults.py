@@ -29,7 +29,7 @@ def start(mpi: Mpi, folder: Path, steps: int, *flags: str) -> subprocess.Popen[s
 
 
 def wait_for_step(process: subprocess.Popen[str], folder: Path, step: int = 200) -> list[rank_status.RankStatus]:
-    """Return the status of the ranks after a step at which all have recorded their temporary files."""
+    """Return the status of the ranks once all are past ``step`` and have recorded their temporary files."""
     deadline = time.monotonic() + 60
     while True:
         assert time.monotonic() < deadline and process.poll() is None
@@ -172,7 +172,7 @@ def test_a_fifo_as_a_record_is_refused(openmpi: Mpi, tmp_path: Path) -> None:
 
 
 def test_training_survives_a_full_disk(openmpi: Mpi, tmp_path: Path) -> None:
-    """The disk is full when the first records are written, and has space again later."""
+    """The disk becomes full after the first records, and has space again later."""
     folder, words = tmp_path / "disk", ["--kind", "none", "--steps", "1500", "--log-steps", "5", "--run-dir"]
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(folder)], check=True)
