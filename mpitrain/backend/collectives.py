@@ -82,7 +82,7 @@ class Collectives:
             torch.cat(list(pieces), out=own)
 
     def _reduce_block(self, pieces: Sequence[Tensor], reduction: Reduction, receives: bool) -> Steps:
-        """Reduce tensors that fit into a block together, which all ranks have published.
+        """Reduce tensors that fit into a block together; all ranks have published the block.
 
         If all ranks are on this node, the reduction is finished here, while the block is in the cache.
         """
@@ -160,8 +160,8 @@ class Collectives:
     def stage(self, flats: Sequence[Tensor]) -> bool:
         """Write the first block for a later ``all_reduce_fused``; return whether a block was written. Local.
 
-        The next phase that the rank publishes publishes the block. Even if no operation follows, all ranks must call
-        this or ``skip``: blocks alternate between two buffers.
+        The block is published with this rank's next phase. Even if no operation follows, all ranks must call this or
+        ``skip``: blocks alternate between two buffers.
         """
         if not self._one_node or self._alone or not any(flat.numel() for flat in flats):
             return False

@@ -123,7 +123,7 @@ def block_bytes(head: bytes) -> int:
 
 def block_size_for(names: Iterable[str], structure: Any = None) -> int:
     """Return the block size for these arrays, with one range per name: a power of two, as HDF5 requires."""
-    needed = 512 + sum(len(json.dumps(name)) + LENGTH + 60 for name in names)  # 60: two numbers, punctuation
+    needed = 512 + sum(len(json.dumps(name)) + LENGTH + 60 for name in names)  # 60: numbers and punctuation
     needed += len(json.dumps(structure))
     return 1 << max(12, (needed - 1).bit_length())
 

@@ -130,7 +130,7 @@ def _shards(root: Mapping[str, Value]) -> dict[str, str]:
 
 def _check_storage(name: str, dataset: Dataset) -> None:
     """Check that the storage has all values of the dataset."""
-    if math.prod(n or 1 for n in dataset.shape) * dataset.dtype.itemsize >= 1 << 62:  # NumPy's limit, even if empty
+    if math.prod(n or 1 for n in dataset.shape) * dataset.dtype.itemsize >= 1 << 62:  # limits empty arrays, too
         raise UnsupportedStructure(f"{name!r} is larger than any memory")
     first = 0
     for rows in dataset.virtual:

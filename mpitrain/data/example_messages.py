@@ -163,7 +163,7 @@ def _find_lists(
 
 @kernel
 def _entry(content: Array, at: int, stop: int) -> tuple[int, int, int, int]:
-    """Return where the name and the feature of an entry start and end; -1 first if it is malformed."""
+    """Return where the name and the feature of an entry start and end; the first is -1 if the entry is malformed."""
     name, name_stop, feature, feature_stop = at, at, at, at
     while at < stop:
         number, wire, start, at = _field(content, at, stop)

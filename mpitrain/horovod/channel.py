@@ -336,9 +336,9 @@ class Channel:
             self._fail("shut down")
 
     def free(self, until: float) -> bool:
-        """Free memory and communicators if all ranks leave in time, and return whether they do.
+        """Free memory and communicators if all ranks leave in time, and return whether they are freed.
 
-        Otherwise the memory is freed when the process ends.
+        They are not freed if an operation that has failed may still use them; they then exist until the process ends.
 
         Args:
             until: The latest time to wait, on the clock of ``perf_counter``.

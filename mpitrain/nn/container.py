@@ -132,7 +132,7 @@ def _join(before: Layer | None, layer: Layer) -> None:
 
 
 def _takes_integers(layers: tuple[Layer, ...]) -> bool:
-    """Return whether the first layer that reads elements, not only their order, takes integers."""
+    """Return whether the first layer after reshapes takes integers."""
     return next((layer.integer_inputs for layer in layers if type(layer) not in (Flatten, Reshape)), False)
 
 

@@ -49,7 +49,7 @@ class Group:
 
     Attributes:
         options: The optimizer with the options of the group.
-        measured: The optimizer whose rule gives the direction whose norms are measured; None to measure the gradient.
+        measured: If norms of a direction are measured, the optimizer with its rule; None to measure the gradient.
         applied: The optimizer whose rule is applied last.
         factor: Factor of the learning rate; 1 for a layerwise optimizer, whose ``scales`` include the factors.
         adds_l2: Whether ``l2`` may differ from 0.

@@ -26,7 +26,7 @@ _WAIT = span("wait")
 
 
 class Averaging:
-    """Base class of the averaging methods; it averages nothing. Used itself while the workers' vectors are equal.
+    """Base class of the averaging methods. It averages nothing, and is used while the workers' vectors are equal.
 
     Construction is collective over the workers, and so is every method that is not documented as local.
 
@@ -43,7 +43,7 @@ class Averaging:
         self.own = own
 
     def is_point(self, step: int) -> bool:
-        """Return whether the trained model is defined after ``step`` steps: a consistent point follows. Local."""
+        """Return whether the trained model is defined after ``step`` steps; then a consistent point follows. Local."""
         return True
 
     def start(self, extra_state: ExtraState) -> None:
@@ -60,15 +60,15 @@ class Averaging:
         """Average the vectors that are due after ``step`` steps; local if nothing is due."""
 
     def vector(self, name: str) -> Array:
-        """Return a vector of the trained model; valid until the next call or step. At a consistent point."""
+        """Return a vector of the trained model, at a consistent point; valid until the next call or step."""
         return self.own[name]
 
     def vectors(self) -> dict[str, Array]:
-        """Return all vectors of the trained model, for a checkpoint. At a consistent point."""
+        """Return all vectors of the trained model, at a consistent point, for a checkpoint."""
         return {name: self.vector(name) for name in self.own}
 
     def extra_state(self) -> ExtraState:
-        """Return the state that is not in ``vectors``. At a consistent point."""
+        """Return the state that is not in ``vectors``, at a consistent point."""
         return {}
 
     def end(self) -> None:

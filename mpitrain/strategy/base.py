@@ -59,7 +59,7 @@ class Stats(NamedTuple):
     """Totals over all workers since this run began.
 
     Attributes:
-        step: Number of completed steps, including steps before a resume, which the totals do not cover.
+        step: Number of completed steps; unlike the totals, it includes the steps before a resume.
         loss: Sum of the losses of the steps that were not skipped.
         steps: Number of steps in that sum.
         skipped: Number of steps skipped because their loss, or a float16 gradient, was not finite.
@@ -103,7 +103,7 @@ class UpdatesOnRequest(ABC):
     collective over the workers if ``finish`` is.
 
     Attributes:
-        grads: As ``Strategy.grads``, in host memory.
+        grads: The vector ``Strategy.grads``, always in host memory.
         updates_whole_tensors: Whether the strategy can update with a ``WholeTensorOptimizer``.
         shares_params: Whether other ranks use the same copy of the parameters, so that a script must not change it.
     """
@@ -153,7 +153,7 @@ class UpdatesOnRequest(ABC):
             updates: The number of updates that produced the slots.
 
         Raises:
-            JobError: This strategy does not support it.
+            JobError: The slots of this strategy cannot be set.
         """
         raise JobError(f"optimizer.load_state_dict does not work with {type(self).__name__}")
 

@@ -104,7 +104,7 @@ class TensorUpdates:
 
 
 def tensor_ranges(layout: Layout, parts: int) -> list[Range]:
-    """Return ranges that cover the parameters, split at the tensor boundaries nearest to equal sizes; may be empty."""
+    """Return ranges that cover the parameters, split at tensor boundaries near to equal sizes; some may be empty."""
     starts = np.array([entry.start for entry in layout.entries if entry.kind == "param"] + [layout.n_trained])
     ideal = layout.n_trained * np.arange(parts + 1) / parts
     cuts = [int(starts[np.abs(starts - cut).argmin()]) for cut in ideal]

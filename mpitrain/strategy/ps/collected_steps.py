@@ -191,7 +191,7 @@ class StepGradients:
     Construction is collective over the node; one rank then calls ``open``. The other methods are local.
 
     Args:
-        n_sums: The number of sums that each rank adds up.
+        n_sums: The number of partial sums that each rank computes for norms; see ``Updater.prepare``.
 
     Attributes:
         rows: Shape (ranks, size or more).

@@ -45,7 +45,7 @@ class ShardClient(Protocol):
     Operations are posted first and waited for later, so that several servers work at once.
 
     Attributes:
-        ranges: Its ranges of the vector.
+        ranges: The shard's ranges of the vector.
     """
 
     ranges: Sequence[Range]

@@ -58,7 +58,7 @@ class NodeMemory:
         rates: The optimizer's ``live_rates`` as the shards of this node apply them.
         vectors: The training vectors by name; empty if the node holds no shards.
         shards: The shards on this node, by number.
-        coordinator: None if it is on another node.
+        coordinator: The step coordinator; None if it is on another node.
     """
 
     frozen: Array
