@@ -1,11 +1,12 @@
 """Collective operations on contiguous CPU tensors: shared memory within a node, MPI between nodes.
 
 An operation is a generator. It yields a phase of the node's barrier or an MPI request when it must wait, and is resumed
-when that phase or request is complete. The calling thread can therefore start an operation, and another thread finish
-it. Every operation is collective over the group, and each rank publishes at least one phase of its node's barrier.
+when that phase or request is complete. The calling thread can therefore start an operation, and another thread can
+finish it. Every operation is collective over the group, and each rank publishes at least one phase of its node's
+barrier.
 
-Sums are added in the order of the ranks on a node, then in the order of the nodes, whatever the sizes are. Sums
-therefore do not depend on timing or on the MPI library, and are bit-identical on all ranks.
+Values are added in the order of the ranks on a node, then in the order of the nodes, for all sizes. Sums therefore do
+not depend on timing or on the MPI library, and are bit-identical on all ranks.
 """
 
 from __future__ import annotations
@@ -56,10 +57,11 @@ class Collectives:
     def _node_all_reduce(
         self, flats: Sequence[Tensor], reduction: Reduction, receives: bool = True, is_staged: bool = False
     ) -> Steps:
-        """Reduce ``flats``, as if they were one tensor, over the node's ranks, in place on ranks where ``receives``.
+        """Reduce ``flats``, as if they were one tensor, over the node's ranks, in place.
 
         Args:
             flats: Tensors of one type, each of shape (n,), with at least one element in all.
+            receives: Whether this rank needs the result.
             is_staged: Whether the first block has been written and published.
         """
         if self._alone:
@@ -80,7 +82,7 @@ class Collectives:
             torch.cat(list(pieces), out=own)
 
     def _reduce_block(self, pieces: Sequence[Tensor], reduction: Reduction, receives: bool) -> Steps:
-        """Reduce tensors that fit into a block together, which all ranks have published.
+        """Reduce tensors that fit into a block together; all ranks have published the block.
 
         If all ranks are on this node, the reduction is finished here, while the block is in the cache.
         """
@@ -112,9 +114,9 @@ class Collectives:
             torch._foreach_copy_(list(pieces), list(result.split([piece.numel() for piece in pieces])))
 
     def _add_block(self, pieces: Sequence[Tensor], other: Tensor, reduction: Reduction) -> None:
-        """Add the other rank's block to this rank's tensors, if there are two. Addition commutes: the bits are equal.
+        """Add the other rank's block to this rank's tensors, on a node with two ranks. The order does not change bits.
 
-        It takes half the time of adding both buffers: this rank does not read its own buffer, which it writes next.
+        This takes half the time of adding both buffers: this rank does not read its own buffer, which it writes next.
         """
         start = 0
         for piece in pieces:
@@ -156,10 +158,10 @@ class Collectives:
             reduction.finish(flat, self._members.size)
 
     def stage(self, flats: Sequence[Tensor]) -> bool:
-        """Write the first block of ``all_reduce_fused`` before it is called; return whether there is one. Local.
+        """Write the first block for a later ``all_reduce_fused``; return whether a block was written. Local.
 
-        The next phase that the rank publishes publishes the block. Even if no operation follows, all ranks must call
-        this or ``skip``: blocks alternate between two buffers.
+        The block is published with this rank's next phase. Even if no operation follows, all ranks must call this or
+        ``skip``: blocks alternate between two buffers.
         """
         if not self._one_node or self._alone or not any(flat.numel() for flat in flats):
             return False
@@ -174,7 +176,7 @@ class Collectives:
         """Reduce tensors of one type, each of shape (n,), over all ranks, in place and with few exchanges.
 
         Args:
-            is_staged: ``stage`` has written the first block, which all ranks have published since.
+            is_staged: Whether ``stage`` has written the first block, which all ranks have published since.
         """
         if self._one_node and not self._alone and any(flat.numel() for flat in flats):
             yield from self._node_all_reduce(flats, reduction, is_staged=is_staged)
@@ -186,7 +188,7 @@ class Collectives:
             torch._foreach_copy_(list(flats), list(buffer.split([flat.numel() for flat in flats])))
 
     def reduce(self, flat: Tensor, reduction: Reduction, root: int) -> Steps:
-        """Reduce ``flat``, shape (n,), in place on ``root``; elsewhere its contents stay as they are."""
+        """Reduce ``flat``, shape (n,), in place on ``root``; on other ranks, ``flat`` does not change."""
         is_root = self._members.rank == root
         if self._one_node and not self._alone and flat.numel():
             divided = self._size > 2 and flat.numel() * flat.element_size() >= _DIVIDED_BYTES
@@ -348,7 +350,7 @@ class Collectives:
     # Between nodes.
 
     def _reduce_between_nodes(self, flat: Tensor, reduction: Reduction) -> Steps:
-        """Reduce the nodes' equal ``flat`` over all nodes: each rank of a node exchanges its chunk."""
+        """Reduce ``flat``, which is equal on the ranks of a node, over all nodes: each rank exchanges a chunk."""
         hierarchy = self._members.hierarchy
         chunks = [aligned_range(0, flat.numel(), index, hierarchy.n_chunks) for index in range(hierarchy.n_chunks)]
         if self._internode is not None:

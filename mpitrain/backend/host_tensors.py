@@ -81,7 +81,7 @@ def split_rows(tensor: Tensor, sizes: Sequence[int], ranks: int) -> list[int]:
 
 
 def check_parts(wholes: list[Tensor], parts: list[Tensor], ranks: int, what: str) -> None:
-    """Check that each of ``wholes`` has as many elements as its part on all ranks, and the same type.
+    """Check that each of ``wholes`` has as many elements as its parts on all ranks together, and the same type.
 
     Raises:
         ValueError: A tensor does not; ``what`` is its name in the message.

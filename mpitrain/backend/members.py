@@ -100,7 +100,7 @@ def join(store: Any, rank: int, size: int, name: str, timeout: timedelta, shared
     """Return the members of a new process group. Collective over its ranks only.
 
     Args:
-        store: Of this group; the ranks exchange their numbers in MPI's world through it.
+        store: The group's store, through which the ranks exchange their numbers in MPI's world.
         rank, size: This rank's number in the group, and the number of its ranks.
         shared_bytes: Bytes of shared memory per rank that the group will use on a node.
 

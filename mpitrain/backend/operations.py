@@ -1,8 +1,8 @@
 """Operations of a process group, and the queue that performs them in order.
 
-A thread that needs an operation's result performs it itself, after all earlier operations. An operation is left to the
-queue's thread only if no thread waits for it yet, and the other ranks have not joined it: handing an operation over
-takes longer than a small one, and on a node without spare cores the thread delays the computation that it overlaps.
+A thread that needs an operation's result performs the operation itself, after all earlier operations. An operation is
+left to the queue's thread only if no thread waits for it yet, and not all other ranks have joined it: handing an
+operation over takes longer than a small operation, and without spare cores the queue's thread delays the computation.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Operation(TensorWork):
 
     def end(self, error: Exception | None = None) -> None:
         """Mark the operation as complete or failed. Its queue calls this."""
-        self.error, self.steps, self.done = error, iter(()), True  # the steps refer to this operation
+        self.error, self.steps, self.done = error, iter(()), True  # frees the steps, which refer to this operation
         if self.future is not None:
             self.complete_future()
 
@@ -135,7 +135,7 @@ class OperationQueue:
         return operation
 
     def poll(self, operation: Operation) -> bool:
-        """Perform an operation if it is the next one and all ranks have joined it. Return whether it is done."""
+        """Perform operations up to ``operation``, as far as all ranks have joined them; return whether it is done."""
         if not self._executing.acquire(blocking=False):
             return operation.done
         try:

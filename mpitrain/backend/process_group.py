@@ -113,8 +113,8 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
     def _agree_to_leave(self) -> bool:
         """Return whether all ranks destroy the group; the same on all ranks.
 
-        Freeing is collective, so no rank may free alone. A rank that has waited long enough for the others leaves after
-        the first step. Then no rank completes the second step, which begins only when all ranks have joined the first.
+        Freeing is collective, so no rank may free alone. A rank whose first barrier times out does not enter the
+        second. Then no rank completes the second barrier, which needs all ranks.
         """
         for timeout_s in (_LEAVE_S, self._timeout_s):
             self._queue.timeout_s = timeout_s

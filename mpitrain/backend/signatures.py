@@ -26,7 +26,7 @@ def text_of(value: object) -> str:
 
 
 def shapes_of(tensors: Sequence[Tensor]) -> tuple[object, ...]:
-    """Return the data types and shapes of tensors: a part of what must be the same on all ranks."""
+    """Return the data types and shapes of tensors, which must be the same on all ranks."""
     if len(tensors) == 1:
         return (tensors[0].dtype, tensors[0].shape)
     return tuple((tensor.dtype, tensor.shape) for tensor in tensors)

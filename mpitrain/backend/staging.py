@@ -1,8 +1,8 @@
 """Blocks of tensors that the ranks of a node pass to each other through shared memory.
 
-Each rank has two buffers. An operation passes a tensor block by block; for every block a rank writes its buffer,
-publishes a phase of the node's barrier, waits until all ranks have, and reads the others' buffers. Blocks alternate
-between the two buffers, so one wait per block is enough:
+Each rank has two buffers. An operation passes a tensor block by block. For every block a rank writes its buffer,
+publishes a phase of the node's barrier, waits until all ranks have published it, and reads the others' buffers. Blocks
+alternate between the two buffers, so one wait per block is enough:
 
     rank writes block k+2 into the buffer of block k
       after it has seen phase k+1 of all ranks,
@@ -54,7 +54,7 @@ class Staging:
     """Buffers, signatures and the state of a node's ranks. Construction is collective over the node.
 
     Attributes:
-        rank, size: On the node.
+        rank, size: This rank's index on its node, and the number of the node's ranks.
         phase: The last phase that this rank has published.
     """
 
@@ -77,7 +77,7 @@ class Staging:
     def next_buffers(self, dtype: torch.dtype) -> list[Tensor]:
         """Return the buffers of all ranks for the next block, each of shape (block_bytes / itemsize,).
 
-        This rank may write its own one now, and read the others' once all ranks have published.
+        This rank may write its own buffer now, and read the others' buffers when all ranks have published.
         """
         self._buffer ^= 1
         return self.buffers(dtype)
@@ -111,7 +111,7 @@ class Staging:
         self._own[_DESCRIBED] = operation + 1
 
     def description(self, operation: int, rank: int) -> str | None:
-        """Return the description of its operation that a rank has published; None if it has not yet."""
+        """Return the description that a rank has published of an operation; None if there is none yet."""
         if self._words[rank * WORDS + _DESCRIBED] <= operation:
             return None
         return self._texts[rank].tobytes().split(b"\0", 1)[0].decode(errors="replace")
@@ -133,7 +133,7 @@ class Staging:
         return self.barrier.behind(self.phase)
 
     def is_behind(self) -> bool:
-        """Return whether a rank has published a later phase than this one."""
+        """Return whether a rank has published a later phase than this rank."""
         return self.barrier.any_reached(self.phase + 1)
 
 

@@ -42,7 +42,7 @@ class Waiting:
         self._headers = np.zeros((members.hierarchy.n_nodes, _HEADER_BYTES), np.uint8)
 
     def signed(self, operation: Operation, signature: int, steps: Steps) -> Steps:
-        """Perform an operation, and check that all ranks have called the same one.
+        """Perform an operation, and check that all ranks have called the same operation.
 
         Within a node the ranks compare signatures when all have arrived. Between nodes their first ranks exchange
         headers while the operation's messages are under way.

@@ -37,7 +37,7 @@ class TensorWork(Work):  # type: ignore[misc]
         return self.done and self.error is None
 
     def exception(self) -> Exception | None:
-        """Return its error."""
+        """Return the error; None if there is none."""
         return self.error
 
     def result(self) -> list[Tensor]:
@@ -45,5 +45,5 @@ class TensorWork(Work):  # type: ignore[misc]
         return self.outputs
 
     def synchronize(self) -> None:
-        """As ``wait``."""
+        """Do the same as ``wait``."""
         self.wait()

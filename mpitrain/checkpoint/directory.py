@@ -122,7 +122,7 @@ def verify(path: Path) -> None:
 
 
 def first_intact(paths: Iterable[Path], read: Callable[[Path], T]) -> tuple[tuple[Path, T] | None, list[str]]:
-    """Return the first undamaged checkpoint and its result of ``read``, or None; and the errors of skipped checkpoints.
+    """Return the first undamaged checkpoint with the result of ``read``, or None; and the errors of the skipped ones.
 
     Args:
         paths: Checkpoints, in order of preference.

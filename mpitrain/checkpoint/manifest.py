@@ -37,7 +37,7 @@ HEAD = len(_MAGIC) + LENGTH + 1 + _DIGITS + 1  # bytes of the first two lines
 
 
 class DamagedManifest(ValueError):
-    """The block is damaged or missing; the message states which."""
+    """The block is damaged or missing; the message states the problem."""
 
 
 class Range(NamedTuple):
@@ -67,7 +67,7 @@ class Manifest:
     structure: Any = None
 
     def pack(self) -> bytes:
-        """Return the block, ``block`` bytes."""
+        """Return the block, which has ``block`` bytes."""
         arrays = {name: ranges if len(ranges) > 1 else ranges[0] for name, ranges in self.arrays.items()}
         content = {"bytes": self.size, "rest": self.rest, "arrays": arrays}
         content |= {} if self.structure is None else {"structure": self.structure}
@@ -123,7 +123,7 @@ def block_bytes(head: bytes) -> int:
 
 def block_size_for(names: Iterable[str], structure: Any = None) -> int:
     """Return the block size for these arrays, with one range per name: a power of two, as HDF5 requires."""
-    needed = 512 + sum(len(json.dumps(name)) + LENGTH + 60 for name in names)  # 60: two numbers, punctuation
+    needed = 512 + sum(len(json.dumps(name)) + LENGTH + 60 for name in names)  # 60: numbers and punctuation
     needed += len(json.dumps(structure))
     return 1 << max(12, (needed - 1).bit_length())
 

@@ -171,7 +171,7 @@ def save_as_checkpoint(state: StateInMemory, folder: Path) -> Path:
         folder: The run's checkpoint directory.
 
     Raises:
-        OSError, ValueError: It cannot be written, or the state is not there any more.
+        OSError, ValueError: The checkpoint cannot be written, or the state is not there any more.
     """
     snapshot, facts = _open_state(state.path)
     layout = facts["layout"]
@@ -205,7 +205,7 @@ class _File:
     """A file in memory with one state.
 
     Raises:
-        OSError: The file cannot be created, or has not enough memory.
+        OSError: The file cannot be created, or there is not enough memory for it.
     """
 
     def __init__(self, path: Path, nbytes: int) -> None:

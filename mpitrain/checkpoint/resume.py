@@ -1,4 +1,4 @@
-"""Decide which checkpoints a run may start from. Local; values are not read here."""
+"""Decide which checkpoints a run may start from. Local; values of checkpoints are not read here."""
 
 from __future__ import annotations
 

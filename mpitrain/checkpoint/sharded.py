@@ -1,12 +1,12 @@
 """Sharded checkpoints: every node writes a shard, and a small index file joins them.
 
     step-0000010000.h5                     the index: names, shapes, step, options, as in any checkpoint
-    step-0000010000-<token>-1-of-2.h5      the first node's shard of every array
+    step-0000010000-<token>-1-of-2.h5      the first node's shard
     step-0000010000-<token>-2-of-2.h5      the second node's shard
 
-Arrays are split by rows into shards of equal bytes. The index contains virtual datasets of HDF5, so that readers see
-complete arrays. It also contains the digest of each shard's manifest, which covers everything else in the shard. The
-index is written when all shards are on disk; the checkpoint exists from that moment on.
+Arrays are split by rows into shards of nearly equal size. The index contains virtual datasets of HDF5, so that readers
+see complete arrays. It also contains the digest of each shard's manifest, which covers everything else in the shard.
+The index is written when all shards are on disk; the checkpoint exists from that moment on.
 """
 
 from __future__ import annotations

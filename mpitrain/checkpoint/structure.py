@@ -62,7 +62,7 @@ class Dataset:
 
     Attributes:
         place: First and last (exclusive) byte of contiguous values.
-        chunk_shape: Shape of compressed chunks; the last ones extend beyond the dataset.
+        chunk_shape: Shape of compressed chunks; the last chunks may extend beyond the dataset.
         chunks: All chunks.
         virtual: Rows in other files.
     """
@@ -83,7 +83,7 @@ class Dataset:
 class Structure:
     """All groups and datasets of a file by path, sorted by the names on the path.
 
-    Structures are also equal if an attribute is NaN in both, but not if one is 1 and the other True or 1.0.
+    Attributes that are NaN in both structures count as equal; 1, True and 1.0 count as different.
 
     Attributes:
         groups: Attributes of each group; the root's path is "/", others have no leading slash.

@@ -22,7 +22,7 @@ SHARD_NAME = re.compile(r"(step-[0-9]+)-[0-9a-f]+-[0-9]+-of-[0-9]+\.h5")
 _MAX_COUNT = 2**53  # maximum number of steps and of examples; exact in JSON
 # Maximum number of characters of an attribute, and of the list of shards.
 _MAX_TEXT, _MAX_SHARDS_TEXT = 1 << 20, 1 << 22
-# Any file may contain values of up to 64 MiB; for more values, it needs 1 byte per 256 bytes of values.
+# The values of any file may expand to 64 MiB; for more, the file needs 1 byte per 256 bytes of expanded values.
 _ALWAYS_BYTES, _MAX_EXPANSION = 1 << 26, 256
 
 
@@ -130,7 +130,7 @@ def _shards(root: Mapping[str, Value]) -> dict[str, str]:
 
 def _check_storage(name: str, dataset: Dataset) -> None:
     """Check that the storage has all values of the dataset."""
-    if math.prod(n or 1 for n in dataset.shape) * dataset.dtype.itemsize >= 1 << 62:  # NumPy's limit, even if empty
+    if math.prod(n or 1 for n in dataset.shape) * dataset.dtype.itemsize >= 1 << 62:  # limits empty arrays, too
         raise UnsupportedStructure(f"{name!r} is larger than any memory")
     first = 0
     for rows in dataset.virtual:

@@ -27,7 +27,7 @@ class _Condition(NamedTuple):
 
 
 class RangeAllreduce:
-    """Averages a range of vectors over the ranks of a hierarchy, in steps between which ranks can compute.
+    """Averages a range of vectors over the ranks of a hierarchy, in phases between which ranks can compute.
 
     The order of summation is fixed: first the ranks of a node, then the nodes. All ranks construct it, and call
     ``start`` and ``finish``. Only one exchange of a hierarchy may be in progress at a time.
@@ -39,8 +39,8 @@ class RangeAllreduce:
         lo, hi: The range.
         scale: Factor of the sum.
         apply: Called for each part of the range as ``apply(lo, hi, mean)``, to set ``result[lo:hi]``; ``mean`` has
-            shape (hi - lo,). None to set it to ``mean``. It is called on one rank, and the other nodes get the result;
-            with a codec, it is called on one rank of each node.
+            shape (hi - lo,). None to copy ``mean``. One rank calls ``apply`` for a part, and the other nodes get the
+            result; with a codec, one rank of each node calls it.
         codec: Encodes ranges of the rows that are sent between nodes; None to send them unchanged.
     """
 
@@ -102,7 +102,7 @@ class RangeAllreduce:
         return CompressedSums(self._hierarchy, buckets, own, codec.part(self._lo, self._hi))
 
     def _exchange(self) -> Iterator[_Condition]:
-        """Exchange; yield the condition that must be fulfilled before the iterator is resumed."""
+        """Exchange; yield each condition that must be fulfilled before the iterator is resumed."""
         hierarchy, sums = self._hierarchy, self._sums
         yield self._node_barrier()
         if sums is None:

@@ -85,7 +85,7 @@ def release(words: Array, at: int) -> None:
 
 @kernel
 def load(words: Array, at: int) -> int:
-    """Return ``words[at]``; reads that follow see all writes that preceded its store."""
+    """Return ``words[at]``; later reads see all writes that preceded the store of this value."""
     return load_acquire(words, at)  # type: ignore[call-arg,no-any-return]
 
 

@@ -3,7 +3,7 @@
 MPI moves the data of a nonblocking operation only inside of MPI calls, and during a large matrix product the buffers of
 a connection run empty. A thread therefore lets MPI progress every millisecond between ``start`` and the end of the
 step. Each time, the thread needs a core for some microseconds; the compiled code that it interrupts does not hold the
-interpreter's lock. A mutex ensures that the main thread and this thread do not use the sums at the same time.
+GIL. A mutex ensures that the main thread and this thread do not use the sums at the same time.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Backoff:
     ) -> None:
         """Return when ``reached(n)``, which polls n times, returns True.
 
-        ``progress`` overrides the attribute. ``blocking_rank`` returns the rank that this one waits for; it is called
+        ``progress`` overrides the attribute. ``blocking_rank`` returns the rank that this rank waits for, and is called
         only during a long wait. Exits the process if its launcher has been killed.
         """
         progress = progress or self.progress

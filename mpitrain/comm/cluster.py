@@ -52,9 +52,9 @@ class Group:
         Collective over ``comm``; the block itself must not communicate.
 
         Raises:
-            UserError: On every rank if the group has all ranks of the run, else on its first; with the type and message
-                of the lowest failing rank's error, and with that rank's name unless all ranks failed in the same way.
-            OtherRankFailed: On all other ranks; or another rank raised an unexpected exception, which it raises itself.
+            UserError: On every rank if the group has all ranks of the run, else on the group's first rank. Type and
+                message are those of the lowest failing rank, whose name is added unless all ranks failed alike.
+            OtherRankFailed: On the other ranks; or if another rank has an unexpected exception, which that rank raises.
         """
         error: Exception | None = None
         try:
@@ -93,7 +93,7 @@ class Group:
             return self.comm.allreduce(value, op=MPI.LOR)
 
     def _name_of(self, rank: int) -> str:
-        """Return the name of the group's rank in messages. Collective over ``comm``."""
+        """Return the name of a rank in messages. Collective over ``comm``."""
         return self.comm.bcast(self.rank_description, root=rank)
 
     def check_layout(self, layout: Layout) -> None:
@@ -241,7 +241,7 @@ class Cluster(Group):
 def _mismatch(ranks: list[int], what: str, first: str, other: str) -> RankMismatch:
     error = RankMismatch(
         f"rank{'s' * (len(ranks) > 1)} {_join(ranks)} and rank 0 differ in {what}: {first} on rank 0, "
-        f"{other} on rank {ranks[0]}; the job must be the same on every rank: seed what it draws at random"
+        f"{other} on rank {ranks[0]}; the job must be the same on every rank: seed its random numbers"
     )
     error.on_all_ranks = True
     return error
@@ -270,6 +270,6 @@ def report_crash(cluster: Cluster | None, error: BaseException) -> str:
 
 
 def _is_library(file: str) -> bool:
-    """Return whether a source file belongs to this package, to an installed one, or to Python."""
+    """Return whether a source file belongs to this package, to an installed package, or to Python."""
     folders = [str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))]
     return file.startswith("<") or any(Path(file).is_relative_to(folder) for folder in folders)

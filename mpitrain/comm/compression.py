@@ -32,16 +32,16 @@ from .compression_kernels import (
 
 _BLOCK = 1 << 14  # elements per block, so that intermediate values stay in the L2 cache
 _BINS = 1 << 12  # number of bins of magnitudes, by the exponent and the first 4 bits of the mantissa
-WORD = 8  # bytes: encoded vectors are whole words, so that those that follow are aligned
+WORD = 8  # bytes; an encoded vector consists of whole words, so that the next vector in a message is aligned
 
 
 class Codec(ABC):
     """Encodes vectors as bytes and tracks the error. Local.
 
-    A vector consists of gradients and of changes of layer state, such as running variances, whose magnitudes differ.
+    A vector consists of gradients and of changes of layer state, such as running variances. Their magnitudes differ.
 
-    A subclass may be in a user's module: ``--compress package.module:Class``. The number of bytes depends on the number
-    of elements alone, because the receivers compute it.
+    A subclass may be in a user's module: ``--compress package.module:Class``. The number of bytes must depend on the
+    number of elements alone, because the receivers compute it.
 
     Args:
         compression: The value of ``--compress``.
@@ -59,8 +59,9 @@ class Codec(ABC):
     def encode(self, vector: Array, residual: Array, out: Array) -> None:
         """Set ``out`` to ``vector + residual``, encoded, and ``residual`` to the error: exact minus decoded values.
 
-        Non-finite elements decode to non-finite values, and their residual is zero. ``vector`` must not change. An
-        element whose residual is zero counts as sent: momentum that workers apply is then set to zero for it.
+        A vector with non-finite elements decodes to one with non-finite elements; the residual of these elements is
+        zero. ``vector`` must not change. An element whose residual is zero counts as sent: if workers apply momentum,
+        its velocity is then set to zero.
 
         Args:
             vector, residual: Shape (n,), in the vectors' type.
@@ -94,7 +95,7 @@ class NarrowerType(Codec):
 
     @abstractmethod
     def widen(self, narrow: Array, out: Array) -> None:
-        """Set ``out`` to an encoded block."""
+        """Set ``out`` to the values of an encoded block."""
 
     def nbytes(self, count: int) -> int:
         return _whole_words(count * self.narrow_type.itemsize)
@@ -155,7 +156,7 @@ class Bfloat16(NarrowerType):
 
 
 class Int8(Codec):
-    """Rounds to integers of -127 to 127 times a scale in float32, one for each group of 256 elements.
+    """Rounds to integers from -127 to 127 times a float32 scale; each group of 256 elements has its own scale.
 
     The scales precede the integers. Dettmers, 8-bit approximations for parallelism in deep learning, ICLR 2016, and
     Dettmers et al., 8-bit optimizers via block-wise quantization, ICLR 2022; here with linear steps.
@@ -178,9 +179,9 @@ class Int8(Codec):
 
 
 class Int4(Codec):
-    """Rounds to integers of -7 to 7, two per byte, times a scale in float32, one for each group of 256 elements.
+    """Rounds to integers from -7 to 7 times a float32 scale; each group of 256 elements has its own scale.
 
-    The scales precede the integers, which are stored plus 8; the first of two is in the lower half of a byte.
+    The scales precede the integers. A byte holds two integers, each plus 8; the first is in the lower half.
     """
 
     def nbytes(self, count: int) -> int:

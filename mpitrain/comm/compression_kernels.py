@@ -34,7 +34,7 @@ def round_bfloat16(bits: Array, out: Array) -> None:
 
     The conversion of ml_dtypes takes twice the time, 0.4 ns per element instead of 0.2.
     """
-    nan = np.uint32(0x7FC0)  # a fixed NaN, since rounding could turn another one into infinity
+    nan = np.uint32(0x7FC0)  # a fixed NaN, because rounding could turn another NaN into infinity
     for i in range(out.size):
         magnitude = bits[i] & np.uint32(0x7FFFFFFF)
         sign = (bits[i] >> np.uint32(16)) & np.uint32(0x8000)

@@ -1,7 +1,7 @@
 """Hierarchy of nodes: ranks share memory within a node and exchange ranges between nodes.
 
 Ranks with the same index on every node share an inter-node communicator. A vector is split into one chunk per
-inter-node communicator, and each chunk into one owned range per node. Only the owner of a range sums and updates it.
+inter-node communicator, and each chunk into one owned range per node. The owner of a range sums it over the nodes.
 """
 
 from __future__ import annotations
@@ -71,13 +71,14 @@ class Hierarchy:
     def count_exchange(self, nbytes: int, bytes_sent: int) -> None:
         """Count an exchange of a vector of ``nbytes``, for which all ranks together have sent ``bytes_sent``. Local.
 
-        Without a codec, each node sends the others their ranges of the sum, and then its own range of the result.
+        Without a codec, a node sends each other node the range of its gradient that the other node owns, and then sends
+        all others its own range of the result.
         """
         self.internode_bytes += bytes_sent
         self.uncompressed_bytes += 2 * (self.n_nodes - 1) * nbytes
 
     def chunk(self, lo: int, hi: int) -> tuple[int, int]:
-        """Return this rank's chunk of [lo, hi); empty if it has no inter-node communicator."""
+        """Return this rank's chunk of [lo, hi); empty if the rank has no inter-node communicator."""
         return aligned_range(lo, hi, self.node.rank, self.n_chunks) if self.internode is not None else (lo, lo)
 
     def owned_range(self, lo: int, hi: int, node: int | None = None) -> tuple[int, int]:
@@ -93,7 +94,7 @@ class Hierarchy:
         return self.n_chunks * self.n_nodes
 
     def owner(self, node: int | None = None) -> int:
-        """Return the index among the owners of this rank, or of ``node``'s rank with the same chunk."""
+        """Return this rank's index among the owners, or the index of ``node``'s rank with the same chunk."""
         assert self.internode is not None
         return self.node.rank * self.n_nodes + (self.internode.rank if node is None else node)
 

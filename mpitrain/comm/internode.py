@@ -13,8 +13,8 @@ adds the parts of all nodes. There are two ways to divide the work:
   DoubleSqueeze, ICML 2019.)
 
 Sums are taken in the order of the nodes, so that the result depends neither on the MPI library nor on timing. The
-operations of a communicator must start in the same order on all ranks: each of the two exchanges of a bucket has its
-own communicator, and both start in the order of the buckets.
+operations of a communicator must start in the same order on all ranks. Therefore the first exchanges of all buckets use
+one communicator, and the second exchanges another; both start in the order of the buckets.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ class _CompressedBucket:
         self.bytes_sent = sum(sent) + own * (len(nodes) - 1)
 
     def send_parts(self) -> None:
-        """Begin the first exchange: send every other node the range that it sums."""
+        """Begin the first exchange: send every other node the encoded range that the receiver sums."""
         for node, part in enumerate(self._ranges):
             if node != self._node:
                 self._codecs[node].encode(self._grads[part], self._residual[part], self._encoded[node])
@@ -272,7 +272,7 @@ class _CompressedBucket:
         self._request = self._second.Iallgatherv(MPI.IN_PLACE, self._all_encoded)
 
     def decode(self) -> None:
-        """Set the gradients, also in this node's own range, to the decoded sums, so that all nodes have the same."""
+        """Set the gradients, also in this node's own range, to the decoded sums, which are equal on all nodes."""
         for part, codec, encoded in zip(self._ranges, self._codecs, self._encoded, strict=True):
             codec.decode(encoded, self._grads[part])
 

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from ..errors import LaunchError
 from ..process.launcher_env import is_launched, set_home
 
-# Open MPI probes UCX when the first window is created, and warns if there is no such device. Set before MPI starts,
-# unless the user has set it.
+# Open MPI probes UCX when the first window is created, and warns if it finds no device for UCX. The variable is set
+# before MPI starts, unless the user has set it.
 os.environ.setdefault("OMPI_MCA_osc", "^ucx")
 # Transfer large messages over TCP with sends (1). Otherwise, Open MPI emulates Put: the receiver requests parts, and if
 # messages travel in both directions, the requests wait behind data. Emulated Puts reach 69 to 88 % of the link's rate,
@@ -69,8 +69,9 @@ def start() -> MPI.Intracomm:
 def _chosen_transports() -> Iterator[None]:
     """Exclude transports of Open MPI that cannot be useful, unless the user chose some.
 
-    The TCP component, which opens ports that other hosts can reach, is excluded if all ranks run on this node. The
-    libfabric component, which waits a second before it gives up, is also excluded if this host has no such network.
+    If all ranks run on this node, the TCP component is excluded, because it opens ports that other hosts can reach. In
+    this case, and if the host has no network for it, the libfabric component is excluded, because it waits a second
+    before it gives up.
     """
     name, on_one_node = "OMPI_MCA_btl", is_on_one_node(os.environ)
     has_fabric = any(map(os.path.isdir, _FABRICS))
@@ -93,7 +94,7 @@ def is_on_one_node(environ: Mapping[str, str]) -> bool:
 
 
 def is_foreign_launcher(environ: Mapping[str, str], library: str) -> bool:
-    """Whether the launcher uses a protocol that the library does not support."""
+    """Return whether the launcher uses a protocol that the library does not support."""
     if "Open MPI" in library:
         # Version 5 supports PMIx only; version 4 may have been built with Slurm's PMI.
         return "Open MPI v5" in library and "PMI_RANK" in environ and "PMIX_RANK" not in environ
@@ -120,7 +121,7 @@ def check_launcher(environ: Mapping[str, str], size: int) -> None:
 
 
 def _by_srun(environ: Mapping[str, str]) -> bool:
-    """Whether ``srun`` started this rank itself; an mpirun in an allocation uses srun for its own helpers."""
+    """Return whether ``srun`` started this rank itself; an mpirun in an allocation uses srun for its own helpers."""
     by_mpirun = "MPI_LOCALNRANKS" in environ or "OMPI_COMM_WORLD_SIZE" in environ
     return "SLURM_STEP_NUM_TASKS" in environ and not by_mpirun
 

@@ -19,7 +19,7 @@ class NodeLeaders:
     Construction is collective over the group; all other methods are collective over the leaders, unless stated.
 
     Attributes:
-        member: Whether this rank is a leader; other ranks may use nothing but this attribute.
+        member: Whether this rank is a leader; a rank that is not a leader may use only this attribute.
         rank, size: This rank's number among the leaders, in the order of the group's ranks, and the number of leaders.
         comm: Communicator of the leaders, not used for anything else.
     """
@@ -58,12 +58,12 @@ class NodeLeaders:
 
     @property
     def result(self) -> tuple[int, int]:
-        """Result of ``start_max``: the maximum, and the rank of the leader that has it. Local."""
+        """The maximum that ``start_max`` has found, and the rank of the leader that has it. Local."""
         number, rank = divmod(int(self._highest[0]), self.size)
         return number, rank
 
     def agree(self, number: int) -> tuple[int, int]:
-        """Return the maximum of all leaders' ``number`` >= 0, and its rank; sleeps while waiting for other leaders."""
+        """Return the maximum of all leaders' ``number`` >= 0, and the rank that has it; sleeps while waiting."""
         self.start_max(number)
         Backoff(oversubscribed=True, yield_s=0).until(lambda times: self.test())
         return self.result

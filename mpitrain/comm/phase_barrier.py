@@ -81,7 +81,7 @@ class PhaseBarrier:
         store(self._words, self._at, phase)
 
     def reached(self, phase: int) -> bool:
-        """Whether every rank has published ``phase``."""
+        """Return whether every rank has published ``phase``."""
         return _reached(self._words, self.size, phase, 1)  # type: ignore[no-any-return]
 
     def behind(self, phase: int) -> list[int]:

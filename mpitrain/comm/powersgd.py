@@ -32,7 +32,7 @@ from .internode import NAMESPACE, NodeSums, Residual
 from .mpi import MPI, mpi_type
 from .phase_barrier import PhaseBarrier
 
-_LEAST_GAIN = 2  # the factors of a matrix have at most half of its elements, as in PyTorch
+_LEAST_GAIN = 2  # the factors of a compressed matrix have less than half of its elements, as in PyTorch
 
 
 class PowerSums(NodeSums):
@@ -204,7 +204,7 @@ class _Matrix:
         self.grads += self._error
 
     def replace(self, is_finite: bool) -> None:
-        """Replace the gradient by the approximation of the sum, and the error by this node's part of the difference."""
+        """Replace the gradient by the approximation of the sum, and the error by gradient minus this node's share."""
         np.matmul(self.p[self.rows], self.q.T, out=self._error)
         _swap(self.grads.reshape(-1), self._error.reshape(-1), self._share)
         if not is_finite:

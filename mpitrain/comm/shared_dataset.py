@@ -8,7 +8,7 @@ from ..data.loader import Check
 from .cluster import Group
 from .shared_memory import SharedArrays, sharing_problem
 
-_RESIDENT_PART = 0.5  # fraction of the node's free memory; a larger split is streamed from its file
+_RESIDENT_PART = 0.5  # fraction of the node's free memory; a split that needs more is streamed from its file
 
 
 class SharedDataset:
@@ -29,7 +29,7 @@ class SharedDataset:
     def load(self, split: Split, check: Check | None = None) -> Storage:
         """Return storage of ``split``, shared by the node, or one per rank if memory cannot be shared.
 
-        A split larger than half of the node's free memory is streamed, if its file can be read in ranges.
+        A split that needs more than half of the node's free memory is streamed, if its file can be read in ranges.
 
         Args:
             check: See ``Streaming``; checks all examples now, unless they are streamed.

@@ -1,4 +1,4 @@
-"""A number and flags of every worker, once in a step: by shared memory within a node, by MPI between nodes."""
+"""The exchange of a number and flags of every worker: in shared memory on one node, by MPI on several nodes."""
 
 from __future__ import annotations
 

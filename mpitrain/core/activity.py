@@ -65,7 +65,7 @@ class ActivityPage:
     """A page of memory that is shared with processes forked later, or that open ``path``. Every method is local.
 
     Args:
-        kind: The outermost activity: ``start``, or ``program`` for a process that marks none but ``progress``.
+        kind: The outermost activity: ``start``, or ``program`` for a process that calls only ``progress``.
     """
 
     def __init__(self, kind: str = "start") -> None:

@@ -13,9 +13,8 @@ def keep_freed_memory() -> None:
 
     It applies to the whole process until the process ends. The process's memory use stays near its peak.
 
-    By default glibc maps new pages for every large array, and the page faults take about as long as the product that
-    fills a tensor: with layers of 4096 x 4096, 17 ms of 50 ms per gradient. With another C library this has no
-    effect.
+    By default glibc maps new pages for every large array. With layers of 4096 x 4096, the page faults take 17 of 50 ms
+    per gradient. With another C library this function has no effect.
     """
     with suppress(AttributeError):
         library = ctypes.CDLL(None)

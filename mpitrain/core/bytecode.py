@@ -1,7 +1,7 @@
 """Store the bytecode of this package's modules in the user's cache if Python does not write ``__pycache__``.
 
 If ``PYTHONDONTWRITEBYTECODE`` is set, as in many container images, and the sources were not compiled at installation,
-each rank of each run would compile 170 modules.
+each rank of each run would compile all modules.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _read(path: Path) -> CodeType | None:
     """Return the code of a file; None if the file does not exist, belongs to another user, or is damaged."""
     try:
         with path.open("rb") as file:
-            is_own = os.fstat(file.fileno()).st_uid in (0, os.geteuid())  # it is executed
+            is_own = os.fstat(file.fileno()).st_uid in (0, os.geteuid())  # the code is executed
             code = marshal.loads(file.read()) if is_own else None
     except (OSError, ValueError, EOFError, TypeError):
         return None

@@ -94,7 +94,7 @@ class Cpu:
     """The CPU.
 
     Args:
-        index: Index of the device on a rank with several (``--devices-per-rank``); only the name depends on it.
+        index: Index of the device on a rank with several devices (``--devices-per-rank``); it only affects the name.
     """
 
     is_gpu: bool = False

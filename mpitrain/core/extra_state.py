@@ -24,7 +24,7 @@ class Versioned(NamedTuple):
     values: Mapping[str, Value]
 
 
-# For each namespace, the name of the part of a run that the state belongs to.
+# State by namespace; a namespace is the name of the part of a run to which the state belongs.
 ExtraState = Mapping[str, Versioned]
 
 

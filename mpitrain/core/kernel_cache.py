@@ -1,9 +1,9 @@
 """Compiled kernels on disk, so that only the first run on a machine compiles them.
 
-Numba's own cache is not safe here. It is in the folders of the sources, so that a package stays importable after it was
-uninstalled. In addition, two processes that compile different signatures of a function at the same time can store both
-under one name, after which a third process loads the wrong one. This cache lies in the user's cache directory and has
-one file per signature.
+Numba's own cache is not safe here. It is in the folders of the sources, where its files keep an uninstalled package
+importable. In addition, two processes that compile different signatures of a function at the same time can use the same
+file name, so that a third process loads the wrong code. The cache of this module lies in the user's cache directory and
+has one file per signature.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class KernelCache:
         """Return the compiled function of a signature, or None if it is not stored or its file is damaged."""
         rtsys.initialize(
             target_context
-        )  # registers functions that compiled code calls; ``refresh`` would prepare to compile
+        )  # registers functions that compiled code calls; ``refresh`` would also prepare for compilation
         path = self._path(sig, target_context.codegen())
         try:
             # The content is executed, so it must not be another user's.

@@ -59,7 +59,7 @@ class _Listener(event.Listener):  # type: ignore[misc]
         activity.enter(_COMPILE)
         if self._depth == 0:
             self._began = time.perf_counter()
-        self._depth += 1  # a kernel that calls another one compiles it, too
+        self._depth += 1  # a kernel that calls another kernel compiles it, too
         if not self._logged:
             self._logged = True
             _log.info("compiling kernels for this machine and model type; this takes up to a minute, once")
@@ -156,7 +156,7 @@ _BLOCK = 4096  # elements summed at a time: the sum of a block stays in the L1 c
 def sum_in_place(rows: Array, lo: int, hi: int, scale: float, row: int) -> None:
     """Set rows[row][lo:hi] = scale * (rows[0] + rows[1] + ...)[lo:hi], added in that order."""
     if len(rows) == 2:
-        # Addition commutes, so the order is kept. Without a copy the vector is read only once.
+        # Addition commutes, so the bits are the same. Without a copy the vector is read only once.
         factor = rows.dtype.type(scale)
         total, other = rows[row, lo:hi], rows[1 - row, lo:hi]
         for i in range(total.size):

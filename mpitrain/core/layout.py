@@ -22,8 +22,8 @@ Kind = Literal["param", "state"]
 
 PAGE = 4096  # bytes
 
-# Groups of arrays of a model that are not in the vectors: buffers of PyTorch modules, and those that are not part of
-# ``state_dict``.
+# Groups of arrays of a model that are not in the vectors: buffers of PyTorch modules that are part of ``state_dict``,
+# and buffers that are not.
 ARRAY_GROUPS = ("buffers", "transient")
 ALIGN = 16  # elements: views start on a cache line (64 bytes of float32), so that no two views share a line
 

@@ -11,11 +11,11 @@ from .layout import ALIGN
 # Called with ``start`` when ``grads[start:]`` is final; with decreasing values, finally 0.
 OnReady = Callable[[int], None]
 
-Range = tuple[int, int]  # first element, and the one after the last
+Range = tuple[int, int]  # first element, and the element after the last
 
 
 def announce_nothing(start: int) -> None:
-    """Do nothing: an ``OnReady`` for gradients that are not final when they are complete."""
+    """Do nothing: an ``OnReady`` for gradients that are not final, such as those of a micro-batch."""
 
 
 def aligned_range(start: int, stop: int, index: int, parts: int) -> tuple[int, int]:
@@ -34,7 +34,7 @@ class Bucket(NamedTuple):
 
 
 def buckets_of(starts: Sequence[int], size: int, bucket_elements: int) -> list[Bucket]:
-    """Split [0, size) at the layers' ``starts`` into buckets of at least ``bucket_elements``, last first."""
+    """Split [0, size) at ``starts`` into buckets, last first: of ``bucket_elements`` or more, except the one at 0."""
     buckets: list[Bucket] = []
     hi = size
     for lo in sorted({0, *starts}, reverse=True):

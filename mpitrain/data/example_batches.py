@@ -70,7 +70,7 @@ class ExampleBatches:
         return batch.tree()
 
     def examples(self, indices: list[int], seed: int, position: int) -> Iterable[Any]:
-        """Return the examples; each is loaded when the iterator reaches it, if the dataset allows this."""
+        """Return the examples; each is loaded when the iterator reaches it, unless the dataset has ``__getitems__``."""
         fetch = getattr(self.dataset, "__getitems__", None)
         if fetch is None:
             return self._one_after_another(None, indices, seed, position)

@@ -77,7 +77,7 @@ class ExampleParser:
 
 
 def _are_alike(lists: Array) -> bool:
-    """Return whether all messages have the same features with equally many values, and one value if it is bytes."""
+    """Return whether all messages have the same features, with equally many values, or one value if they are bytes."""
     first = lists[0, :, :2]
     is_array = (first[:, 0] != _MISSING) & ((first[:, 0] != _BYTES) | (first[:, 1] == 1))
     return bool(first.size and is_array.all() and (lists[:, :, :2] == first).all())
@@ -163,7 +163,7 @@ def _find_lists(
 
 @kernel
 def _entry(content: Array, at: int, stop: int) -> tuple[int, int, int, int]:
-    """Return where the name and the feature of an entry start and end; -1 first if it is malformed."""
+    """Return where the name and the feature of an entry start and end; the first is -1 if the entry is malformed."""
     name, name_stop, feature, feature_stop = at, at, at, at
     while at < stop:
         number, wire, start, at = _field(content, at, stop)
@@ -193,7 +193,7 @@ def _place(content: Array, start: int, stop: int, names: Array, ends: Array, exp
 
 @kernel
 def _list_of(content: Array, at: int, stop: int) -> tuple[int, int, int]:
-    """Return kind, start and stop of a feature's list; an unknown kind if it is malformed or one of several."""
+    """Return kind, start and stop of a feature's list; an unknown kind if it is malformed, or there are several."""
     kind, list_start, list_stop = _EMPTY, at, at
     while at < stop:
         number, wire, start, at = _field(content, at, stop)
@@ -281,7 +281,7 @@ def _read_integers(content: Array, lists: Array, values: Array) -> None:
 
 @kernel
 def _field(content: Array, at: int, stop: int) -> tuple[int, int, int, int]:
-    """Return number and wire type of a field, and where its value starts and ends; its end is -1 if it is malformed."""
+    """Return number and wire type of a field, and where its value starts and ends; end -1 if the field is malformed."""
     tag, start = _varint(content, at, stop)
     if start < 0:
         return 0, 0, 0, -1

@@ -137,14 +137,14 @@ def _state(status: os.stat_result) -> tuple[int, int]:
 
 
 def index_directory() -> Path:
-    """Return the directory of indices: ``$XDG_CACHE_HOME/mpitrain/data`` or ``~/.cache/mpitrain/data``."""
+    """Return the directory of indices: in ``$XDG_CACHE_HOME`` or ``~/.cache``, or else in the temporary directory."""
     with contextlib.suppress(RuntimeError):  # no home directory
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mpitrain" / "data"
     return Path(tempfile.gettempdir()) / f"mpitrain-{os.getuid()}" / "data"
 
 
 def expand(paths: Paths) -> list[Path]:
-    """Return files in order: a path, a pattern such as ``train-*.tar``, or several of them.
+    """Return the files of a path, of a pattern such as ``train-*.tar``, or of several of them, in order.
 
     Raises:
         DataError: A pattern matches no file, or ``paths`` is empty.

@@ -72,7 +72,7 @@ class ImageFolder:
 def image_folder(
     folder: str | os.PathLike[str], size: tuple[int, int] | None = None, channels: int = 3
 ) -> DatasetSplit:
-    """Return a split of the images below a folder that has a folder for each class, as torchvision's ``ImageFolder``.
+    """Return a split of the images below a folder that has a folder for each class, like torchvision's ``ImageFolder``.
 
     An example is ``(image, label)``: an array of bytes, shape (height, width, channels), and the index of the class in
     the sorted list of folders, which is the split's ``class_names``. Images are decoded when they are read, with
@@ -96,8 +96,8 @@ def image_folder(
 def decode_image(content: bytes, channels: int = 3, size: tuple[int, int] | None = None) -> Array:
     """Return the pixels of an image file, shape (height, width, channels), uint8.
 
-    If simplejpeg is installed and ``size`` is None, it decodes JPEG files with colours in less than half of the time
-    and to the same pixels; Pillow decodes all other files.
+    If ``size`` is None and ``channels`` is 3, simplejpeg, if it is installed, decodes most JPEG files: to the same
+    pixels as Pillow, in less than half of Pillow's time. Pillow decodes all other files.
 
     Args:
         content: The bytes of the file.

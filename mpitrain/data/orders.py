@@ -124,7 +124,7 @@ class GroupedByLength(_EachOnce):
 
     def _group_at(self, start: int, stop: int, n: int, seed: int) -> Array:
         key = start, n, seed
-        if self._sorted is None or self._sorted[0] != key:  # most batches are of the same group
+        if self._sorted is None or self._sorted[0] != key:  # most consecutive batches are in one group
             shuffled = order(start, stop - start, n, seed)
             self._sorted = key, shuffled[np.argsort(-self._lengths[shuffled], kind="stable")]
         return self._sorted[1]

@@ -49,7 +49,7 @@ class _Submitted:
         request: The batch.
         buffer: The shared buffer for its arrays; None if none was free.
         loaded: The batch when it has been received.
-        is_wanted: Whether it will be used.
+        is_wanted: Whether the batch will be used.
     """
 
     def __init__(self, request: Request, buffer: int | None) -> None:
@@ -88,7 +88,7 @@ class _Process:
         return self.count > 0 and bool(self._readable.poll(0))
 
     def receive(self) -> _Submitted:
-        """Return the first of the batches that the process loads. May wait."""
+        """Return the batch that was submitted first. May wait."""
         submitted = self._submitted[0]
         submitted.loaded = self._connection.recv()
         return self._submitted.popleft()
@@ -113,7 +113,7 @@ class ProcessLoader(DatasetLoader):
     def __init__(self, split: LoadsBatches, seed: int, loading: Loading) -> None:
         super().__init__(split, seed, loading)
         context = multiprocessing.get_context("fork")
-        # Two more buffers: for the present batch and the previous one.
+        # Two more buffers: for the current batch and the previous batch.
         self._buffers = SharedBuffers(loading.workers * loading.prefetch + 2)
         first, shares = loading.share * loading.workers, loading.shares * loading.workers
         self._processes = [
@@ -162,7 +162,7 @@ class ProcessLoader(DatasetLoader):
         return self._taken(submitted.loaded, submitted.buffer)
 
     def _expected(self, request: Request) -> list[Request]:
-        """Return the predicted next requests; none if this request does not follow the last."""
+        """Return the predicted next requests; empty if they cannot be predicted."""
         last, self._last = self._last, request
         number = self._loading.workers * self._loading.prefetch
         position, length, end = request

@@ -231,7 +231,7 @@ class DatasetSplit(Split):
         dataset: As given.
         collate: Makes a batch from a list of examples.
         batch_type: Type of the batch.
-        class_names: The names of the classes by label; empty if they have none.
+        class_names: The names of the classes by label; empty if the classes have no names.
 
     Raises:
         DataError: There are no examples.
@@ -298,7 +298,7 @@ class DatasetSplit(Split):
         return ProcessLoader(self, seed, loading)
 
     def start(self, share: int, shares: int, is_forked: bool = False) -> None:
-        """Prepare to load examples in this process, which is one of ``shares`` that do so. Called once."""
+        """Prepare to load examples in this process, one of ``shares`` processes that load them. Called once."""
         if is_forked and isinstance(self.dataset, StoredExamples):
             self.dataset.start_in_process()
 
@@ -358,7 +358,7 @@ class DatasetSplit(Split):
 def dataset(examples: Examples, classes: int | None = None) -> DatasetSplit:
     """Return a split of any object with ``__len__`` and ``__getitem__``: a dataset of torch, Hugging Face, Grain, ...
 
-    Job and ``Trainer.loader`` accept such objects directly; as a split they have the methods ``map``, ``random_map``,
+    Job and ``Trainer.loader`` accept such objects directly. A split also has the methods ``map``, ``random_map``,
     ``collated`` and ``ordered``.
 
     Args:

@@ -1,4 +1,4 @@
-"""Training without a dataset: each step of a worker takes one index, in place of a batch of examples."""
+"""Training without a dataset: a step takes positions of the stream in place of examples."""
 
 from __future__ import annotations
 

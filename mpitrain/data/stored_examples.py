@@ -58,7 +58,7 @@ class StoredExamples:
         return list(zip(examples, labels, strict=True))
 
     def _read(self, index: int) -> Batch:
-        if self.split.has_ranges or index < SAMPLE:  # the digest needs no more examples
+        if self.split.has_ranges or index < SAMPLE:  # the digest reads these examples alone
             batch: Batch = self.split.read_batch(index, index + 1)
             return batch
         if self._whole is None:

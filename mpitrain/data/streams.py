@@ -67,10 +67,10 @@ def stream(examples: Stream, length: int) -> StreamSplit:
     Each process that loads examples takes a share: every n-th example. To read less, pass a function that opens a share
     itself: ``lambda share, shares: read(files[share::shares])``.
 
-    Other splits guarantee that each example is used once in an epoch, also after a resume; a stream does not. A resumed
-    run skips as many examples as have been used, but these are the same examples only in ``sync``, with the same number
-    of ranks and without data workers. With data workers, examples that are loaded ahead may be lost. A stream is not
-    shuffled, and cannot be used for validation.
+    In the default order, other splits guarantee that each example is used once in an epoch, also after a resume; a
+    stream does not. A resumed run skips as many examples as have been used, but these are the same examples only in
+    ``sync``, with the same number of ranks and without data workers. With data workers, examples that are loaded ahead
+    may be lost. A stream is not shuffled, and cannot be used for validation.
 
     Args:
         examples: An object that can be iterated repeatedly; or a function that returns the examples of a share.

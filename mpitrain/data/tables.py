@@ -17,7 +17,7 @@ from .permutation import MIXED_BLOCKS
 from .split import DatasetSplit, Split
 
 # Number of cached groups of rows for reading in the order of blocks: those of a batch and of the next batch. If groups
-# have different sizes, a block extends over two groups.
+# have different sizes, a block may extend over two groups.
 _CACHED_GROUPS = 4 * MIXED_BLOCKS
 _Group = Callable[[Sequence[str]], Any]  # reads some columns of a group of rows
 
@@ -113,7 +113,7 @@ class Table:
         return f"{file.path}, row {self._first_row + row + self._starts[number] - self._starts[first]}"
 
     def text_in(self, column: str) -> str | None:
-        """Return a text that names the first row of a CSV file with a value that is no number in a column, or None."""
+        """Return a text that names the first row of a CSV file whose value in a column is not a number, or None."""
         if not self._first_row or not self._pa.types.is_string(self.type_of(column)):
             return None
         for start, part in self.parts(0, self.count, [column]):

@@ -81,7 +81,7 @@ def tfrecord(paths: Paths) -> DatasetSplit:
 
     An example is a dict from the name of a feature to an array of float32 or int64, bytes, or a list of bytes. Use
     ``map`` to decode it, for instance with ``data.decode_image`` or ``numpy.frombuffer``. Without ``map``, and if all
-    examples have the same features of the same lengths, a batch is read and parsed as a whole, without making single
+    examples of a batch have the same features of the same lengths, the batch is made as a whole, without single
     examples. A file is indexed once; the index is stored in the user's cache directory.
 
     Args:
@@ -127,7 +127,7 @@ def _index_part(file: int, offset: int, size: int, part: Array) -> tuple[int, in
 
 @kernel
 def _read_messages(file: int, places: Array, starts: Array, content: Array) -> int:
-    """Read messages with their checksums into ``content``; return the index of the first cut message, or -1."""
+    """Read messages with their checksums into ``content``; return the index of the first truncated message, or -1."""
     for i in range(starts.size):
         if not read_file(file, places[i, 0], content, starts[i], places[i, 1] + _FOOTER_BYTES):
             return i

@@ -63,7 +63,7 @@ class Columns(Sequence[dict[str, Any]]):
 
 
 def stack(examples: Sequence[Any], allocate: Allocate = np.empty) -> Any:
-    """Return a batch of examples: arrays with one dimension more, in the same tuples and dicts; strings are a list.
+    """Return a batch: arrays with one dimension more, in the same tuples and dicts; strings become a list.
 
     Args:
         allocate: Returns an array for a part of the batch.
@@ -83,8 +83,9 @@ class Stacked:
     """A batch to which each example is copied as soon as it is loaded, while it is in the processor's cache.
 
     Args:
-        first: Its first example.
-        count, allocate: See ``stack``.
+        first: The first example.
+        count: Number of examples.
+        allocate: See ``stack``.
     """
 
     def __init__(self, first: Any, count: int, allocate: Allocate) -> None:

@@ -1,4 +1,4 @@
-"""Tar files in WebDataset's layout: an example is the files of one name with different extensions."""
+"""Tar files in WebDataset's layout: an example consists of the files of one name with different extensions."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ class TarFiles:
 def webdataset(paths: Paths, decode: bool = True) -> DatasetSplit:
     """Return a split of tar files in WebDataset's layout; they must not be compressed.
 
-    An example is a dict of ``__key__``, and of the content of each file by extension. A tar file is indexed once; the
+    An example is a dict with ``__key__`` and, by extension, the content of each file. A tar file is indexed once; the
     index is stored in the user's cache directory.
 
     Args:
         paths: A file, a pattern such as ``train-*.tar``, or a list of them.
-        decode: Whether images become arrays of bytes (height, width, 3), ``.cls`` an int, ``.json``, ``.npy`` and
-            ``.txt`` their values; else all contents are bytes, for ``map``.
+        decode: Whether to decode images to arrays of bytes (height, width, 3), ``.cls`` to an int, and ``.json``,
+            ``.npy`` and ``.txt`` to their values. If False, all contents are bytes, for ``map``.
 
     Raises:
         DataError: A file does not exist, or is not a tar file.

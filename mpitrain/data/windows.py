@@ -29,7 +29,7 @@ class Windows:
 def windows(array: Array, length: int, stride: int | None = None, ahead: int = 1) -> DatasetSplit:
     """Return a split of the windows of a sequence.
 
-    It needs no memory besides the sequence, which may be memory-mapped. An example is ``(window, later)``, where
+    The split needs no memory besides the sequence, which may be memory-mapped. An example is ``(window, later)``, where
     ``later`` is the window ``ahead`` elements later: for a language model the next token at each place. For labels of
     another kind, use ``map``.
 

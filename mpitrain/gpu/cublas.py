@@ -1,6 +1,6 @@
 """Matrix products with cuBLAS, called directly: CuPy rejects cuBLAS during stream capture, though cuBLAS allows it.
 
-Each handle is bound to one device and one stream, so that no thread creates one during a capture.
+Each handle is bound to one device and one stream, so that no thread creates a handle during a capture.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class Blas:
         return int(self._workspace.nbytes)
 
     def gemm(self, a: Any, b: Any, out: Any, types: dict[Any, int], compute: int) -> Array:
-        """Set ``out`` to ``a @ b`` and return it; all row-major, except that ``a`` and ``b`` may be column-major.
+        """Set ``out`` to ``a @ b`` and return it; ``out`` is row-major, ``a`` and ``b`` are row- or column-major.
 
         Args:
             types: cuBLAS's data type for each dtype.
             compute: cuBLAS's compute type.
         """
-        # cuBLAS is column-major, where row-major out is its transpose, so compute out.T = b.T @ a.T.
+        # cuBLAS reads a row-major matrix as its transpose in column-major order, so compute out.T = b.T @ a.T.
         (m, k), n = a.shape, b.shape[1]
         one, zero = _FACTORS[compute == cublas.CUBLAS_COMPUTE_64F]
         left, left_stride = _as_columns(b)

@@ -76,7 +76,7 @@ class ConvolutionPlans:
         return Convolution(forward, dx, dw, grad_dtype)
 
     def _try(self, title: str, operation: str, shape: ConvolutionShape, data_type: Any, out_type: Any) -> Any:
-        """Return the result of ``_operation``; None if it raises an error: logged unless ``title`` is empty."""
+        """Return the result of ``_operation``; None if it raises an error, which is logged with ``title`` if given."""
         try:
             return self._operation(operation, shape, data_type, out_type)
         except Exception as error:  # the frontend raises ValueError, ImportError and RuntimeError as well as its own
@@ -156,9 +156,9 @@ class ConvolutionPlans:
 
 
 def _load_cudart() -> None:
-    """Give the frontend the path of CUDA's runtime library. CuPy does not load it, because it is linked statically.
+    """Give the frontend the path of CUDA's runtime library, with which CuPy is linked statically.
 
-    If none is found, the frontend raises its own error later.
+    If the library is not found, the frontend raises its own error later.
     """
     if _CUDART not in os.environ:
         with suppress(pathfinder.DynamicLibNotFoundError):

@@ -83,7 +83,7 @@ class Gpu:
             with other processes need additional memory.
         growth: Whether to allocate memory as needed, not all at startup (``take_memory``); the attribute ``grows``.
         precision: ``float32``; ``tf32``, to which products round float32 matrices; or ``float16`` or ``bfloat16``, the
-            type of activations, to which products round parameters. Sums are always float32.
+            type of activations, to which products round parameters. Such products are summed in float32.
         is_soft: Whether to run kernels without a GPU implementation on the CPU.
 
     Raises:
@@ -237,7 +237,7 @@ class Gpu:
         return self._blas.workspace
 
     def has_room(self, *arrays: Array) -> bool:
-        """Whether training data fits on the GPU: copies of these arrays take at most half of the free memory."""
+        """Return whether training data fits on the GPU: copies of these arrays take at most half of the free memory."""
         with self.activate():
             pool, (free, _) = cupy.get_default_memory_pool(), runtime.memGetInfo()
             left = min(pool.get_limit() - pool.used_bytes(), pool.free_bytes() + free)
@@ -308,7 +308,7 @@ _thread = _ThreadState()
 
 
 class _Activation:
-    """Context of an active GPU; converts its memory errors to ``DeviceError``. A nested context changes nothing."""
+    """Context of an active GPU; converts its memory errors to ``DeviceError``. Has no effect if the GPU is active."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu, self._device = gpu, cupy.cuda.Device(gpu.index)

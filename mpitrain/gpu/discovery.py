@@ -90,7 +90,7 @@ def check(workers: Sequence[VisibleGpus], config: RunConfig) -> None:
     """Check that requested GPUs are available.
 
     Raises:
-        ConfigError: An option requires a GPU on some worker, or on every worker, and there is none.
+        ConfigError: An option requires a GPU on at least one worker or on every worker, and such GPUs are missing.
     """
     options = config.device
     without = [index for index, worker in enumerate(workers) if not worker.gpus]

@@ -39,7 +39,7 @@ class GpuInfo(NamedTuple):
 
 
 def is_installed() -> bool:
-    """Whether the NVML bindings (nvidia-ml-py) are installed."""
+    """Return whether the NVML bindings (nvidia-ml-py) are installed."""
     try:
         import pynvml  # noqa: F401
     except ImportError:

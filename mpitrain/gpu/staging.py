@@ -42,7 +42,7 @@ class StagingBuffer:
         self._used: Any = gpu.compute.record()
 
     def copy_to_device(self, copying: Stream, computing: Stream) -> None:
-        """Copy the batch once the GPU no longer uses the previous one; later computations wait for the copy."""
+        """Copy the batch once the GPU no longer uses the previous batch; later computations wait for the copy."""
         copying.wait_event(self._used)
         copying.copy_to_device(self._host_block, self._device_block)
         self._copied = copying.record(self._copied)

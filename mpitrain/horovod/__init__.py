@@ -8,7 +8,7 @@ from ..errors import LaunchError
 
 
 def run(*args: Any, **kwargs: Any) -> NoReturn:
-    """Raise an error: mpitrain does not start ranks from a running program, as ``horovod.run`` would.
+    """Raise an error: unlike ``horovod.run``, mpitrain does not start ranks from a running program.
 
     Raises:
         LaunchError: Always; the message names the command that starts ranks.

@@ -1,4 +1,4 @@
-"""Starting and ending, and the functions that return facts about ranks and the build."""
+"""``init``, ``shutdown``, and the functions that return facts about ranks and the build."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def rocm_built() -> bool:
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Record the engine's activity in a file, which the first rank writes; a running timeline is completed. Local.
+    """Complete the current timeline, if any, and record the engine's activity in a new file on the first rank. Local.
 
     Args:
         mark_cycles: Whether to record the ends of negotiations, too.

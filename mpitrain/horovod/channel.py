@@ -1,9 +1,9 @@
 """The operations of one process set: cycles of negotiation and execution.
 
 A cycle is a generator like the collectives that it consists of: it yields the condition that it waits for, and any
-thread resumes it. A rank starts a cycle when it has something to announce, or when others wait; the cycle continues
-when all ranks have started theirs. A rank that has nothing pending need not take part, because no operation is ready
-before all ranks have submitted it.
+thread may resume it. A rank starts a cycle when it has something to announce, or when other ranks wait; the cycle
+continues when all ranks have started it. A rank that has nothing pending need not take part, because no operation is
+ready before all ranks have submitted it.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Channel:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether a cycle is active, or another rank of this node waits for this one to begin one."""
+        """Whether a cycle is active, or another rank waits for this rank to begin a cycle."""
         return self._steps is not None or self._notices.asked or (self.pending and self._staging.is_behind())
 
     # Called by the engine, on one thread at a time.
@@ -181,8 +181,8 @@ class Channel:
     def _cycle(self) -> Steps:
         """Announce new requests, and perform operations that are ready. Collective over the set.
 
-        If the ranks agreed in the last cycle, they probably agree in this one. The first block of the announced tensors
-        is then published together with the announcement.
+        If the ranks agreed in the last cycle, they probably agree in this cycle. The first block of the announced
+        tensors is then published together with the announcement.
         """
         self._notices.asked = False
         handles, words, new = self._announcement()
@@ -242,7 +242,7 @@ class Channel:
         return [[Request(*fields) for fields in pickle.loads(one)] if one else [] for one in texts]
 
     def _take(self, ready: Sequence[Ready]) -> Sequence[Operation]:
-        """Return the operations to perform; end those that fail, and the pending ones if all ranks have joined."""
+        """Return the operations to perform; end operations that fail, and ``join`` if all ranks have joined."""
         operations: list[Operation] = []
         for entry in ready:
             handle = self._open.get(entry.key)
@@ -305,7 +305,7 @@ class Channel:
         """Describe the operations that wait for other ranks.
 
         Args:
-            for_all: Whether to include operations that another rank reports: the first rank that submitted them.
+            for_all: Whether to include operations that another rank reports: the lowest rank that has submitted them.
         """
         absent, lines = self._negotiation.absent(), []
         for handle in self._waiting():
@@ -336,9 +336,9 @@ class Channel:
             self._fail("shut down")
 
     def free(self, until: float) -> bool:
-        """Free memory and communicators if all ranks leave in time, and return whether they do.
+        """Free memory and communicators if all ranks leave in time, and return whether they are freed.
 
-        Otherwise the memory is freed when the process ends.
+        They are not freed if an operation that has failed may still use them; they then exist until the process ends.
 
         Args:
             until: The latest time to wait, on the clock of ``perf_counter``.

@@ -73,7 +73,7 @@ class Engine:
         return channel
 
     def close(self) -> bool:
-        """Leave all process sets; return whether all ranks have left. Takes at most ten seconds."""
+        """Leave all process sets; return whether all are freed. Waits at most ten seconds for other ranks to leave."""
         self._closing.set()
         self._thread.join()
         channels = [self.release(number) for number in [*self.channels]]

@@ -43,7 +43,7 @@ class Execution:
     Args:
         collectives: The collectives of the set's ranks.
         rank, size: This rank's index in the set, and the number of its ranks.
-        fusion_bytes: Largest buffer in which small tensors are fused.
+        fusion_bytes: Maximum size in bytes of a buffer in which several tensors are fused.
         began: Called with the operations that are performed next.
         ended: Called with a handle and its result.
     """
@@ -175,7 +175,7 @@ class Execution:
 
 
 def fused(operations: Sequence[Operation]) -> list[list[Operation]]:
-    """Return the operations in groups that are performed together: allreduces with the same properties."""
+    """Return the operations in groups that are performed together: allreduces of equal dtype, reduction and factors."""
     groups: dict[object, list[Operation]] = {}
     for index, (request, handle) in enumerate(operations):
         fused = request.kind == "allreduce"

@@ -1,7 +1,7 @@
 """Messages that the ranks of a process set send at any time, also between two cycles.
 
 ask    "take part in the next cycle, although you have nothing pending": the sender has waited long, and wants to
-       know which ranks have not submitted what it waits for
+       know which ranks have not submitted its operations
 leave  "I take part in no cycle after the first n": the sender shuts down, or has failed
 free   "I free the set's memory now", or "I do not, because a rank has not left": the answer to all ranks that leave
 """

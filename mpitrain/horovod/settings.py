@@ -17,7 +17,7 @@ class Settings:
     """The settings of the engine.
 
     Attributes:
-        fusion_bytes: Largest buffer in which small tensors are fused; 0 turns fusion off.
+        fusion_bytes: Maximum size in bytes of a buffer in which several tensors are fused; 0 turns fusion off.
         cycle_s: Seconds between two cycles that no thread waits for.
         stall_s: Seconds after which a tensor that some ranks have not submitted is reported; None for never.
         shutdown_s: Seconds after which such a tensor is an error; None for never.

@@ -18,7 +18,7 @@ class Action(Enum):
 
 
 class StallCheck:
-    """Decides what to do. Local.
+    """Decides on the action for operations that have waited long. Local.
 
     Args:
         stall_s: Seconds after which an operation is reported repeatedly; None for never.

@@ -132,7 +132,7 @@ class World:
         return self._comm.allgather(value)
 
     def close(self) -> None:
-        """Leave: operations that are pending on other ranks fail. Returns after at most ten seconds. Local."""
+        """Leave: pending operations of other ranks fail. Waits at most ten seconds for these ranks to leave. Local."""
         if self.engine.close():
             self._comm.Free()
 

@@ -55,7 +55,7 @@ class GradientAccumulation:
             The loss of the batch if this was the last micro-batch, whose gradient ``backward`` computes; else None.
         """
         self._remaining -= 1
-        if not self._remaining and not self._has_accumulated:  # the only one
+        if not self._remaining and not self._has_accumulated:  # the only micro-batch
             return loss
         with self._model.activate():
             self._total = self._model.add_loss(self._total, loss)

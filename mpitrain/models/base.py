@@ -26,8 +26,8 @@ class Model:
 
     Attributes:
         accepts_raw: Whether batches hold examples as stored, neither converted nor scaled.
-        can_await_params: Whether the model can wait for each layer's parameters (``await_params_by``); else all must be
-            complete before each call.
+        can_await_params: Whether the model can wait for each layer's parameters (``await_params_by``); else all
+            parameters must be complete before each call.
     """
 
     accepts_raw = False
@@ -179,7 +179,7 @@ class DividedModel(SteppedModel, Protocol):
         """Whether the module has copies of some parameters, of another type."""
 
     def watch_gradients(self, on_use: Callable[[bool], None]) -> None:
-        """Call ``on_use`` from now on before a script uses a gradient; the argument is whether it sets it to zero."""
+        """Call ``on_use(clears)`` from now on before a script uses a gradient; ``clears``: it is set to zero."""
 
     def clear_grads(self, names: Collection[str] | None) -> None:
         """Set the gradients of the parameters with these names, or of all parameters, to zero."""
@@ -192,7 +192,7 @@ class DividedModel(SteppedModel, Protocol):
         """
 
     def add_grads(self, names: Collection[str] | None) -> None:
-        """Add the gradient of the last loss to the gradient, in place of ``Model.compute_grads``.
+        """Add the gradient of the last loss to the bound gradient, in place of ``Model.compute_grads``.
 
         Args:
             names: Names of the parameters whose gradient is computed; None for all.

@@ -44,8 +44,8 @@ class LayerModel(Model):
         self._on_ready: OnReady = lambda start: None
         if model.announces_children:
             model.after_backward = self._layer_done
-        # A container of the user's own, or one with another ``forward``, may not call ``before_forward``. State, such
-        # as running statistics, is at the end of the vector.
+        # A user's own container, or a subclass with another ``forward``, may not call ``before_forward``. Layers with
+        # state, such as running statistics, also read the end of the vector.
         calls_back = isinstance(model, Sequential) and type(model).forward is Sequential.forward
         self.can_await_params = calls_back and plan.layout.size == plan.layout.n_trained
 

@@ -265,6 +265,6 @@ def _parts(model: Layer, loss: Loss) -> list[Layer | Loss]:
 
 
 def _is_static(part: Layer | Loss) -> bool:
-    """Whether a part makes the same GPU calls at every step: built-in parts do, others declare it (``static``)."""
+    """Return whether a part makes the same GPU calls at every step: built-in parts do, others declare ``static``."""
     own: bool = getattr(part, "static", type(part).__module__.startswith("mpitrain."))
     return own

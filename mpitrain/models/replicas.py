@@ -37,7 +37,7 @@ class Exchange(Protocol):
         """Copy the values that have changed since the last step to the replicas' devices."""
 
     def sum_losses(self, losses: list[Any]) -> Any:
-        """Return the sum of the replicas' losses, as ``Model.compute_loss``."""
+        """Return the sum of the replicas' losses, in the form of ``Model.compute_loss``."""
 
     def sum_grads(self) -> None:
         """Set the bound gradient to the sum of the replicas' gradients, in their order."""
@@ -140,7 +140,7 @@ class Replicas(Model):
             model.close()
 
     def _on_all(self, work: Callable[[int], T]) -> list[T]:
-        """Return the result of ``work`` for each replica; if replicas fail, raise the error that caused it."""
+        """Return the result of ``work`` for each replica; if replicas fail, raise the original error."""
 
         def guarded(index: int) -> T:
             try:

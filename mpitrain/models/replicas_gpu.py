@@ -1,4 +1,4 @@
-"""Replicas of a model on several GPUs, with the bound vectors on the first one."""
+"""Replicas of a model on several GPUs, with the bound vectors on the first GPU."""
 
 from __future__ import annotations
 

@@ -48,8 +48,8 @@ class TorchModel(Model):
     """A PyTorch module whose parameters and gradients are views of the bound vectors, on one device.
 
     The loss is a mean over the batch, as in PyTorch, weighted by the batch's share of the step's examples. Before every
-    forward pass torch's random numbers are seeded with the run's seed and the batch's position. It is a
-    ``SteppedModel``.
+    forward pass torch's random numbers are seeded with the run's seed and the batch's position. The class implements
+    ``DividedModel``, too.
 
     Args:
         split: The training data.

@@ -148,7 +148,7 @@ def _applier(before: Layer | None, layer: Layer, after: Layer | None) -> Biased 
 
 
 def _takes_integers(layers: tuple[Layer, ...]) -> bool:
-    """Return whether the first layer that reads elements, not only their order, takes integers."""
+    """Return whether the first layer after reshapes takes integers."""
     return next((layer.integer_inputs for layer in layers if type(layer) not in (Flatten, Reshape)), False)
 
 

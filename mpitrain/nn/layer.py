@@ -137,11 +137,11 @@ class Layer:
         return self.device.dispatch(kernel)
 
     def children(self) -> list[tuple[str, Layer]]:
-        """Return the named layers inside this one, in the order in which they run forward."""
+        """Return the named layers inside this layer, in the order in which they run forward."""
         return []
 
     def declare(self, name: str, shape: Shape, init: Initializer, kind: Kind = "param") -> None:
-        """Declare a parameter; call it in ``build``."""
+        """Declare a parameter or a state; call this in ``build``."""
         self.declared[name] = Declared(shape, init, kind)
 
     def cast_input(self, array: Array, tag: str) -> Array:

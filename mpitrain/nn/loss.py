@@ -51,7 +51,7 @@ class Loss:
         """Check that a model's outputs for one example, of ``shape``, match the number of classes.
 
         Raises:
-            JobError: They do not.
+            JobError: The outputs do not match.
         """
 
     def classes(self, shape: Shape) -> int | None:

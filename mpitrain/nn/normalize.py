@@ -25,9 +25,9 @@ class BatchNorm(Layer):
         features: Length of the last axis.
         momentum: Weight of the old value in the running averages, in [0, 1).
         eps: Added to the variance.
-        sync: Compute statistics over the batches of all workers, as if they were one batch; ``forward`` and
-            ``backward`` are then collective over the workers: ``forward`` computes two sums over them, ``backward``
-            one.
+        sync: Whether to compute statistics over the batches of all workers, as if they were one batch. ``forward`` and
+            ``backward`` are then collective over the workers: ``forward`` computes two sums over the workers,
+            ``backward`` one sum.
         name: Overrides the name that the model assigns.
     """
 

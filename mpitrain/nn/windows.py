@@ -77,7 +77,7 @@ class Grid(NamedTuple):
         return _slices(self.rows.windows, block // (self.columns.windows * self.window_size))
 
     def span(self, images: slice, rows: slice) -> slice:
-        """Return the range of a block's windows among those of the batch; the block has all rows or one image."""
+        """Return the range of a block's windows among the batch's windows; the block has all rows or one image."""
         start = (images.start * self.rows.windows + rows.start) * self.columns.windows
         return slice(start, start + (images.stop - images.start) * (rows.stop - rows.start) * self.columns.windows)
 

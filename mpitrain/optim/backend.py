@@ -44,7 +44,7 @@ class Gradient(NamedTuple):
         rows: Shape (n, >= size - origin), C-contiguous.
         order: Shape (m,), int64: indices of the rows to add, in this order.
         origin: Element of the vectors that corresponds to the rows' first element.
-        measured: Whether ``measure_segments`` has written the gradient, with factors that only the device has.
+        measured: Whether ``measure_segments`` has written the gradient; a factor on the device is applied already.
     """
 
     rows: Array
@@ -74,7 +74,7 @@ class Backend(Protocol):
     def update_segments(
         self, rule: CompiledRule, constants: Constants, group: Group, rate: float, gradient: Gradient, ema_weight: float
     ) -> None:
-        """Update the vectors with a compiled rule, as ``compiled.CompiledRule.update_segments`` does.
+        """Update the vectors with a compiled rule; see ``compiled.CompiledRule.update_segments``.
 
         Args:
             rate: Factor of the group's ``decay``.
@@ -86,7 +86,7 @@ class Backend(Protocol):
         """Write the gradient, or the direction of ``rule``, to ``out``; set the group's ``sums``."""
 
     def sum_rows(self, gradient: Gradient, start: int, stop: int, scale: Any, trained: bool) -> Array:
-        """Return ``scale`` times elements [start, stop) of the gradient, in memory that the next call overwrites."""
+        """Return ``scale`` times elements [start, stop) of the gradient; the next call may overwrite the result."""
 
     def number(self, values: Array, index: int) -> Any:
         """Return an element of an array as a factor of vectors, whose type it does not change."""

@@ -32,8 +32,8 @@ class CompiledRule:
         constants: Names of the constants in the CUDA source, in their order.
         slots: Names of the slots in the CUDA source.
         block: A ``kernel`` ``(params, grads, slot0, slot1, constants)`` that changes a block of params and slots in
-            place. It only subtracts from params, which it does not use otherwise, so that ``measure`` can apply it to
-            zeros.
+            place. It only subtracts from params, which it does not use otherwise, so that ``measure_segments`` can
+            apply it to zeros.
         cuda: C++ statements that do the same with one element: ``p`` of the parameters, ``g`` of the gradient, and of
             each slot, by its name. Constants and elements have the type ``T``.
     """

@@ -40,7 +40,7 @@ class Segment(NamedTuple):
     decayed: bool
 
     def continues(self, other: Segment) -> bool:
-        """Whether this segment of a group can be joined to the one before it, across the gap, which stays zero."""
+        """Return whether this segment can be joined to the previous segment, across the gap, which stays zero."""
         return self[2:4] == other[2:4] and self.decayed == other.decayed
 
 
@@ -49,7 +49,7 @@ class Group:
 
     Attributes:
         options: The optimizer with the options of the group.
-        measured: The optimizer whose rule gives the direction whose norms are measured; None to measure the gradient.
+        measured: If norms of a direction are measured, the optimizer with its rule; None to measure the gradient.
         applied: The optimizer whose rule is applied last.
         factor: Factor of the learning rate; 1 for a layerwise optimizer, whose ``scales`` include the factors.
         adds_l2: Whether ``l2`` may differ from 0.
@@ -85,7 +85,7 @@ class Range:
     """The groups of a range of the vector.
 
     Args:
-        has_average: Whether there is a moving average, which frozen parameters change, too.
+        has_average: Whether there is a moving average, into which frozen parameters are copied.
 
     Attributes:
         groups: Groups, which differ in options or in the factor of the learning rate.

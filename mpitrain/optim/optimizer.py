@@ -193,8 +193,7 @@ class Optimizer(ABC):
         """Check the rule, and try it on a few numbers unless it has a compiled version. Local.
 
         Raises:
-            JobError: ``slots`` are not valid names, or ``update`` raises an exception, returns a value, does not change
-                ``params``, or computes something else if the vectors are split.
+            JobError: ``slots`` or ``update`` is not valid; the message states the reason.
         """
         names, update = self.slots, f"{self.name}.update"
         if not isinstance(names, tuple) or not all(isinstance(name, str) and name.isidentifier() for name in names):
@@ -277,7 +276,7 @@ class Optimizer(ABC):
         return replace(self, groups={}, **options) if self.groups else self
 
     def _check_groups(self) -> None:
-        """Raise JobError if an option of a group does not exist, is one of the whole optimizer, or is not valid."""
+        """Raise JobError if an option of a group does not exist, applies to whole optimizers only, or is not valid."""
         valid = {option.name for option in fields(self) if option.init} - _SHARED
         for pattern, options in self.groups.items():
             where = f"{self.name}: the group {pattern!r}"
@@ -305,7 +304,7 @@ class Optimizer(ABC):
                 raise JobError(f"{self.name}: the group {pattern!r} matches no parameter; their names are {shown}")
 
     def decays(self, name: str) -> bool:
-        """Whether ``decay_names`` matches the parameter ``name``."""
+        """Return whether ``decay_names`` matches the parameter ``name``."""
         patterns = [self.decay_names] if isinstance(self.decay_names, str) else self.decay_names
         return any(fnmatchcase(name, pattern) for pattern in patterns)
 

@@ -250,7 +250,7 @@ class lamb(adam):
 
 @dataclass(frozen=True)
 class lars(momentum):
-    """Momentum in which each parameter's step has the length ``learning_rate * trust`` times the parameter's norm.
+    """Momentum in which each parameter's gradient is scaled to a norm of about ``trust`` times the parameter's norm.
 
     ``velocity = momentum * velocity + learning_rate * ratio * (grads + weight_decay * params)``, where ``ratio`` is
     ``trust * |params| / (|grads| + weight_decay * |params|)``; ``params -= velocity``. Only parameters that match

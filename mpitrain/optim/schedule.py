@@ -34,7 +34,7 @@ def as_schedule(value: float | Schedule) -> Schedule:
 
 
 class LiveRate(Protocol):
-    """A learning rate that a script sets while it trains: a call returns its present value."""
+    """A learning rate that a script changes during training; a call returns the current value."""
 
     def __call__(self, step: int) -> float: ...
 

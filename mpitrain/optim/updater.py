@@ -1,7 +1,7 @@
 """Applies an optimizer to ranges of flat vectors, on the CPU or a GPU. Local; ranks communicate elsewhere.
 
-``Updater`` is the algorithm: clipping, scaling by layers, and rules without a compiled version. ``groups`` says which
-options apply to which segment, and a ``Backend`` has the operations on arrays.
+``Updater`` is the algorithm: clipping, scaling by layers, and rules without a compiled version. ``groups`` determines
+which options apply to which segment, and a ``Backend`` has the operations on arrays.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .optimizer import Optimizer
 
 
 class Updater:
-    """Binds an optimizer to the vectors that it updates; every method handles a range [lo, hi) of them.
+    """Binds an optimizer to the vectors that it updates; each rank may update a range [lo, hi) of them.
 
     If the optimizer's ``needs_sums`` is False, an update may be one call::
 

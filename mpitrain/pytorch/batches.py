@@ -41,9 +41,9 @@ class Inputs(NamedTuple):
 def inputs_of(batch: Batch, dtype: np.dtype[Any], device: Any = "cpu", takes_labels: bool = False) -> Inputs:
     """Return the arguments for a batch.
 
-    A batch of a ``Split`` has one input and labels. If the dataset's examples are tuples, the last element is the label
-    and the others are the module's positional arguments. If they are dicts, the label has one of the names
-    ``LABEL_KEYS``, and the others are keyword arguments.
+    A batch of arrays has one input and labels. If the dataset's examples are tuples, the last element is the label, and
+    the other elements are the module's positional arguments. If the examples are dicts, the label has one of the names
+    ``LABEL_KEYS``, and the other items are keyword arguments.
 
     Args:
         dtype: Type of the parameters; floating-point inputs and labels are converted to it.
@@ -157,14 +157,14 @@ def _collate(examples: Any) -> Any:
 def as_split(dataset: Any, collate_fn: Callable[[list[Any]], Any] | None = None) -> Any:
     """Return a dataset as a split; return any other value unchanged.
 
-    A ``TensorDataset`` of two tensors, inputs and labels, is shared by the ranks of a node, as arrays are.
+    A ``TensorDataset`` of two CPU tensors, inputs and labels, is shared by the ranks of a node, like arrays.
 
     Args:
         collate_fn: Makes a batch from a list of examples of a dataset; None for torch's ``default_collate``.
 
     Raises:
-        JobError: The dataset is a ``DataLoader``, a stream without a length, or a ``Split`` without examples to
-            collate.
+        JobError: The dataset is a ``DataLoader`` or a stream without a length, or ``collate_fn`` is given for a split
+            of arrays.
     """
     if collate_fn is not None and isinstance(dataset, Split) and not isinstance(dataset, DatasetSplit):
         raise JobError(

@@ -52,7 +52,7 @@ class Bfloat16Copies:
             torch._foreach_copy_(self._copies, self._values)
 
     def store(self) -> None:
-        """Copy the parameters that differ from their rounded values to the values."""
+        """Copy each element of the parameters that differs from its rounded value to the values."""
         for copy, value in zip(self._copies, self._values, strict=True):
             torch.where(copy == value.to(torch.bfloat16), value, copy.float(), out=value)
 
@@ -71,5 +71,5 @@ class Bfloat16Copies:
 
 
 def is_copied(param: Tensor) -> bool:
-    """Whether a parameter is a copy, in bfloat16, of its values in the flat vector."""
+    """Return whether a parameter is a copy, in bfloat16, of its values in the flat vector."""
     return param.dtype == torch.bfloat16

@@ -223,7 +223,7 @@ class Gradients:
             self._next += 1
         if before < self._next < len(self._members):  # the caller announces the last bucket
             self._on_ready(self._starts[self._next - 1])
-            # The strategy may have changed these parameters: autograd then refuses to read them in this backward pass.
+            # The strategy may have changed these parameters; autograd must refuse to read them in this backward pass.
             increment_version([self._params[i] for members in self._members[before : self._next] for i in members])
 
     def _collect(self, members: Sequence[int]) -> None:

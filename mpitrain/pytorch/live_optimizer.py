@@ -1,4 +1,4 @@
-"""An optimizer of torch whose options a script, or a scheduler, changes while it trains."""
+"""An optimizer of torch whose options a script or a scheduler changes during training."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Options = list[dict[str, Any]]  # options of each parameter group, with its lear
 
 
 class HasSlots(Protocol):
-    """A loop of training; see ``training.stepped_loop.SteppedLoop``."""
+    """A training loop; see ``training.stepped_loop.SteppedLoop``."""
 
     plan: Any
 
@@ -60,7 +60,7 @@ class LiveOptimizer:
         model: The model whose parameters the optimizer has.
         clip_norm: Maximum Euclidean norm of the whole gradient, or None.
         scheduler: The scheduler that ``advance_scheduler`` calls, or None.
-        index: Its position if it is one of several optimizers, else None.
+        index: The optimizer's position if there are several optimizers, else None.
 
     Attributes:
         rule: The optimizer of this package that computes the same updates, with the options of the last call of
@@ -181,9 +181,8 @@ class LiveOptimizer:
         for worker, digest in enumerate(digests):
             if digest != digests[0]:
                 raise JobError(
-                    f"the state of the optimizer differs between worker {worker} and "
-                    f"worker 0: load the same state on all "
-                    "ranks",
+                    f"the state of the optimizer differs between worker {worker} and worker 0: load the same state on "
+                    "all ranks",
                     on_all_ranks=True,
                 )
         return bool(digests[0])
@@ -309,4 +308,4 @@ def _replace_step(optimizer: torch.optim.Optimizer, replacement: Callable[[], No
 
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # else schedulers warn
     optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
-    optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]  # GradScaler unscales
+    optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]  # then GradScaler unscales gradients

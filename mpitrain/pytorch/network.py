@@ -88,8 +88,8 @@ class LossOfModel:
 class TorchNetwork:
     """A PyTorch module and a loss; see ``plan.network.Network`` for the methods.
 
-    The module is changed only where necessary: lazy parameters get their shapes, and parameters of float32 become
-    float64 if that is the type of the flat vectors.
+    The module is changed only where necessary: lazy parameters get their shapes, parameters of float32 become float64
+    if that is the type of the flat vectors, and a module in evaluation mode is put in training mode.
 
     Raises:
         JobError: The module cannot be trained by this package; the message names the part and the reason.
@@ -281,7 +281,7 @@ def load_buffers(model: nn.Module, buffers: Buffers, extra_state: ExtraState) ->
         value, buffer = torch.from_numpy(np.array(stored)), owner[key]
         if value.numel() == buffer.numel():
             buffer.copy_(value.reshape(buffer.shape))
-        else:  # the forward pass has replaced the tensor by a larger one
+        else:  # the forward pass had replaced the tensor by a tensor of another size
             owner[key] = value.to(buffer.device, buffer.dtype)
 
 
@@ -305,7 +305,7 @@ def _first(train: Split, dtype: Any, network: TorchNetwork) -> Batch:
 
 
 def _advice(inputs: Inputs) -> str:
-    """Return advice on images as ``image_folder`` reads them; empty for other inputs."""
+    """Return advice for images of the shape that ``image_folder`` reads; empty for other inputs."""
     are_images = any(isinstance(one, Tensor) and one.dim() == 4 and one.shape[-1] in (1, 3) for one in inputs.args)
     if not are_images:
         return ""

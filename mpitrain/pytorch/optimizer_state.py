@@ -17,7 +17,7 @@ from .bfloat16 import to_array
 from .names import parameters_of
 from .torch_rule import TorchRule
 
-# Names of the slots of compiled rules.
+# Torch's names of the state that compiled rules have in slots.
 _NAMES = {"mean": "exp_avg", "square": "exp_avg_sq", "velocity": "momentum_buffer"}
 
 
@@ -76,7 +76,7 @@ def set_state(
 def slots_of(
     optimizer: torch.optim.Optimizer, rule: Optimizer, model: nn.Module, layout: Layout, dtype: Any
 ) -> tuple[dict[str, Array], int]:
-    """Return the optimizer's state as slots, shape (layout.size,), by name, and the number of updates since it was new.
+    """Return the optimizer's state as slots, shape (layout.size,), by name, and the number of the optimizer's updates.
 
     Raises:
         JobError: The state is of an optimizer with other options, or its parameters have different numbers of steps.

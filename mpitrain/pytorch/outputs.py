@@ -28,7 +28,7 @@ def on_host(tree: Any) -> Any:
 
 
 def joined(parts: Sequence[Any]) -> Any:
-    """Return trees of tensors of several batches as one, joined along the first dimension.
+    """Return one tree for the trees of several batches, with tensors joined along the first dimension.
 
     Tensors without dimensions, such as a loss that a model returns, become a tensor with one element per batch; of
     other values, the first is returned.
@@ -89,7 +89,7 @@ def share_of(loader: Any, rank: int, size: int) -> Iterable[tuple[int, Any]]:
 
 
 def facts_of(loader: DataLoader[Any]) -> tuple[object, ...]:
-    """Return a loader's properties that must be equal on all ranks: examples and batches, as far as known."""
+    """Return a loader's numbers of examples and batches, and a subset's indices, which must be equal on all ranks."""
     dataset: Any = loader.dataset
     indices = hash(tuple(map(int, dataset.indices))) if isinstance(dataset, Subset) else None
     return len(dataset), len(loader), indices

@@ -33,7 +33,7 @@ def synchronize(model: nn.Module, sum_over_workers: SumOverWorkers) -> None:
 
 
 def normalize(layer: _BatchNorm, sum_over_workers: SumOverWorkers, x: Tensor) -> Tensor:
-    """Return the normalized input, as ``SyncBatchNorm.forward`` documents it."""
+    """Return the input, of shape (n, channels, ...), normalized like by ``nn.SyncBatchNorm``."""
     if not layer.training:
         running = layer.running_mean, layer.running_var
         return functional.batch_norm(x, *running, layer.weight, layer.bias, running[0] is None, 0.0, layer.eps)

@@ -29,7 +29,7 @@ _NOT_COMPILED = {"amsgrad": False, "maximize": False, "dampening": 0}  # the onl
 
 
 class GroupRate:
-    """The learning rate of a parameter group, which a script or a scheduler may change while it trains.
+    """The learning rate of a parameter group, which a script or a scheduler may change during training.
 
     See ``optim.schedule.LiveRate`` for the methods.
     """
@@ -69,7 +69,7 @@ def translated(
     Args:
         rates: The learning rate of each parameter group; None for the groups' present rates.
         clip_norm: Maximum Euclidean norm of the whole gradient.
-        index: Its position if it is one of several optimizers, which update whole tensors; else None.
+        index: The optimizer's position if there are several optimizers, which then update whole tensors; else None.
 
     Raises:
         JobError: The optimizer is not supported.

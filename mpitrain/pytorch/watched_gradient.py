@@ -35,8 +35,8 @@ OnUse = Callable[[bool], None]
 class WatchedGradient(Tensor):
     """A view of the flat gradient that calls ``on_use`` before an operation of torch reads or changes it.
 
-    The argument is whether the operation sets the gradient to zero. Autograd adds to the gradient without a call. The
-    results of operations are ordinary tensors.
+    The argument of ``on_use`` is whether the operation sets the gradient to zero. Autograd adds to the gradient without
+    a call. The results of operations are ordinary tensors.
     """
 
     on_use: OnUse

@@ -1,6 +1,6 @@
 """How the workers of ``--mode local`` average their parameters.
 
-After ``local_steps`` steps, ``MeanOfWorkers`` replaces parameters, optimizer slots and moving averages by their means
+Every ``local_steps`` steps, ``MeanOfWorkers`` replaces parameters, optimizer slots and moving averages by their means
 over the workers (Stich, Local SGD converges fast and communicates little, 2019; with momentum averaged too, Yu, Jin and
 Yang, 2019). ``ElasticAveraging`` moves the workers' parameters and a center towards each other; the center is the
 trained model (Zhang, Choromanska and LeCun, Deep learning with elastic averaging SGD, 2015, equations 2 and 3,
@@ -26,7 +26,7 @@ _WAIT = span("wait")
 
 
 class Averaging:
-    """Base class of the averaging methods; itself averages nothing, for workers whose vectors are always equal.
+    """Base class of the averaging methods. It averages nothing, and is used while the workers' vectors are equal.
 
     Construction is collective over the workers, and so is every method that is not documented as local.
 
@@ -43,14 +43,14 @@ class Averaging:
         self.own = own
 
     def is_point(self, step: int) -> bool:
-        """Return whether a consistent point follows after ``step`` steps: the trained model is defined. Local."""
+        """Return whether the trained model is defined after ``step`` steps; then a consistent point follows. Local."""
         return True
 
     def start(self, extra_state: ExtraState) -> None:
         """Begin to train; ``own`` is the same on all workers.
 
         Args:
-            extra_state: The state of the resumed run; empty if no run is resumed, or if gradients were averaged so far.
+            extra_state: The state of the resumed run; empty if no run is resumed, or after steps of gradient averaging.
         """
 
     def progress(self) -> None:
@@ -60,15 +60,15 @@ class Averaging:
         """Average the vectors that are due after ``step`` steps; local if nothing is due."""
 
     def vector(self, name: str) -> Array:
-        """Return a vector of the trained model; valid until the next call or step. At a consistent point."""
+        """Return a vector of the trained model, at a consistent point; valid until the next call or step."""
         return self.own[name]
 
     def vectors(self) -> dict[str, Array]:
-        """Return all vectors of the trained model, for a checkpoint. At a consistent point."""
+        """Return all vectors of the trained model, at a consistent point, for a checkpoint."""
         return {name: self.vector(name) for name in self.own}
 
     def extra_state(self) -> ExtraState:
-        """Return the state that is not in ``vectors``. At a consistent point."""
+        """Return the state that is not in ``vectors``, at a consistent point."""
         return {}
 
     def end(self) -> None:
@@ -79,7 +79,7 @@ class Averaging:
 
 
 class Periodic(Averaging):
-    """Base class: the workers average after every ``local_steps`` steps, and after the last one."""
+    """Base class: the workers average after every ``local_steps`` steps, and after the last step."""
 
     def __init__(self, plan: Plan, own: Mapping[str, Array], mean: MeanAllreduce) -> None:
         super().__init__(own)
@@ -150,7 +150,7 @@ class Centered(Periodic):
 
 
 class ElasticAveraging(Centered):
-    """Moves the workers' parameters and the center towards each other by a fraction ``rho`` of their distance."""
+    """Moves each worker's parameters and the center towards each other by ``rho`` times their difference."""
 
     def __init__(
         self, plan: Plan, own: Mapping[str, Array], mean: MeanAllreduce, hierarchy: Hierarchy, rho: float

@@ -59,7 +59,7 @@ class Stats(NamedTuple):
     """Totals over all workers since this run began.
 
     Attributes:
-        step: Number of completed steps, including steps before a resume, which the totals do not cover.
+        step: Number of completed steps; unlike the totals, it includes the steps before a resume.
         loss: Sum of the losses of the steps that were not skipped.
         steps: Number of steps in that sum.
         skipped: Number of steps skipped because their loss, or a float16 gradient, was not finite.
@@ -103,9 +103,9 @@ class UpdatesOnRequest(ABC):
     collective over the workers if ``finish`` is.
 
     Attributes:
-        grads: As ``Strategy.grads``, in host memory.
+        grads: The vector ``Strategy.grads``, always in host memory.
         updates_whole_tensors: Whether the strategy can update with a ``WholeTensorOptimizer``.
-        shares_params: Whether other ranks compute with the same memory, so that a script must not write there.
+        shares_params: Whether other ranks use the same copy of the parameters, so that a script must not change it.
     """
 
     grads: Array
@@ -153,7 +153,7 @@ class UpdatesOnRequest(ABC):
             updates: The number of updates that produced the slots.
 
         Raises:
-            JobError: This strategy does not support it.
+            JobError: The slots of this strategy cannot be set.
         """
         raise JobError(f"optimizer.load_state_dict does not work with {type(self).__name__}")
 
@@ -168,7 +168,7 @@ class DefersParams(ABC):
 
     @abstractmethod
     def late_params(self) -> Callable[[int], None] | None:
-        """Let ``finish`` return before all parameters have arrived. Local, on all workers.
+        """Let ``finish`` return before all parameters have arrived. Called by all workers; collective over the node.
 
         Returns:
             A function of ``stop`` that waits until ``params[:stop]`` are complete, collective over the node; None if
@@ -241,7 +241,7 @@ class Strategy(Protocol):
     def ready(self, start: int) -> None:
         """Declare ``grads[start:]`` final; called with decreasing ``start``, finally 0. Local.
 
-        The strategy may change parameters from now on, but only after it has checked that the loss is finite.
+        The strategy may change parameters from now on, but only after it has checked the loss as ``--nan`` requires.
 
         Raises:
             NonFiniteLoss: The loss is not finite and ``--nan`` is ``stop``; raised here or in a later call.
@@ -272,7 +272,7 @@ class Strategy(Protocol):
     def extra_state(self) -> ExtraState:
         """Return state of the mode that is not in the vectors. Collective like ``snapshot``.
 
-        ``snapshot`` includes it, and ``start`` restores it. A class that has none may omit this method.
+        ``snapshot`` includes the state, and ``start`` restores it. A class without such state may omit this method.
         """
 
     def stats(self) -> Stats:

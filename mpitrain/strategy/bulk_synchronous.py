@@ -29,9 +29,10 @@ class BulkSynchronous:
     """Counts steps and examples; subclasses do the rest of ``base.Strategy``.
 
     A subclass sets ``params``, ``grads`` and ``initial_vectors``, and implements ``finish``, ``vector`` and ``close``.
-    ``finish`` averages and updates, if ``accept`` returns True, and calls ``await_release`` before it changes a vector.
-    It calls ``count``. After each step at whose end the trained model is the same on all workers, it calls
-    ``enter_consistent_point`` with the union of all workers' ``flags``; the last step must be such a step.
+    ``finish`` averages the gradients, updates if ``accept`` returns True, and calls ``count``. It calls
+    ``await_release`` before it changes a vector. After a step at whose end the trained model is the same on all
+    workers, and always after the last step, it calls ``enter_consistent_point`` with the union of all workers'
+    ``flags``.
 
     Attributes:
         loss: This worker's share of the step's mean loss: the sum of all workers' shares is the mean loss, and the sum
@@ -44,7 +45,7 @@ class BulkSynchronous:
         tensors: Updates by an optimizer that needs whole tensors, else None.
         grad_norm: The norm of the averaged gradient in the last step for which it was requested; None if that step made
             no update.
-        measures_norm: Whether this step sets ``grad_norm``, because it is reported.
+        measures_norm: Whether this step sets ``grad_norm``, because the norm will be reported.
         step_offset: Number of updates minus number of steps: scripts may have steps without an update.
     """
 
@@ -140,7 +141,7 @@ class BulkSynchronous:
         return self.progress.step + self.step_offset
 
     def snapshot_of(self, vectors: Mapping[str, Array], private: bool = False) -> Snapshot:
-        """Return a snapshot of these vectors with the ``extra_state``; ``await_release`` waits for it.
+        """Return a snapshot of these vectors with the ``extra_state``; ``await_release`` waits for its release.
 
         Args:
             private: Whether the vectors are copies that do not change.

@@ -148,7 +148,7 @@ class DividedSync(BulkSynchronous, UpdatesOnRequest):
         """
         self._begun = True
         self._await_params()
-        self.await_release()  # no worker updates a bucket before this worker's gradient is complete
+        self.await_release()  # in time: no rank of the node updates parameters before this rank posts its status
         loss, flags = float(self.loss if number is None else number), self.flags | self._kind
         self._statuses.post(loss, flags)
 
@@ -222,7 +222,7 @@ class DividedSync(BulkSynchronous, UpdatesOnRequest):
         accepted, self._begun = self._accepts, False
         self._accepts |= complete
         self.step_offset -= not updated
-        self._node_barrier()  # all workers have read the statuses
+        self._node_barrier()  # all ranks of the node have read the statuses
         self.count(loss, accepted)
         self._compress_if_due()
         if complete or self.progress.step >= self.plan.train_steps:

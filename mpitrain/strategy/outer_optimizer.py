@@ -82,7 +82,7 @@ class OuterOptimization(Centered):
         ]
         self._pending: tuple[Fragment, RangeAllreduce] | None = None  # the exchange in progress
         self._updater = self._outer  # the updater of that exchange
-        # This worker's parameters when the exchange began, if it trains on during the exchange.
+        # This worker's parameters when the exchange began, if the worker continues to train during the exchange.
         self._sent = np.empty_like(own["params"]) if parallel.steps_of_overlap else None
         self._differ = self._sent is not None or len(self._fragments) > 1  # whether workers differ at consistent points
         self._at_end: Array | None = None  # this worker's parameters before ``end``
@@ -156,10 +156,10 @@ class OuterOptimization(Centered):
 
     @span("average")
     def _begin(self, fragment: Fragment, exchange: RangeAllreduce, updater: Updater) -> None:
-        """Begin to exchange a fragment's outer gradient, to which ``updater`` will be applied."""
+        """Begin to exchange a fragment's outer gradient, which ``updater`` will apply."""
         outer_gradient = fragment.of(self._mean.own)
         np.subtract(fragment.of(self.center), fragment.of(self.own["params"]), out=outer_gradient)
-        state = outer_gradient[max(0, self._n_trained - fragment.lo) :]  # an updater adds the change of layer state
+        state = outer_gradient[max(0, self._n_trained - fragment.lo) :]  # for layer state, an updater adds the change
         np.negative(state, out=state)
         if self._sent is not None:
             fragment.of(self._sent)[:] = fragment.of(self.own["params"])
@@ -168,7 +168,7 @@ class OuterOptimization(Centered):
 
     @span("average")
     def _merge(self) -> None:
-        """Wait for the exchange that is in progress, if one is, and continue from its global parameters."""
+        """Wait for the exchange in progress, if any, and continue from the global parameters."""
         if self._pending is None:
             return
         (fragment, exchange), self._pending = self._pending, None
@@ -195,7 +195,7 @@ def _errors_of(fragment: Fragment) -> str:
 
 
 def _gather(comm: MPI.Intracomm, vectors: Mapping[str, Array]) -> list[dict[str, Array]]:
-    """Return copies of every worker's vectors on the first worker; send them and return an empty list on the others."""
+    """Return copies of every worker's vectors on the first worker; on others, send them and return an empty list."""
     if comm.rank > 0:
         for vector in vectors.values():
             comm.Send([vector, mpi_type(vector.dtype)], dest=0)

@@ -25,7 +25,7 @@ from .sync import Sync
 from .sync_gpu import SyncGpu
 
 _SET_BY_INSTANCES = ("params", "grads", "progress", "initial_vectors")
-_OPTIONAL = ("extra_state", "has_ended")  # only ``snapshot`` uses the former; the latter defaults to False
+_OPTIONAL = ("extra_state", "has_ended")  # only ``snapshot`` uses ``extra_state``; ``has_ended`` defaults to False
 _MEMBERS = [*Strategy.__annotations__, *(name for name in vars(Strategy) if not name.startswith("_"))]
 MakeStrategy = Callable[[Cluster, Plan, Sequence[Device], TrainingState], Strategy]
 

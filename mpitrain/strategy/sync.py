@@ -21,18 +21,18 @@ parameters, and two runs on the same ranks give bit-identical results. The updat
 (Rajbhandari et al. 2020, section 5.1), with shared memory instead of a broadcast within the node.
 
 A worker's loss and flags, its *status*, are words of the barrier that the node's ranks read in place, without a copy.
-No rank overwrites a status that another still reads: a barrier lies between the reads of a step and the next writes::
+No rank overwrites a status that another rank still reads: a barrier separates a step's reads from the next writes::
 
     rank a   status, buckets | backward | reads all statuses | update | publish last phase | wait | status of k + 1
     rank b   status, buckets ........ | backward | reads all statuses | update | publish .. | wait | status of k + 1
 
-A rank writes its status once in a step, before it publishes its first bucket. Publishing is a release and waiting an
-acquire, so a rank that has seen a phase of all others sees their statuses. A rank reads them between the bucket phases
-and the last phase of the step, which it publishes after its last read. It writes its next status only after it has seen
-the last phase of all ranks, that is, after the last read of every rank. A divided step has a barrier of its own after
-each read (``DividedSync._exchange_statuses`` and its callers). If a loss is not finite and training stops, all ranks
-raise the error after the same reads and write no more. A nonblocking collective operation receives the statuses of
-other nodes in a buffer of this rank (``comm.worker_statuses``).
+A rank writes its status once in a step, before it publishes its first bucket. A rank publishes with a release store and
+waits with acquire loads, so a rank that has seen a phase of all others sees their statuses. It reads them between the
+bucket phases and the last phase of the step, which it publishes after its last read. It writes its next status only
+after it has seen the last phase of all ranks, that is, after the last read of every rank. A divided step has a barrier
+after each read (``DividedSync._exchange_statuses`` and its callers). If a loss is not finite and training stops, all
+ranks raise the error after the same reads and write no more. A nonblocking collective operation receives the statuses
+of other nodes in a buffer of this rank (``comm.worker_statuses``).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Sync(DividedSync, DefersParams):
 
     def __init__(self, cluster: Cluster, plan: Plan, devices: Sequence[Device], state: TrainingState) -> None:
         super().__init__(cluster, plan, devices, state)
-        self._declared = self._handled = 0  # numbers of buckets in this step
+        self._declared = self._handled = 0  # numbers of this step's buckets that are declared and processed
         self._late: LateParams | None = None  # set if parameters arrive while the next step computes
 
     def ready(self, start: int) -> None:

@@ -34,7 +34,7 @@ from .bulk_synchronous import BulkSynchronous
 if TYPE_CHECKING:
     from ..gpu.allreduce.transport import GpuTransport
 
-_LAG = 3  # maximum number of steps between the host and the last loss that it has read
+_LAG = 3  # maximum number of steps that the host has enqueued and whose losses it has not read
 _TRANSPORT, _VERSION = "gpu_transport", 1  # namespace and version of this part of the extra state
 
 

@@ -25,7 +25,7 @@ class TensorUpdates:
         optimizer: The optimizer.
         layout: The layout of the vectors.
         frozen: Shape (number of the layout's entries,), uint8: 1 for an entry that does not change for now.
-        part: The range of the vector whose tensors this rank updates, one of ``tensor_ranges``.
+        part: The range of the vector whose tensors this rank updates.
         workers: The workers that share the tensors; None if each worker has all tensors, in its own copy.
     """
 
@@ -104,7 +104,7 @@ class TensorUpdates:
 
 
 def tensor_ranges(layout: Layout, parts: int) -> list[Range]:
-    """Return ranges of nearly equal size that cover the parameters, split between tensors; some may be empty."""
+    """Return ranges that cover the parameters, split at tensor boundaries near to equal sizes; some may be empty."""
     starts = np.array([entry.start for entry in layout.entries if entry.kind == "param"] + [layout.n_trained])
     ideal = layout.n_trained * np.arange(parts + 1) / parts
     cuts = [int(starts[np.abs(starts - cut).argmin()]) for cut in ideal]

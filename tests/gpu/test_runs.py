@@ -53,7 +53,7 @@ def start(
 
 
 def train(n: int, folder: Path, job: Path, *flags: str) -> tuple[str, dict[str, np.ndarray]]:
-    """Return the output of a run, which must succeed, and the values of its last checkpoint."""
+    """Run a job, which must succeed; return its output and the values of its last checkpoint."""
     done = start(n, folder, job, *flags)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr, final(folder)
@@ -90,7 +90,7 @@ def test_convolutions_agree_with_the_processor(tmp_path: Path) -> None:
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16", "float16"])
 @pytest.mark.parametrize("job", [SMALL, CNN], ids=lambda job: job.stem)
 def test_a_run_twice_is_the_same_bits(job: Path, precision: str, tmp_path: Path) -> None:
-    """This requires that cuDNN chooses the same execution plans."""
+    """This requires that cuDNN chooses the same execution plans in both runs."""
     flags = ("--device", "gpu", "--precision", precision)
     a, b = (train(1, tmp_path / name, job, *flags)[1] for name in "ab")
     assert_same_bits(a, b)

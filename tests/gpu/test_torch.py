@@ -78,7 +78,7 @@ def test_a_training_loop_agrees_with_the_cpu(flags: list[str], tmp_path: Path) -
 
 
 def test_operations_on_cuda_tensors() -> None:
-    """The program compares each operation with sums that each rank computes itself."""
+    """The program compares each operation with results that each rank computes itself."""
     output = start(2, "-W", "ignore", PROGRAMS / "backend_collectives.py", "--device", "cuda")
     assert result_of(output)["checks"] > 500
 

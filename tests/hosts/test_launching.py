@@ -77,7 +77,7 @@ def test_a_server_gets_its_state_from_the_memory_of_the_chiefs_host(runs: StartR
 
 
 def _resumed_at(run: Run) -> int:
-    """Return the step at which the only restart has continued, after the end of the run."""
+    """Wait for the end of the run; return the step at which its only restart has continued."""
     status, out, err = run.end()
     assert status == 0, out + "\n".join(err)
     lines = map(json.loads, (run.run_dir / "metrics.jsonl").read_text().splitlines())
@@ -100,7 +100,7 @@ def test_a_rank_that_died_is_named_last(runs: StartRun, mpi: Mpi) -> None:
     assert messages[0].startswith(f"{name} {first}, was killed by signal 11 (SIGSEGV), in step ")
     (last,) = [index for index, line in enumerate(err) if line.startswith(f"{name} {second}, was killed by signal 9 ")]
     assert ", in step " in err[last] and "--max-restarts 1" in err[last + 1]
-    # Only the state in memory follows, if it is newer than the last checkpoint.
+    # Only a message on the state in memory may follow, if this state is newer than the last checkpoint.
     assert all(line.startswith("mpitrain:") and ".h5" in line for line in err[last + 2 :])
 
 

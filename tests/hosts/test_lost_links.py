@@ -15,7 +15,7 @@ from ..support.launch import Mpi
 
 @pytest.fixture
 def run(hosts: Hosts, openmpi: Mpi, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Run]:
-    """A run on three hosts, whose links are restored after the test."""
+    """A run on three hosts; the link of host h2 is restored after the test."""
     started = Run(hosts, openmpi, tmp_path, *request.param)
     yield started
     hosts.network.set_link(2, "up")

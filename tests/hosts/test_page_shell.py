@@ -1,4 +1,4 @@
-"""The commands on the pages that use several hosts run as they are printed, with fewer ranks and steps."""
+"""Commands for several hosts on the documentation pages are run, with the test's hosts and fewer ranks and steps."""
 
 from __future__ import annotations
 

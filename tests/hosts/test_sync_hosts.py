@@ -82,7 +82,7 @@ def test_nodes_write_one_file_where_hdf5_can(hosts: Hosts, parallel_hdf5: dict[s
     assert run(verified, env=parallel_hdf5).stdout == f"{only}: ok, step 16\n"
     done = hosts.train([2, 1, 1], SMALL, *together, "--train-steps", "24")
     assert f"resumed from {only} at step 16" in done.stdout
-    assert len(checkpoint.shard_paths(checkpoint.path_for(only.parent, 24))) == 3  # where HDF5 cannot
+    assert len(checkpoint.shard_paths(checkpoint.path_for(only.parent, 24))) == 3  # without parallel HDF5
     assert_same_bits(final(run_dir), final(tmp_path / "whole"))
     refused = hosts.start([1, 1], SMALL, *together, "--train-steps", "32", "--save-one-file")
     assert refused.returncode == 2

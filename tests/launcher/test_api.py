@@ -54,7 +54,7 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def launch_slow(run_dir: Path) -> mpitrain.Run:
-    """Launch two ranks for 50 steps per second, and wait until they train."""
+    """Launch two ranks that take at most 50 steps per second, and wait until they train."""
     started = mpitrain.launch(SLOW, ranks=2, run_dir=run_dir, pause=0.02, train_steps=5_000, log_steps=1)
     until(lambda: started.metrics)
     return started

@@ -1,4 +1,4 @@
-"""User errors: one line from one rank, status 2, and every rank ends within 5 s."""
+"""User errors: one line from one rank, status 2, and every rank ends."""
 
 from __future__ import annotations
 

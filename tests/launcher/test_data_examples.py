@@ -1,4 +1,4 @@
-"""The example jobs of the guide "Data" train on the data that they write."""
+"""The example jobs of the guide "Data" train; two of them train on files that they have written."""
 
 from __future__ import annotations
 

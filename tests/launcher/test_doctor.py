@@ -1,4 +1,4 @@
-"""``mpitrain doctor``: its findings are correct, and it never hangs."""
+"""``mpitrain doctor``: its findings are correct, and it ends even if a rank does not answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Findings = dict[str, dict[str, str]]
 
 
 def read(done: subprocess.CompletedProcess[str]) -> Findings:
-    """Findings by the name of the check."""
+    """Return the findings by the name of the check."""
     assert done.stdout.startswith("["), done.stdout + done.stderr
     return {finding["check"]: finding for finding in json.loads(done.stdout)}
 
@@ -35,11 +35,11 @@ def test_ranks_are_compared(mpi: Mpi, tmp_path: Path) -> None:
     for check in ("mpirun", "shared memory", "within a host", "windows within a host", "save and verify", "locks"):
         assert found[check]["verdict"] == "pass", found[check]
     assert found["over 2 GiB"]["verdict"] in ("pass", "none"), found["over 2 GiB"]
-    assert not [*tmp_path.iterdir()], "what was tried is gone, and so are the folders made for it"
+    assert not [*tmp_path.iterdir()], "files of the checks and the folders made for them are left"
 
 
 def test_matrix_kernels_forced_by_the_environment_are_reported(openmpi: Mpi, tmp_path: Path) -> None:
-    """OpenBLAS does not choose the kernels for Sandybridge on CPUs with AVX2, which all current x86 CPUs have."""
+    """OpenBLAS does not choose the kernels for Sandybridge on CPUs with AVX2."""
     if "avx2" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("needs a processor with AVX2")
     words = [str(openmpi.python), "-m", "mpitrain", "doctor", "-n", "1", "--json", "--run-dir", str(tmp_path)]
@@ -51,7 +51,7 @@ def test_matrix_kernels_forced_by_the_environment_are_reported(openmpi: Mpi, tmp
 def test_alone_it_starts_ranks_itself(mpi: Mpi, tmp_path: Path) -> None:
     done = run([str(mpi.python), "-m", "mpitrain", "doctor", "--json", "--run-dir", str(tmp_path)])
     assert done.returncode == 0
-    assert tmp_path.exists(), "which was there before"
+    assert tmp_path.exists(), "the folder existed before"
     assert "on 2 ranks" in read(done)["versions"]["found"]
 
 

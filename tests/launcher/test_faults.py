@@ -29,7 +29,7 @@ def start(mpi: Mpi, folder: Path, steps: int, *flags: str) -> subprocess.Popen[s
 
 
 def wait_for_step(process: subprocess.Popen[str], folder: Path, step: int = 200) -> list[rank_status.RankStatus]:
-    """Return the status of the ranks after a step at which all have recorded their temporary files."""
+    """Return the status of the ranks once all are past ``step`` and have recorded their temporary files."""
     deadline = time.monotonic() + 60
     while True:
         assert time.monotonic() < deadline and process.poll() is None
@@ -107,8 +107,8 @@ def test_one_interrupt_ends_a_run_that_hangs(openmpi: Mpi, kind: str, tmp_path: 
     with subprocess.Popen([str(openmpi.python), *words], stderr=subprocess.PIPE, text=True) as process:
         try:
             deadline = time.monotonic() + 60
-            while len(rank_status.read_activities(tmp_path)) < 2 or process.poll() is not None:
-                assert time.monotonic() < deadline
+            while len(rank_status.read_activities(tmp_path)) < 2:
+                assert process.poll() is None and time.monotonic() < deadline
                 time.sleep(0.1)
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=30)
@@ -172,7 +172,7 @@ def test_a_fifo_as_a_record_is_refused(openmpi: Mpi, tmp_path: Path) -> None:
 
 
 def test_training_survives_a_full_disk(openmpi: Mpi, tmp_path: Path) -> None:
-    """The disk is full when the first records are written, and has space again later."""
+    """The disk becomes full after the first records, and has space again later."""
     folder, words = tmp_path / "disk", ["--kind", "none", "--steps", "1500", "--log-steps", "5", "--run-dir"]
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(folder)], check=True)

@@ -35,7 +35,7 @@ def reported(run_dir: Path) -> dict[str, float]:
 
 
 def measures(outputs: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
-    """Mean cross-entropy and accuracy of scores."""
+    """Return the mean cross-entropy and the accuracy of scores."""
     scores = outputs.astype(np.float64)
     log_sums = np.log(np.exp(scores - scores.max(axis=1, keepdims=True)).sum(axis=1)) + scores.max(axis=1)
     losses = log_sums - scores[np.arange(len(labels)), labels]

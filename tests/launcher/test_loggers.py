@@ -24,13 +24,13 @@ def train(mpi: Mpi, folder: Path, env: dict[str, str], *flags: str) -> str:
 
 
 def recorded(folder: Path, name: str) -> list[tuple[int, float]]:
-    """Return the steps and values of a number in ``metrics.jsonl``."""
+    """Return the steps and values of ``name`` in ``metrics.jsonl``."""
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return [(line["step"], line[name]) for line in lines if name in line]
 
 
 def records_of_wandb(path: Path) -> Iterator[bytes]:
-    """Yield the records of a file of an offline run: a log of LevelDB, in blocks, after a header of 7 bytes."""
+    """Yield the records of an offline run's file: after a header of 7 bytes, blocks in the log format of LevelDB."""
     content, position, record = path.read_bytes(), 7, b""
     while position + 7 <= len(content):
         left = 32768 - position % 32768
@@ -87,7 +87,7 @@ def test_mlflow(openmpi: Mpi, tmp_path: Path) -> None:
 
 
 def test_a_missing_package_is_one_line(mpich: Mpi, tmp_path: Path) -> None:
-    assert "mpitrain[wandb]" in train(mpich, tmp_path / "run", {}, "--logger", "wandb")  # not installed there
+    assert "mpitrain[wandb]" in train(mpich, tmp_path / "run", {}, "--logger", "wandb")  # not installed with MPICH
     assert not (tmp_path / "run").exists()
 
 

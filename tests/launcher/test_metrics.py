@@ -25,7 +25,7 @@ def start(mpi: Mpi, n: int, folder: Path, *flags: str, crash_at: int = -1) -> Co
 
 
 def train(mpi: Mpi, n: int, folder: Path, *flags: str) -> list[dict[str, Any]]:
-    """Train; return the lines of the validations."""
+    """Train; return the lines of ``metrics.jsonl`` that have validation metrics."""
     done = start(mpi, n, folder, *flags)
     assert done.returncode == 0, done.stdout + done.stderr
     return validations(folder)

@@ -139,7 +139,7 @@ def test_processes_that_a_program_leaves_are_ended(openmpi: Mpi, tmp_path: Path)
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
             assert mark not in Path(f"/proc/{name}/environ").read_bytes()
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
 
 

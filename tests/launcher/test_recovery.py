@@ -153,7 +153,7 @@ def test_a_state_is_saved_if_there_is_no_restart_left(openmpi: Mpi, tmp_path: Pa
 
 
 def _kill_all(mpi: Mpi, run_dir: Path) -> None:
-    """Kill a run with its launcher, so that its state in memory is left."""
+    """Start a run and kill its supervisor, so that the run ends and its state in memory is left."""
     with KilledRun(mpi, 1, run_dir, SMALL, "--train-steps", "100000000") as killed:
         killed.wait_for_state()
         os.kill(killed.process.pid, signal.SIGKILL)

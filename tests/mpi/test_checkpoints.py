@@ -70,7 +70,7 @@ def test_every_so_many_steps_and_the_newest_are_kept(
 @pytest.mark.parametrize("mode", [["sync"], ["backup"], ["async", "--ps", "1"]], ids=" ".join)
 def test_every_so_many_seconds(openmpi: Mpi, mode: list[str], tmp_path: Path) -> None:
     """A run also saves before its time limit, which ends this run."""
-    # Compile the kernels of the mode first: that can take longer than the limit.
+    # Compile the kernels of the mode first: the compilation can take longer than the limit.
     openmpi.train(3, SMALL, "--mode", *mode, "--no-normalize", "--train-steps", "2", "--run-dir", tmp_path / "short")
     words = [*FOREVER, "--no-normalize", "--save-secs", "1", "--time-limit", "12"]
     run_dir = tmp_path / "run"
@@ -84,7 +84,7 @@ def test_every_so_many_seconds(openmpi: Mpi, mode: list[str], tmp_path: Path) ->
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_has_the_run_save_and_end(openmpi: Mpi, n: int, number: signal.Signals, tmp_path: Path) -> None:
-    """The signal is sent to the ranks only; a launcher that receives it may leave them no time."""
+    """The signal is sent to the ranks only; a launcher that receives a signal may end the ranks before they save."""
     words = [*openmpi.command(n), str(openmpi.python), "-m", "mpitrain", "train", str(SMALL), *FOREVER]
     words += ["--save-steps", "10", "--keep", "1", "--run-dir", str(tmp_path)]
     with subprocess.Popen(words, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
@@ -246,7 +246,7 @@ def test_init_from_takes_what_fits(openmpi: Mpi, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def four_workers(openmpi: Mpi, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of 2 steps of 4 workers, 3 examples each; and in ``whole`` the same run to the end of the epoch."""
+    """Folders of two equal runs of 4 workers with 3 examples each: ``run`` of 2 steps, ``whole`` of a whole epoch."""
     folder = tmp_path_factory.mktemp("four")
     for name, last in (("run", "2"), ("whole", "5")):
         resharding(openmpi, 4, folder / name, "3", last)
@@ -281,7 +281,7 @@ def test_going_on_with_other_ranks(
     resharding(openmpi, n, tmp_path / "rest", batch, "5", "--resume", begun, *flags)
     assert sorted(seen(four_workers / "run") + seen(tmp_path / "rest")) == list(range(60))
     whole, rest = final(four_workers / "whole"), final(tmp_path / "rest")
-    if "async" not in flags:  # its gradients are computed with older parameters
+    if "async" not in flags:  # async computes gradients with older parameters
         assert_close(rest, whole, 1e-12)
     first, last = losses(four_workers / "run")[-1], losses(tmp_path / "rest")[-1]
     assert last < first
@@ -315,7 +315,7 @@ REFUSALS = {
 def test_a_file_that_nodes_write_together(
     openmpi: Mpi, parallel_hdf5: dict[str, str], how: str, refusal: str, small_disk: Path
 ) -> None:
-    """The file equals one written by a single node. If a node fails, no file is left and training continues."""
+    """The file is read like a file of a single node. If a node fails, no file is left and training continues."""
     folder = small_disk / "checkpoints"
     done = openmpi.run(3, "-m", "tests.support.programs.together", folder, how, refusal, env=parallel_hdf5)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -28,7 +28,7 @@ def trained(results: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def total(run_dir: Path, name: str) -> float:
-    """Return the sum of a value over all reports; a run that is shorter than ``--log-steps`` has none."""
+    """Return the sum of a value over all lines of ``metrics.jsonl`` that have this value."""
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return sum(line.get(name, 0) for line in lines)
 
@@ -80,7 +80,7 @@ def test_on_other_nodes_the_error_is_kept(openmpi: Mpi, codec: str, tmp_path: Pa
 
 @pytest.mark.parametrize("codec", ["int8", "own_codecs:Signs"])
 def test_a_skipped_step_has_no_effect_on_later_ones(openmpi: Mpi, codec: str, tmp_path: Path) -> None:
-    """The NaN of the step must not stay in the gradient: no layer writes the gaps between parameters."""
+    """NaN of the skipped step must not stay in the gaps between parameters, which no layer writes."""
     flags = ("--nan", "skip", "--log-steps", "1")
     exact, compressed = tmp_path / "exact", tmp_path / "compressed"
     train(openmpi, 2, exact, *flags, job=JOBS / "nan_example.py")

@@ -32,7 +32,7 @@ class Pause(Hook):
                 open(self.path("requested"), "w").close()
             is_last = loop.cluster.task_index == loop.cluster.workers.size - 1
             while is_last and not os.path.exists(self.path("requested")):
-                time.sleep(0.01)  # otherwise the others might train to the end before the chief has begun
+                time.sleep(0.01)  # otherwise, other workers might train to the end before the chief has begun
         if loop.step == loop.train_steps:
             loop.request_pause("end")
 

@@ -1,4 +1,4 @@
-"""Local SGD: its results compared with a simulation of all workers in NumPy, and with those of resumed runs.
+"""Local SGD: runs give the results of a simulation of all workers in NumPy; resumed runs give the same bits.
 
 Fragments and exchanges that overlap with steps are simulated, too; the order of messages is not.
 """
@@ -67,7 +67,7 @@ class Simulation:
         self.pending: tuple[slice, np.ndarray] | None = None  # a fragment, and the parameters that the workers sent
 
     def train(self, steps: int) -> np.ndarray:
-        """Return the parameters of the trained model."""
+        """Train for ``steps`` steps; return the parameters of the trained model."""
         for step in range(1, steps + 1):
             grads = np.array(
                 [gradient(self.params[rank], ((step - 1) * self.n + rank) * BATCH) for rank in range(self.n)]
@@ -139,7 +139,7 @@ def initial(openmpi: Mpi, tmp_path_factory: pytest.TempPathFactory) -> np.ndarra
 
 @pytest.mark.parametrize(("n", "how"), WAYS, ids=str)
 def test_it_is_what_a_simulation_computes(openmpi: Mpi, n: int, how: How, initial: np.ndarray, tmp_path: Path) -> None:
-    # 37 steps end within a cycle. With many fragments, ranks count as nodes.
+    # 37 steps end within a cycle. With three fragments, each rank counts as a node.
     flags = [*how.flags, "--dtype", "float64", "--train-steps", "37", *["--no-shared-memory"] * (how.fragments > 2)]
     openmpi.train(n, LINEAR, *flags, "--run-dir", tmp_path)
     expected, trained = Simulation(how, n, initial).train(37), flat(tmp_path)

@@ -108,7 +108,7 @@ def test_a_run_resumes_to_the_same_bits(
 
 
 def test_the_result_does_not_depend_on_who_updates_what(openmpi: Mpi, rules: Path, tmp_path: Path) -> None:
-    """Two ranks that divide every layer, compared with one rank with the joined batch."""
+    """Two ranks, which update different elements, compared with one rank with the global batch."""
     flags = ("--rule", "amsgrad", "--dtype", "float64")
     alone = train(openmpi, 1, rules, tmp_path / "alone", *flags, "--batch-size", "12")
     for name, more in {"cut": ("--bucket-bytes", "100"), "messages": ("--no-shared-memory",)}.items():
@@ -117,7 +117,7 @@ def test_the_result_does_not_depend_on_who_updates_what(openmpi: Mpi, rules: Pat
 
 @pytest.mark.parametrize("clip_norm", ["0", "0.5"])
 def test_clipping_and_decay_are_those_of_the_package(openmpi: Mpi, rules: Path, clip_norm: str, tmp_path: Path) -> None:
-    """``heavy_ball`` defines the package's momentum, whose kernel also clips and decays."""
+    """``heavy_ball`` has the formula of the package's momentum, whose kernel also clips and decays."""
     flags = ("--clip-norm", clip_norm, "--weight-decay", "0.2", "--rate", "0.05", "--dtype", "float64")
     custom, builtin = (
         train(openmpi, 2, rules, tmp_path / rule, "--rule", rule, *flags) for rule in ("heavy_ball", "momentum")

@@ -1,4 +1,4 @@
-"""A strategy that a user writes next to the job file, selected by ``--mode module:Class``."""
+"""A strategy in a user's module, selected by ``--mode module:Class``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGE = (ROOT / "docs" / "modes.md").read_text(encoding="utf-8")
 
 
 def train(mpi: Mpi, folder: Path, steps: int, *flags: str) -> dict[str, np.ndarray]:
-    """Train on two ranks, which share an epoch's examples; return the arrays of the last checkpoint."""
+    """Train on two ranks; return the parameters in the last checkpoint."""
     words = [ROOT / "jobs" / "mnist_mlp.py", "--run-dir", folder, "--train-steps", str(steps), *flags]
     mpi.train(2, *words, env={"PYTHONPATH": f"{ROOT}:{folder.parent}"})
     with checkpoint.Checkpoint(checkpoint.path_for(folder / "checkpoints", steps)) as file:

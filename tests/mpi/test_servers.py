@@ -1,4 +1,4 @@
-"""Parameter servers: no push is lost or applied twice, no read is torn, and each mode works as documented."""
+"""Parameter servers and modes that use them: no push is lost or applied twice, and no read is torn."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..support.launch import JOBS, PROGRAMS, Mpi
 from ..support.results import SMALL, assert_close, assert_same_bits, final
 
 PROGRAM = PROGRAMS / "servers.py"
-PLAIN = ["--no-normalize"]  # only sync has statistics over all workers
+PLAIN = ["--no-normalize"]  # only sync has BatchNorm statistics over all workers
 
 
 def drive(
@@ -75,7 +75,7 @@ def train(mpi: Mpi, n: int, run_dir: Path, *flags: str) -> dict[str, np.ndarray]
 
 @pytest.fixture(scope="module")
 def one_process(openmpi: Mpi, tmp_path_factory: pytest.TempPathFactory):
-    """The result of a single process, for each set of flags."""
+    """A function that returns the result of a single process for a set of flags."""
     known: dict[tuple[str, ...], dict[str, np.ndarray]] = {}
 
     def get(*flags: str) -> dict[str, np.ndarray]:
@@ -119,7 +119,7 @@ def test_prefetched_parameters_are_at_most_one_step_older(
     _, late, *later = counts["staleness_histogram"]
     assert late > 0 and not any(later)
     assert any(prefetched[name].tobytes() != values.tobytes() for name, values in one_process().items())
-    # At a checkpoint the parameters of all completed steps are read; with a checkpoint after each step, none are older.
+    # After a checkpoint, a worker reads the newest parameters; with a checkpoint after each step, they are never older.
     assert_same_bits(train(openmpi, 3, tmp_path / "b", *how, "--save-steps", "1", "--keep", "2"), one_process())
 
 
@@ -268,7 +268,7 @@ def test_where_windows_fail_messages_take_their_place(mpi: Mpi, how: str, one_pr
 def test_a_step_takes_two_round_trips(
     openmpi: Mpi, transport: str, servers: int, requests: int, tmp_path: Path
 ) -> None:
-    """One round trip sends the gradient, and one returns the next parameters, on all servers at the same time."""
+    """One round trip sends the gradient, and one returns the next parameters, with all servers at the same time."""
     flags = ("--mode", "async", "--ps", str(servers), "--no-shared-memory", transport, "--run-dir", tmp_path)
     done = openmpi.train(servers + 1, JOBS / "counted_requests.py", *flags)
     assert f"{requests:.2f} requests per step" in done.stdout

@@ -124,7 +124,7 @@ FLOAT16 = ("--dtype", "float32", "--precision", "float16", "--no-normalize", "--
 
 
 def run_state(run_dir: Path, step: int) -> dict[str, float]:
-    """Return the loss scale state in a run's checkpoint; empty if it has none."""
+    """Return the loss scale state in a run's checkpoint; empty if the checkpoint has none."""
     with checkpoint.Checkpoint(checkpoint.path_for(run_dir / "checkpoints", step)) as opened:
         return opened.attributes.get("run/state/loss_scale", {})
 
@@ -143,7 +143,7 @@ def test_a_run_that_scales_its_loss_continues_with_that_scale(
 
 
 def test_the_scale_of_a_loss_is_for_float16_alone(openmpi: Mpi, simulated: dict[str, str], tmp_path: Path) -> None:
-    """A run that resumes in float32, here on CPUs, drops the scale; a later float16 run starts with the initial one."""
+    """A run resumed in float32, here on CPUs, drops the scale; a later float16 run starts with the initial scale."""
     first = {"version": 1, "scale": 65536.0}
     expected = {"2": ("float16", simulated, {**first, "steps": 2}), "3": ("float32", None, {})}
     expected |= {steps: ("float16", simulated, {**first, "steps": int(steps) - 3}) for steps in ("4", "6")}
@@ -181,7 +181,7 @@ def test_one_without_a_gpu_computes_on_its_processor(openmpi: Mpi, simulated: di
 
 
 def openmpi_mpmd(mpi: Mpi, words: list[str], env: dict[str, str]):
-    """Start one rank of the first program, and of each program after a colon."""
+    """Run programs that are separated by colons; the first has one rank."""
     return run([*mpi.command(1), *words], env=env)
 
 
@@ -216,7 +216,7 @@ def test_doctor_tries_the_libraries(
     assert bool(finding["advice"]) == (verdict != "pass")
 
 
-# How gradients travel.
+# Sums of gradients.
 
 SUMMED = ("--batch-size", "5", "--no-normalize", "--bucket-bytes", "100")  # one bucket per layer
 
@@ -250,7 +250,7 @@ def test_a_loss_that_is_not_finite(openmpi: Mpi, simulated: dict[str, str], poli
 def test_a_checkpoint_before_a_loss_is_known_is_not_saved(
     openmpi: Mpi, simulated: dict[str, str], tmp_path: Path
 ) -> None:
-    """Step 8's loss is not finite, and the host is ahead of the GPU: it must read the loss before it saves."""
+    """Step 8's loss is not finite, and the host is ahead of the GPU: the host must read the loss before it saves."""
     words = ["-m", "mpitrain", "train", JOBS / "diverging.py", "--run-dir", tmp_path, "--save-steps", "1"]
     done = openmpi.run(2, *words, "--device", "gpu", env=simulated)
     assert done.returncode == 2 and "at step 8 on worker 1" in done.stderr
@@ -267,10 +267,10 @@ def launches(folder: Path) -> int:
 @pytest.mark.parametrize(
     ("job", "flags", "expected"),
     [
-        (SMALL, ["--no-normalize"], 16),  # of 20 steps: not the first two, nor the next two, with the data on the GPU
+        (SMALL, ["--no-normalize"], 16),  # of 20 steps: not the first two, nor the first two with data on the GPU
         (SMALL, ["--no-normalize", "--accumulate-steps", "2"], 36),
         (SMALL, ["--trace"], 0),
-        (JOBS / "diverging.py", [], 0),  # it has a user-defined layer without declared properties
+        (JOBS / "diverging.py", [], 0),  # the job has a user-defined layer without declared properties
     ],
     ids=["whole", "in parts", "traced", "own layer"],
 )

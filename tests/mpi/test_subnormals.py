@@ -13,7 +13,7 @@ from mpitrain.core import subnormals
 
 from ..support.launch import Mpi
 
-# The first feature is different from zero in the first example only, so its moments then decay.
+# The first feature is zero in all examples but the first, so the optimizer's moments for its weights decay.
 JOB = """
 import numpy as np
 from mpitrain import Job, data, nn, optim

@@ -1,4 +1,4 @@
-"""Synchronous training: n ranks give the result of one rank on the joined batch, and repeated runs the same bits."""
+"""Synchronous training: n ranks give the result of one rank with the global batch; repeated runs give the same bits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_n_ranks_agree_with_one_in_float32(openmpi: Mpi, n: int, alone, tmp_path
         (["--no-shared-memory", "--bucket-bytes", "0", "--validate-steps", "7"], ["--no-normalize"]),
         # Without BatchNorm, whose statistics would be those of the micro-batches.
         (["--accumulate-steps", "3"], ["--no-normalize"]),
-        (["--devices-per-rank", "3"], []),  # for 4 examples; statistics over all workers and devices
+        (["--devices-per-rank", "3"], []),  # 4 examples per rank; BatchNorm over all workers and devices
         (["--devices-per-rank", "2", "--accumulate-steps", "2", "--no-shared-memory"], ["--no-normalize"]),
         ([], ["--clip-norm", "0.5"]),
         (["--bucket-bytes", "0"], ["--optimizer", "lamb"]),

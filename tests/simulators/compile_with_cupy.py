@@ -1,6 +1,6 @@
 """Checks of ``mpitrain.gpu`` that need CuPy but no GPU; run by an interpreter that has CuPy.
 
-Prints a line for each of the kernels' sources that NVRTC compiles, with the options that CuPy is given.
+NVRTC compiles each source of kernels for each type, with the options that CuPy gets; a line is printed for each.
 """
 
 import ast
@@ -18,7 +18,7 @@ OF_THE_STAND_IN = {"here"}
 
 
 def check_attributes(path: Path) -> None:
-    """Check that CuPy has every name ``cupy.<name>...`` of a module, and every attribute of its imports from CuPy."""
+    """Check that CuPy has every name ``cupy.<name>...`` in a file, and attributes of the file's imports from CuPy."""
     tree = ast.parse(path.read_text())
     known = {"cupy": "cupy"}
     for node in ast.walk(tree):
@@ -60,7 +60,7 @@ def check_stand_in(path: Path) -> None:
 
 
 def compiled(code: str, name: str, options: tuple[str, ...]) -> bytes:
-    """Return NVRTC's output for a source."""
+    """Return the cubin that NVRTC makes of a source; exit with the compiler's log if it fails."""
     program = nvrtc.createProgram(code, name, (), ())
     try:
         nvrtc.compileProgram(program, options)
@@ -80,6 +80,6 @@ if __name__ == "__main__":
     kernels = cupy_kernels.CupyKernels()
     for name, types in sources.TYPES.items():
         for stored in types:
-            module = kernels._module(name, stored)  # checks its arguments; compiles later, on a GPU
+            module = kernels._module(name, stored)  # CuPy checks arguments here, and compiles later, on a GPU
             options = *module.options, f"--gpu-architecture={sys.argv[1]}"
             print(name, stored, len(compiled(module.code, f"{name}.cu", options)))

@@ -21,7 +21,7 @@ EMULATION = Path(__file__).parent / "emulation"
 
 @pytest.fixture(scope="session")
 def library(pytestconfig: pytest.Config) -> Path:
-    """The kernels, compiled for the CPU when their sources have changed, and only once for all processes."""
+    """Path of a library with the kernels for the CPU, compiled once for all processes when sources have changed."""
     folder = pytestconfig.cache.mkdir("emulated")
     used = sorted(path for path in EMULATION.iterdir() if path.is_file())
     texts = repr([(types, sources.text(name)) for name, types in sources.TYPES.items()])

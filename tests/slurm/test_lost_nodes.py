@@ -42,7 +42,7 @@ def test_a_run_continues_without_a_failed_node(site: Site, mpi: Mpi) -> None:
 
 
 def test_a_job_is_requeued_if_its_run_fails_with_a_node(site: Site, openmpi: Mpi) -> None:
-    """With ``--no-kill`` Slurm does not requeue the job itself; the run fails, because too few ranks are left."""
+    """With ``--no-kill``, Slurm itself does not requeue the job. The run fails, because too few ranks are left."""
     words = ["--max-restarts", "1", "--min-ranks", "6", "--link-timeout", "5", *JOB]
     number = site.script(openmpi, "preemptible.sbatch", *words, flags=SBATCH)
     run_dir, output = site.folder / "runs" / f"slurm-{number}", site.folder / f"mpitrain-{number}.log"

@@ -1,4 +1,4 @@
-"""The commands on the pages that submit jobs: the jobs run on the test cluster, which is smaller than the reader's."""
+"""Commands on the documentation pages that submit jobs. The test cluster is smaller than the cluster on the pages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..support.launch import Mpi, run
 from ..support.page_shell import PAGES, commands, make_folder, place, shortened
 from ..support.slurm.site import Site, startup_failed
 
-# The reader's cluster, and the one of the tests.
+# Options for the cluster on the pages, and options for the test cluster.
 SITE = {
     "--ps-constraint cpu": "--ps-constraint f1",
     "--nodes 4 --gpus-per-node 4": "--nodes 2 --gpus-per-node 1",

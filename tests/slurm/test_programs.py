@@ -21,7 +21,7 @@ PREEMPTED_STEPS = 160
 
 @pytest.fixture(scope="module")
 def limited(site: Site, openmpi: Mpi) -> dict[str, Submitted]:
-    """Jobs with a limit of one minute that are asked to stop 45 s before it, by the way in which they end."""
+    """Jobs with a limit of one minute that get SIGTERM 45 s before it, by their reaction to this signal."""
     flags = ["--time", "1", "--stop-secs", "45"]
     return {
         "save": submit_resuming(site, openmpi, "limited", "save", "mpirun", *flags),
@@ -31,7 +31,7 @@ def limited(site: Site, openmpi: Mpi) -> dict[str, Submitted]:
 
 @pytest.fixture(scope="module")
 def summing(site: Site, openmpi: Mpi, unstartable: Submitted) -> dict[str, Submitted]:
-    """Jobs that sum over three nodes, with each way to start ranks and each backend."""
+    """Jobs that sum over three nodes, with each launcher and each backend."""
     ways = itertools.product(LAUNCHERS, BACKENDS)
     return {f"{starter}-{backend}": submit_summing(site, openmpi, starter, backend) for starter, backend in ways}
 
@@ -41,7 +41,7 @@ def unstartable(site: Site, openmpi: Mpi, limited: dict[str, Submitted]) -> Subm
     """A job whose first job step srun cannot start, because a node still has a folder for this job step."""
     words = ["--launcher", "srun", "--nodes", "1", "--time", "5", "--sbatch=--hold", "--sbatch=--nodelist=n3"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("BASH_FUNC_sleep%%", "() { :; }")  # the script waits for network file systems
+        patch.setenv("BASH_FUNC_sleep%%", "() { :; }")  # the script would wait for network file systems
         job = site.submit(openmpi, "unstartable", *words, "--", "true")
     (site.cluster.state / "spool" / "n3" / f"pmix.{job.number}.0").mkdir()
     site.cluster.call("scontrol", "release", job.number)
@@ -51,7 +51,7 @@ def unstartable(site: Site, openmpi: Mpi, limited: dict[str, Submitted]) -> Subm
 def until(condition: Callable[[], bool], timeout: float = 60) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
-        assert time.monotonic() < deadline, "it does not happen"
+        assert time.monotonic() < deadline, "the condition is still false"
         time.sleep(0.1)
 
 
@@ -66,7 +66,11 @@ def submit_summing(site: Site, mpi: Mpi, starter: str, backend: str) -> Submitte
 def submit_resuming(
     site: Site, mpi: Mpi, name: str, ending: str, launcher: str, *flags: str, steps: int = STEPS
 ) -> Submitted:
-    """Submit a program of two ranks on two nodes that resumes; ``ending`` is its reaction to SIGTERM."""
+    """Submit a program that can resume, on two nodes unless ``flags`` has ``--nodes``.
+
+    Args:
+        ending: Reaction of the program to SIGTERM.
+    """
     nodes = ["--nodes", "2"] if "--nodes" not in flags else []
     words = ["--launcher", launcher, "--", "python", PROGRAMS / "resuming.py", steps_of(site, name, ending)]
     return site.submit(mpi, f"{name}-{ending}", *nodes, *flags, *words, str(steps), ending)
@@ -78,12 +82,12 @@ def steps_of(site: Site, name: str, ending: str) -> Path:
 
 
 def assert_resumes(site: Site, job: Submitted, folder: Path, steps: int = STEPS) -> None:
-    """Check that a job that has been requeued finishes, and that its ranks resume where they have stopped."""
+    """Check that a job that has been requeued finishes, and that its ranks resume from steps that they have saved."""
     deadline = time.monotonic() + 90
     site.cluster.restart_now(job.number)
     while (state := site.cluster.state_of(job.number)) not in ENDED:
         assert time.monotonic() < deadline, job.log()
-        if state == "PENDING":  # it was asked to stop a second time
+        if state == "PENDING":  # the job was asked to stop a second time
             site.cluster.restart_now(job.number)
         time.sleep(0.5)
     assert state == "COMPLETED", job.log()
@@ -122,7 +126,7 @@ def test_a_program_sums_over_three_nodes(
 
 def test_preempted_programs_resume(site: Site, openmpi: Mpi, summing: dict[str, Submitted]) -> None:
     for job in summing.values():
-        site.cluster.wait(job.number)  # they would take the nodes first
+        site.cluster.wait(job.number)  # these jobs would take the nodes first
     low = ["--partition", "low", "--time", "5"]
     steps = PREEMPTED_STEPS
     two, one = ["--sbatch=--nodelist=n1,n2"], ["--nodes", "1", "--sbatch=--nodelist=n3"]

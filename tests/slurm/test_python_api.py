@@ -64,7 +64,7 @@ def test_waiting_continues_while_a_job_is_requeued(site: Site) -> None:
     run = submit(site.folder / "requeued", pause=0.05, train_steps=150)
     until(lambda: run.status.state == "running" and run.metrics)
     number = job_of(site, run)
-    site.cluster.call("scancel", "--batch", "--signal=USR1", number)  # as before the time limit
+    site.cluster.call("scancel", "--batch", "--signal=USR1", number)  # as Slurm does before the time limit
     until(lambda: run.status.state == "stopped")
     with pytest.raises(TimeoutError):
         run.wait(3, show=False)

@@ -1,4 +1,4 @@
-"""Jobs on a real Slurm cluster: they train with every way to start ranks, and are requeued after every kind of end."""
+"""Jobs on a real Slurm cluster: how they start, end and are requeued, and what Slurm refuses."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def jobs(site: Site, openmpi: Mpi, mpich: Mpi, limited: Submitted) -> dict[str, 
 
 @pytest.fixture(scope="module")
 def scripts(site: Site, openmpi: Mpi, jobs: dict[str, Submitted]) -> dict[str, str]:
-    """The unchanged scripts of slurm/."""
+    """The numbers of jobs with the unchanged scripts of slurm/, by the name of the script."""
     return {name: site.script(openmpi, f"{name}.sbatch", *SHORT) for name in SCRIPTS}
 
 
@@ -181,7 +181,7 @@ def test_scripts_to_copy_run_as_they_stand(site: Site, openmpi: Mpi, scripts: di
 
 def test_preempted_and_resumed_is_never_having_been_preempted(site: Site, openmpi: Mpi, scripts) -> None:
     for number in scripts.values():
-        site.cluster.wait(number)  # these would take the nodes first
+        site.cluster.wait(number)  # these jobs would take the nodes first
     nodes = ["--nodes", "2", "--sbatch=--nodelist=n1,n2", "--partition", "low", "--time", "5"]
     flags = ["--train-steps", "250", "--log-steps", "10", "--log-secs", "0"]
     job = site.submit(openmpi, "preempted", *nodes, SLOW, "--pause", "0.04", *flags)

@@ -14,7 +14,7 @@ from ..support.slurm.site import Site
 
 
 class Reader:
-    """Does the reader's part between the commands: wait, and use the numbers of the reader's jobs."""
+    """Acts as a reader between the commands: waits, and uses the numbers of the submitted jobs."""
 
     def __init__(self, site: Site, folder: Path) -> None:
         self._cluster, self._folder = site.cluster, folder
@@ -25,7 +25,7 @@ class Reader:
         for shown, printed in self.page.matched:
             if shown.startswith("job "):
                 command = command.replace(_job(shown), _job(printed))
-        command = command.replace("--train-steps 100000", "--train-steps 4000")  # a reader is slower
+        command = command.replace("--train-steps 100000", "--train-steps 4000")  # a reader is slower than the test
         if match := re.match(r"scancel --batch --signal=USR1 (\d+)", command):
             self._cluster.wait(match[1], "RUNNING")
             self._wait_for_steps(self._folder / "runs" / "requeued")

@@ -49,7 +49,7 @@ def damage(path: Path, other: Path, rng: np.random.Generator) -> str:
     """Damage a file in a randomly selected way; return the kind of damage."""
     content = bytearray(path.read_bytes())
     way = str(rng.choice(["bit", "bits", "byte", "zeros", "cut", "grown", "moved", "twice", "swapped"]))
-    # The structure is a small part of the file, but is damaged as often as values.
+    # Half of the places are in the first 20,000 bytes: the structure, a small part of the file, is damaged often.
     start = int(rng.integers(len(content) if rng.random() < 0.5 else 20_000))
     length = int(rng.integers(1, 5000))
     if way in ("bit", "bits"):
@@ -77,7 +77,7 @@ def damage(path: Path, other: Path, rng: np.random.Generator) -> str:
 
 
 def outcome(path: Path, step: int) -> str:
-    """Return ``refused`` or ``whole``; fail if a damaged file is neither."""
+    """Return ``refused`` or ``whole``; fail if a file that is read has wrong values."""
     read = {name: np.zeros(LAYOUT.size, np.float32) for name in NAMES}
     refusals: list[str] = []
     reached = None
@@ -89,7 +89,7 @@ def outcome(path: Path, step: int) -> str:
         reached = checkpoint.read(path, LAYOUT, read, 0)
     except DamagedCheckpoint as error:
         refusals.append(str(error))
-    assert len(refusals) in (0, 2), f"verifying and reading it do not agree: {refusals}"
+    assert len(refusals) in (0, 2), f"verify and read do not agree: {refusals}"
     if refusals:
         assert all(str(path) in refusal and "\n" not in refusal for refusal in refusals)
         return "refused"

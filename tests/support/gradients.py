@@ -1,4 +1,4 @@
-"""Single layers: bound to separate vectors, with gradients by central differences."""
+"""Binds a single layer to vectors of its own, and compares its gradients with central differences."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def difference(function: Callable[[], float], at: Array, step: float = 1e-5) -> 
 
 
 def check_gradients(layer: Layer, shape: Shape, batch: int = 3, ctx: nn.Context | None = None) -> None:
-    """Compare backward with central differences of a random linear function of the outputs."""
+    """Compare the results of ``backward`` with central differences of a random linear function of the outputs."""
     ctx = nn.Context(training=True, weight=1 / batch) if ctx is None else ctx
     layer.needs_dx = True
     layout, params, grads = bound(layer, shape)

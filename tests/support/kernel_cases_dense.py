@@ -1,8 +1,8 @@
-"""Activations, losses, batches and embedding on a GPU, compared with the CPU.
+"""Tests of operations on a GPU against those on the CPU: activations, losses, batches, sums, casts and embedding.
 
-Collected twice: emulated, and in tests/gpu on a device.
+Pytest collects these tests twice: in tests/unit/gpu with an emulated GPU, and in tests/gpu with a real GPU.
 
-A module that imports these tests has a fixture ``device``.
+A module that imports these tests must have a fixture ``device``.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ def test_sum_rows(device: Device, n: int, dtype: Any) -> None:
 @pytest.mark.parametrize("shift", [0, 1])
 @pytest.mark.parametrize("n", SIZES)
 def test_cast(device: Device, n: int, shift: int, narrow: Any) -> None:
-    """Compare with ``ml_dtypes`` and NumPy, also halfway between values, and out of range; NaN stays NaN."""
+    """Compare with ``ml_dtypes`` and NumPy, also for numbers halfway between values or out of range; NaN stays NaN."""
     rng = np.random.default_rng(0)
     x = rng.integers(0, 1 << 32, n, np.uint32).view(np.float32)
     halfway = np.uint32(0xFFFF0000), np.uint32(0x8000)

@@ -1,8 +1,8 @@
-"""Pooling, convolution windows, dropout and normalization on a GPU, compared with the CPU.
+"""Tests of operations on a GPU against those on the CPU: pooling, convolution windows, dropout and normalization.
 
-Collected twice: emulated, and in tests/gpu on a device.
+Pytest collects these tests twice: in tests/unit/gpu with an emulated GPU, and in tests/gpu with a real GPU.
 
-A module that imports these tests has a fixture ``device``.
+A module that imports these tests must have a fixture ``device``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .kernel_device import Device, assert_near, draw, each_dtype, each_narrow
 @pytest.mark.parametrize(("size", "stride"), [(1, 1), (2, 2), (2, 3), (3, 1), (3, 2), (5, 2)])
 @pytest.mark.parametrize("shift", [0, 1])
 def test_pooling(device: Device, shift: int, size: int, stride: int, channels: int, dtype: Any) -> None:
-    x = np.round(2 * draw((3, 9, 7, channels), dtype))  # so that some are equal
+    x = np.round(2 * draw((3, 9, 7, channels), dtype))  # so that some elements are equal
     x.reshape(-1)[:: max(7, channels)] = np.nan
     steps = [(length - size) // stride + 1 for length in x.shape[1:3]]
     y = np.zeros((3, *steps, channels), dtype)
@@ -62,7 +62,7 @@ def test_windows(
     x = draw((3, 8, 9, channels), dtype)
     rows, columns = ((length - of) // by + 1 for length, of, by in zip(x.shape[1:3], size, stride, strict=True))
     for first, last in ((start, rows), (start, rows - 1)):
-        row = size[0] * size[1] * channels + (channels < 40)  # one element is not written, or whole packs
+        row = size[0] * size[1] * channels + (channels < 40)  # with an unused element, except for 40 channels
         matrix = draw((3, last - first, columns, row), dtype, 1)
         device.check("copy_windows", x, first, *stride, *size, matrix)
         device.check("add_windows", matrix, first, *stride, *size, x)
@@ -85,7 +85,7 @@ def test_windows_of_16_bits(device: Device, channels: int, dtype: Any) -> None:
 def test_dropout_is_the_same_bits(device: Device, rows: int, columns: int, dtype: Any) -> None:
     x = draw((rows, columns), dtype)
     words = [np.uint64(word) for word in (12345, 3, 2**63 + 7, round(0.7 * 2**32))]
-    there = [np.array([word]) if place == 2 else word for place, word in enumerate(words)]  # the position
+    there = [np.array([word]) if place == 2 else word for place, word in enumerate(words)]  # word 2 is the position
     found = device.run("drop", (x, np.zeros_like(x), *there, 1 / 0.7))[1]
     expected = np.zeros_like(x)
     ops.drop(x, expected, *words, 1 / 0.7)

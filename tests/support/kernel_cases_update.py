@@ -1,8 +1,8 @@
-"""Optimizer steps on a GPU, compared with those on the CPU.
+"""Tests of optimizer steps on a GPU against those on the CPU.
 
-Collected twice: emulated, and in tests/gpu on a device.
+Pytest collects these tests twice: in tests/unit/gpu with an emulated GPU, and in tests/gpu with a real GPU.
 
-A module that imports these tests has a fixture ``device``.
+A module that imports these tests must have a fixture ``device``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ VALUES = (0.1, 0.9, 0.1, 0.99, 0.01, 1e-3)  # of a rule's constants
 
 
 def vectors(dtype: Any, slots: int, rows: int, origin: int) -> tuple[np.ndarray, ...]:
-    """Return rows, parameters and two slots, which may be empty."""
+    """Return rows of gradients, parameters and two slots; a slot with a number from ``slots`` on is empty."""
     size = 5003
     none = np.empty(0, dtype)
     slot = [np.abs(draw(size, dtype, seed)) if seed < slots else none for seed in range(2)]
@@ -41,7 +41,7 @@ def vectors(dtype: Any, slots: int, rows: int, origin: int) -> tuple[np.ndarray,
 def test_update_segments(device: Device, name: str, segments: str, dtype: Any) -> None:
     rule, constants = RULES[name], VALUES[: len(RULES[name].constants)]
     bounds = np.array(SEGMENTS[segments], np.int64)
-    # Combinations of options are distributed over the rules.
+    # Only some combinations of the options are tested.
     for rows, origin, averaged, decays, shift in (
         (1, 0, True, True, 0),
         (2, 3, False, False, 0),
@@ -131,7 +131,7 @@ def test_a_step_is_judged_by_its_loss(device: Device, policy: str, dtype: Any) -
     state = decide(device, bad, state, policy)
     assert state[updates.GO] == (policy == "ignore") and np.isnan(state[updates.TOTAL])
     state = decide(device, good, state, policy)
-    assert state[updates.GO] == (policy != "stop"), "what comes after the step that ends the run changes nothing"
+    assert state[updates.GO] == (policy != "stop"), "a step after the step that ends the run changes nothing"
 
 
 def test_the_scale_follows_overflows(device: Device) -> None:
@@ -139,10 +139,10 @@ def test_the_scale_follows_overflows(device: Device) -> None:
     state[updates.SCALE] = 1024
     state[updates.OVERFLOW] = 1
     broken = decide(device, np.array([np.nan]), state, "skip", scaled=True)
-    assert [broken[i] for i in (updates.GO, updates.SCALE)] == [0, 1024], "the scale is not to blame"
+    assert [broken[i] for i in (updates.GO, updates.SCALE)] == [0, 1024], "a loss of NaN does not change the scale"
     state = decide(device, good, state, "ignore", scaled=True)
     assert [state[i] for i in (updates.GO, updates.SCALE, updates.OVERFLOW)] == [0, 512, 0]
-    assert state[updates.FACTOR] == 1 / 1024, "the gradient at hand was made with the scale of before"
+    assert state[updates.FACTOR] == 1 / 1024, "the gradient was computed with the previous scale"
     state[updates.GOOD] = 1999
     state = decide(device, good, state, "stop", scaled=True)
     assert [state[i] for i in (updates.GO, updates.SCALE, updates.GOOD)] == [1, 1024, 0]

@@ -1,4 +1,4 @@
-"""The device on which operations are compared with those on the CPU, and random arrays for them."""
+"""Compares operations on a device with those on the CPU; makes random arrays for the operations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WHOLE = [np.uint8, np.int64, np.uint64]
 EPSILON = {**RELATIVE, "float16": 2**-10, "bfloat16": 2**-7}
 
 
-BUFFER = "buffer"  # as the last argument: a function that makes arrays of the first one's type
+BUFFER = "buffer"  # as the last argument: stands for a function that makes arrays with the first argument's dtype
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Device:
 
     Attributes:
         places: Arguments for ``launch.use``; all must give the same bits.
-        put: Copies an array to the device, to an address this number of elements after an aligned address.
+        put: Copies an array to the device, to an address that is a given number of elements after an aligned address.
         get: Copies an array from the device.
     """
 
@@ -43,7 +43,7 @@ class Device:
     get: Callable[[Any], np.ndarray]
 
     def run(self, name: str, arguments: Sequence[Any], shift: int = 0) -> list[Any]:
-        """Return the function's result, if any, and its arrays after the call; ``BUFFER`` stands for new arrays.
+        """Call a launch function; return its result, if any, and the arguments that are arrays, after the call.
 
         Args:
             shift: Number of elements from an aligned address to the beginning of arrays.
@@ -83,7 +83,7 @@ class Device:
             np.testing.assert_allclose(one, two, rtol=relative, atol=relative * size)
 
     def check_narrow(self, name: str, *arguments: Any) -> None:
-        """Compare as ``check`` does, with 16-bit arrays among the arguments; the CPU gets all numbers in float64."""
+        """Compare with the CPU's operation if arguments have 16-bit types; the CPU gets their values as float64."""
         found = self.run(name, arguments)
         dtypes = [a.dtype for a in arguments if is_array(a)]
         wide = [a.astype(np.float64) if is_array(a) and a.dtype not in WHOLE else a for a in arguments]

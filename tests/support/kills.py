@@ -1,4 +1,4 @@
-"""Kills training runs at random moments, many inside a save, and resumes them; a long form by hand:
+"""Kills training runs at random moments, often during a save, and resumes them; for more kills, execute:
 
     python bench/kills.py 200
 
@@ -46,7 +46,7 @@ class Killer:
         self._whole = final(folder / "whole")
 
     def kill(self, times: int) -> None:
-        """Kill ``times`` times, and compare every run that ends; the last run is not killed."""
+        """Kill runs ``times`` times in total, and compare the result of every run that ends."""
         while self.counts["kills"] < times:
             self._run(times)
 
@@ -88,11 +88,11 @@ class Killer:
         return True
 
     def _wait_for_a_moment(self, process: subprocess.Popen[bytes], run_dir: Path) -> bool:
-        """Wait; return True at the moment of the kill, or False if the run has ended before."""
+        """Kill the run at a random moment; return False if it has ended before."""
         way = self._random.choice(["soon", "between", "inside", "inside", "inside"])
         folder, started = run_dir / "checkpoints", time.monotonic()
         before = newest_step(folder)
-        # Some runs are killed at their start; others may first save something, so that runs end.
+        # Some runs are killed at their start; others first save a checkpoint, so that every run ends after some kills.
         deadline = started + (self._random.uniform(0, 3) if way == "soon" else TIMEOUT_S)
         while time.monotonic() < deadline and process.poll() is None:
             if way != "soon" and newest_step(folder) > before:
@@ -124,7 +124,7 @@ def newest_step(folder: Path) -> int:
 
 
 def end_all(process: subprocess.Popen[bytes], run_dir: Path) -> None:
-    """Kill the launcher and every rank, all at once as when a node loses power."""
+    """Kill the launcher and every rank without a pause, as if a node lost power."""
     for pid in [process.pid, *ranks_of(run_dir)]:
         try:
             os.kill(pid, signal.SIGKILL)

@@ -18,30 +18,31 @@ JOBS = Path(__file__).parent / "jobs"
 PROGRAMS = Path(__file__).parent / "programs"
 VERSION_0_1 = Path(__file__).parent / "version_0_1"  # a run directory and a checkpoint that version 0.1 wrote
 
-# With this variable, tests that would be skipped for a missing part fail. Only a GPU may be missing.
-# Open MPI refuses to start as root; and waiting ranks yield, as there are more than cores.
+# Open MPI refuses to start as root without the first two variables. With the third, waiting ranks yield the CPU: there
+# are more ranks than cores.
 LAUNCHER_ENVIRONMENT = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "OMPI_MCA_mpi_yield_when_idle": "1",
 }
+# With this variable, tests that would be skipped for a missing part fail. Only a GPU may be missing.
 STRICT = bool(os.environ.get("MPITRAIN_TEST_STRICT"))
 
 
 def with_checkout() -> dict[str, str]:
-    """Return environment variables with which a process imports mpitrain from this checkout; extends PYTHONPATH."""
+    """Return PYTHONPATH, extended so that a process imports mpitrain from this checkout, as an environment variable."""
     return {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
 
 
 def missing(part: str) -> None:
-    """Skip the test, or fail if nothing may be missing."""
+    """Skip the test; with MPITRAIN_TEST_STRICT, fail."""
     if STRICT:
         pytest.fail(f"missing: {part}")
     pytest.skip(f"missing: {part}")
 
 
-# Error of Open MPI's launcher when it finds the session folder of a killed launcher that had the same process number.
-# The launch is then repeated, with another process number; any later error is not.
+# Error of Open MPI's launcher when it finds the session folder of a killed launcher that had the same process id. Only
+# after this error is the launch repeated, with another process id.
 _NOT_LAUNCHED = "The PMIx server's listener thread failed to start"
 
 
@@ -60,11 +61,11 @@ class Mpi:
     def run(
         self, n: int, *words: str | Path, timeout: float = 60, env: dict[str, str] | None = None, cwd: Path = ROOT
     ) -> subprocess.CompletedProcess[str]:
-        """Run ``python WORDS`` on ``n`` ranks and return how it ended; fails the test after ``timeout`` seconds."""
+        """Run ``python WORDS`` on ``n`` ranks and return the completed process; fail after ``timeout`` seconds."""
         return run([*self.command(n), str(self.python), *map(str, words)], timeout=timeout, env=env, cwd=cwd)
 
     def train(self, n: int, job: Path, *flags: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
-        """Run ``mpitrain train JOB FLAGS`` on ``n`` ranks, which must succeed."""
+        """Run ``mpitrain train JOB FLAGS`` on ``n`` ranks; the command must succeed."""
         done = self.run(n, "-m", "mpitrain", "train", job, *flags, **options)  # type: ignore[arg-type]
         assert done.returncode == 0, done.stdout + done.stderr
         return done
@@ -84,9 +85,10 @@ def run(
 
 
 def torchrun(python: Path | str, *words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run a script with torchrun on two ranks, which must succeed; again if gloo's threads have aborted it at its end.
+    """Run a script with torchrun on two ranks; it must succeed.
 
-    ``mpitrain/program/startup`` prevents that under ``mpitrain run``.
+    The script is repeated, up to twice, if gloo's threads abort it at its end. ``mpitrain/program/startup`` prevents
+    such aborts under ``mpitrain run``.
     """
     command = [str(python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *map(str, words)]
     for _ in range(3):
@@ -121,12 +123,12 @@ def _run_once(
 
 
 def forget_session(pid: int) -> None:
-    """Remove files of a killed Open MPI launcher: the next launcher with this process id could not start."""
+    """Remove files of a killed Open MPI launcher, with which the next launcher with this process id could not start."""
     shutil.rmtree(Path(tempfile.gettempdir()) / f"ompi.{pid}", ignore_errors=True)
 
 
 def one_line(stderr: str) -> str:
-    """Return the one line that mpitrain printed; fail if it printed more than one, or a traceback."""
+    """Return the line that mpitrain printed; fail unless there is exactly one line, or if there is a traceback."""
     # Open MPI ends its messages with a NUL.
     messages = [line for line in stderr.replace("\0", "").splitlines() if line.startswith("mpitrain:")]
     assert len(messages) == 1, stderr

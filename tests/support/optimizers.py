@@ -39,7 +39,7 @@ ELEMENTWISE = [
 
 
 def draw(seed, rows=None):
-    """Return a vector, or rows of vectors, with zeros in the gaps."""
+    """Return a random vector, or rows of random vectors, with zeros in the gaps."""
     rng = np.random.default_rng(seed)
     shape = (SIZE,) if rows is None else (rows, SIZE)
     values = rng.standard_normal(shape)
@@ -58,7 +58,7 @@ class Run:
         self.updater = optim.Updater(optimizer, LAYOUT, self.params, self.slots, self.average, moving, self.frozen)
 
     def step(self, rows, step, bounds=(0, SIZE), order=None):
-        """Take one step by the ranges between ``bounds``, as several ranks would do together."""
+        """Take one step on each range between ``bounds``, as several ranks would do together."""
         ranges = list(pairwise(bounds))
         if not self.updater.needs_sums:
             for lo, hi in ranges:
@@ -79,7 +79,7 @@ class Run:
 
 
 def reference(o, gradients, moving=None):
-    """Compute the formulas of papers and PyTorch in float64 on whole vectors."""
+    """Return the parameters, or with ``moving`` their averages, by the formulas of papers and PyTorch in float64."""
     p = draw(0)
     average = p.copy()
     m, v = np.zeros(SIZE), np.zeros(SIZE)
@@ -128,7 +128,7 @@ def reference(o, gradients, moving=None):
 
 
 def reference_of_groups(o, gradients):
-    """Compute ``reference`` for an optimizer with groups: each parameter as if all had the options of its group."""
+    """Return each parameter from a ``reference`` in which all parameters have the options of its group."""
     p = np.zeros(SIZE)
     for entry in LAYOUT.entries:
         part = slice(entry.start, entry.stop)

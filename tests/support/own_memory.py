@@ -11,7 +11,7 @@ from mpitrain.core.layout import Array
 
 
 class OwnMemory:
-    """A node with several ranks; the test acts as each rank in turn."""
+    """Memory of a node with ``size`` ranks; the test acts as each rank in turn."""
 
     def __init__(self, size: int = 1) -> None:
         self.node = SimpleNamespace(size=size, rank=0, allgather=lambda value: [value] * size)

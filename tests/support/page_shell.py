@@ -76,7 +76,7 @@ def place(command: str) -> str:
 
 
 def shortened(command: str) -> str:
-    """Return a command that trains for a few steps."""
+    """Return the command, changed so that it trains for a few steps."""
     command = _STEPS.sub(lambda match: f"--{match[1]} {max(1, int(match[2]) // _FACTOR)}", command)
     if command.startswith(("mpitrain run ", "mpitrain submit ")) and not _OWN_STEPS.search(command):
         command = re.sub(r"^mpitrain \w+", r"\g<0> --train-steps 20", command)

@@ -1,8 +1,8 @@
 """Execution of the code on a documentation page, in the order of the page.
 
-A code block with a caption is the file of that name. A block of type ``console`` has commands, which begin with ``$``,
-and below each command lines that it prints, in this order, perhaps among others. Numbers may differ. ``[...]`` stands
-for any text, ``/home/me/tutorial`` for the folder in which the commands run.
+A code block with a caption is the file of that name. A block of type ``console`` has commands, which begin with ``$``.
+Below each command are lines that it must print in this order; it may also print other lines. Numbers may differ.
+``[...]`` stands for any text, ``/home/me/tutorial`` for the folder in which the commands run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Page:
     """A page of ``docs``, executed in a folder.
 
     Args:
-        folder: The folder in which its files are written and its commands run.
+        folder: The folder in which the page's files are written and its commands run.
         environment: Variables for the commands.
         prepare: Called with each command before it runs; returns the command to run instead.
     """
@@ -97,10 +97,10 @@ class Page:
 
 
 def _without_numbers(line: str) -> str:
-    """Return a line with the same text in place of all numbers, and single spaces."""
+    """Return a line with ``#`` in place of each number, and with single spaces."""
     return " ".join(re.sub(r"\d[\d.,:]*", "#", line).split())
 
 
 def tutorial(name: str) -> Path:
-    """Return a chapter of the tutorial."""
+    """Return the path of a chapter of the tutorial."""
     return ROOT / "docs" / "tutorial" / f"{name}.md"

@@ -25,14 +25,14 @@ NO_CHECKPOINTS = ("--save-secs", "0", "--save-steps", "0")  # except the last on
 
 
 class KilledRun:
-    """``mpitrain run`` with restarts from memory and no checkpoint on disk, until it ends.
+    """``mpitrain run`` with restarts from memory; there is no checkpoint on disk before its end.
 
     Attributes:
         process: The supervisor.
     """
 
     def __init__(self, mpi: Mpi, n: int, run_dir: Path, job: Path, *flags: str, hosts: Hosts | None = None) -> None:
-        """With ``hosts``, one rank runs on each of the first n hosts, else all on this one."""
+        """With ``hosts``, one rank runs on each of the first n hosts; otherwise all ranks run on this machine."""
         self.run_dir, self._random = run_dir, random.Random(str(run_dir))
         words = [str(mpi.python), "-m", "mpitrain", "run", "-n", str(n)] if hosts is None else []
         words += [] if hosts is None else hosts.run(mpi.python, [1] * n)
@@ -67,9 +67,9 @@ class KilledRun:
         return [line["resumed"] for line in lines if "resumed" in line]
 
     def wait_for_state(self, after: int = 0) -> int:
-        """Return the step of the newest state in memory, once it is higher than ``after`` and all ranks train.
+        """Return the step of the newest state in memory, once this step and those of all workers exceed ``after``.
 
-        All ranks must be other processes than those that were killed.
+        No worker may be a process of an attempt that ``kill`` has ended.
         """
         deadline = time.monotonic() + TIMEOUT_S
         while True:
@@ -82,7 +82,7 @@ class KilledRun:
             time.sleep(0.002)
 
     def wait_for_ranks(self, other_than: Collection[int] = ()) -> list[rank_status.RankStatus]:
-        """Return the status of all ranks, once they train and none of them is one of these processes."""
+        """Return the status of all ranks, once they train and none of their process ids is in ``other_than``."""
         deadline = time.monotonic() + TIMEOUT_S
         while True:
             assert time.monotonic() < deadline and self.process.poll() is None, self.output
@@ -107,7 +107,7 @@ class KilledRun:
             time.sleep(poll_s)
 
     def kill(self, role: str, number: int) -> None:
-        """Kill a rank at a random moment."""
+        """Kill a rank of this role after a random delay of at most 30 ms."""
         time.sleep(self._random.uniform(0, 0.03))
         statuses = rank_status.read(self.run_dir)
         self._ended |= {rank.pid for rank in statuses}
@@ -116,7 +116,7 @@ class KilledRun:
             os.kill(ranks[number % len(ranks)].pid, signal.SIGKILL)
 
     def end(self) -> None:
-        """Wait for the end; the run must succeed, and leave nothing behind."""
+        """Wait for the end; the run must succeed, and leave no processes and no state in memory."""
         status = self.process.wait(timeout=TIMEOUT_S)
         assert status == 0, self.output
         self.assert_nothing_is_left()

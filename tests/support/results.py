@@ -26,9 +26,9 @@ def final(run_dir: Path) -> dict[str, np.ndarray]:
 def assert_close(a: dict[str, np.ndarray], b: dict[str, np.ndarray], tolerance: float) -> None:
     assert a.keys() == b.keys()
     for name in a:
-        # Relative to the parameter as a whole: an element that crosses zero has no relative error.
+        # The error is relative to the largest element: for an element near zero, a relative error has no meaning.
         error, size = np.abs(a[name] - b[name]).max(), np.abs(b[name]).max()
-        assert error <= tolerance * size, f"{name} differs by {error:.2g}, and its largest is {size:.2g}"
+        assert error <= tolerance * size, f"{name} differs by {error:.2g}, and its largest element is {size:.2g}"
 
 
 def assert_same_bits(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
@@ -44,7 +44,7 @@ def train(mpi: Mpi, n: int, run_dir: Path, *flags: str, global_batch: int = GLOB
 
 @pytest.fixture(scope="session")
 def alone(tmp_path_factory: pytest.TempPathFactory, openmpi: Mpi):
-    """The results of one rank with the joined batch, for each type and set of flags."""
+    """A function that returns the results of one rank with the global batch, trained once for each set of flags."""
     known: dict[tuple[str, ...], dict[str, np.ndarray]] = {}
 
     def get(*flags: str) -> dict[str, np.ndarray]:

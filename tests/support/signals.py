@@ -82,7 +82,7 @@ class Sender:
         self._judge(status, twice, began[1], before, report)
 
     def _send(self, process: subprocess.Popen[bytes], twice: bool) -> tuple[float, bool]:
-        """Send one or two signals; return the time of the last, and whether all ranks were training at the first."""
+        """Send one or two signals; return the time of the last, and whether all ranks were ready before the first."""
         if self._random.random() < 0.3:
             time.sleep(self._random.uniform(0, 2.5))
         else:

@@ -10,7 +10,7 @@ import pytest
 
 from ..support.launch import STRICT, Mpi
 
-# If nothing may be missing, collecting them fails without torch.
+# With MPITRAIN_TEST_STRICT, collecting these tests fails without torch.
 collect_ignore_glob = [] if STRICT or importlib.util.find_spec("torch") else ["test_*.py"]
 
 
@@ -24,9 +24,9 @@ def one_thread() -> None:
 
 @pytest.fixture
 def mpich_with_torch(mpich: Mpi, monkeypatch: pytest.MonkeyPatch) -> Mpi:
-    """MPICH, in whose environment this environment's packages are found: its own has no torch.
+    """MPICH, whose environment has no torch, with the packages of this environment on PYTHONPATH.
 
-    mpi4py is the same in both: it loads the MPI library of the environment that runs it.
+    This environment's mpi4py works there, too: it loads the MPI library of the environment that runs it.
     """
     paths = [os.environ.get("PYTHONPATH"), sysconfig.get_path("purelib")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))

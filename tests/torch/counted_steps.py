@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # as in a checkout
+sys.path.insert(0, str(Path(__file__).parents[2]))  # imports this checkout
 
 import mpitrain
 

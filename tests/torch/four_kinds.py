@@ -1,4 +1,4 @@
-"""A job file that trains four kinds of modules in one run; they have no parameters in common."""
+"""A job file that trains four kinds of modules in one run; the modules share no parameters."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Training loops as in scripts, each for both uses: for a Trainer on several ranks, and for plain PyTorch on whole
-batches.
+"""Training loops that run with a Trainer on several ranks, and with plain PyTorch on whole batches.
 
-As a script it trains each loop, or the named ones, and stores the parameters of the chief.
+As a script, this file runs all loops, or the named loops, with a Trainer, and stores the chief's parameters.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR, ReduceLROnPlateau
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # as in a checkout
+sys.path.insert(0, str(Path(__file__).parents[2]))  # imports this checkout
 
 import mpitrain
 from mpitrain.data.permutation import order
@@ -43,7 +42,7 @@ def make_model() -> nn.Module:
 
 
 class Tools(NamedTuple):
-    """The objects that a loop uses in place of PyTorch's."""
+    """The objects that a loop uses: those of a Trainer, or of plain PyTorch."""
 
     model: nn.Module
     epochs: Callable[[int], Iterator[int]]
@@ -227,7 +226,7 @@ def alternating(tools: Tools, optimizers: list[torch.optim.Optimizer]) -> None:
 
 
 def by_hand(tools: Tools, optimizer: torch.optim.Optimizer) -> None:
-    """Update parameters without the optimizer in some steps, and clip them in all."""
+    """Update parameters without the optimizer in every second step; scale and clip them in every step."""
 
     def descend() -> None:
         for parameter in tools.model.parameters():
@@ -333,7 +332,7 @@ SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
     "polynomial": lambda optimizer: lr_scheduler.PolynomialLR(optimizer, 9, 2.0),
 }
 OPTIMIZERS = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
-# All optimizers and schedulers of torch that are not in LOOPS.
+# Each scheduler with one of torch's optimizers.
 PAIRS = {
     f"{kind} with {scheduler}": Loop(
         scheduled(SCHEDULERS[scheduler]), lambda model, kind=kind: getattr(torch.optim, kind)(model.parameters(), 0.02)
@@ -344,7 +343,7 @@ LOOPS |= PAIRS
 
 
 def plain(name: str) -> list[np.ndarray]:
-    """Train a loop on whole batches, in the order of mpitrain; return the parameters."""
+    """Run a loop with plain PyTorch on whole batches, in the order of mpitrain; return the parameters."""
     inputs, labels = make_data()
     epoch = 0
 

@@ -45,7 +45,7 @@ class Gpt(nn.Module):
 
 
 class AllKinds(nn.ModuleDict):
-    """A module of each kind, for some columns of the examples."""
+    """A module of each kind; each module gets some columns of the examples."""
 
     def forward(self, x: Tensor) -> list[Tensor]:
         features, sequence, tokens = x.split([12, 20, 6], dim=1)
@@ -54,12 +54,12 @@ class AllKinds(nn.ModuleDict):
 
 
 def per_token(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy, mean over all tokens."""
+    """Return the mean cross-entropy of all tokens."""
     return functional.cross_entropy(outputs.flatten(0, 1), labels.flatten())
 
 
 def all_losses(outputs: list[Tensor], labels: Tensor) -> Tensor:
-    """The sum of the losses of each kind."""
+    """Return the sum of the losses of all kinds."""
     *others, gpt = outputs
     return per_token(gpt, labels[:, 1:]) + sum(functional.cross_entropy(scores, labels[:, 0]) for scores in others)
 
@@ -103,7 +103,7 @@ def arrays(kind: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Change(Hook):
-    """Freezes parameters when training begins; makes the backward pass of a worker fail."""
+    """On request, freezes the first parameter when training begins, or makes the backward pass of a worker fail."""
 
     def __init__(self, model: nn.Module, freeze: bool, fail_on: int) -> None:
         self.model, self.freeze, self.fail_on = model, freeze, fail_on
@@ -141,7 +141,7 @@ def job(
         average: Whether to keep a moving average of the parameters.
         clip_norm: Largest norm of the gradient; 0 for no limit.
         dataset: arrays or tensors, the form of the examples.
-        freeze: Whether to freeze the first parameters when training begins.
+        freeze: Whether to freeze the first parameter when training begins.
         fail_on: Worker whose backward pass fails in the fifth step.
     """
     model = make(kind, normalize, dropout)

@@ -49,7 +49,7 @@ def of_scores(outputs: dict[str, Tensor], labels: Tensor) -> Tensor:
 
 
 class Counter(nn.Module):
-    """Has buffers of each kind, and changes them."""
+    """Has buffers of each kind, and changes some of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ def checkpointed(reentrant: bool) -> Callable[[nn.Module, Tensor], Tensor]:
 
 
 def penalized(module: nn.Module, x: Tensor) -> Tensor:
-    """A loss that contains a gradient."""
+    """Return a loss that contains a gradient."""
     x = x.clone().requires_grad_()
     outputs = module(x).pow(2).mean()
     (slope,) = torch.autograd.grad(outputs, x, create_graph=True)
@@ -142,7 +142,7 @@ def penalized(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def scaled(module: nn.Module, x: Tensor) -> Tensor:
-    """Computes with tensors that were computed from the parameters."""
+    """Return the outputs of the module with doubled parameters."""
     return torch.func.functional_call(module, {name: 2 * each for name, each in module.named_parameters()}, x)
 
 
@@ -151,7 +151,7 @@ def sloped(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def adapted(module: nn.Module, x: Tensor) -> Tensor:
-    """The outputs after a step of gradient descent, as in meta-learning."""
+    """Return the outputs after a step of gradient descent, as in meta-learning."""
     weights = dict(module.named_parameters())
     slopes = torch.func.grad(lambda w: torch.func.functional_call(module, w, (x,)).pow(2).mean())(weights)
     stepped = {name: value - 0.1 * slopes[name] for name, value in weights.items()}
@@ -186,7 +186,7 @@ class Growing(nn.Linear):
 
 
 class Regularized(nn.Sequential):
-    """Uses its weights in another way, too."""
+    """Also uses weights outside the layers that own them."""
 
     def __init__(self) -> None:
         super().__init__(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
@@ -196,7 +196,7 @@ class Regularized(nn.Sequential):
 
 
 class WithEmpty(nn.Linear):
-    """Has a parameter without elements, and one that no batch uses."""
+    """Has a parameter without elements, and a parameter that no batch uses."""
 
     def __init__(self) -> None:
         super().__init__(6, 3)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # as in a checkout
+sys.path.insert(0, str(Path(__file__).parents[2]))  # imports this checkout
 
 import mpitrain
 from mpitrain import data
@@ -51,7 +51,7 @@ def make_optimizer(name: str, model: nn.Module) -> Any:
 
 
 def make_scheduler(name: str, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler | None:
-    """Return a scheduler of PyTorch."""
+    """Return a scheduler of PyTorch; None if ``name`` is empty."""
     make = {
         "steps": lambda: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5),
         "cosine": lambda: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 12),

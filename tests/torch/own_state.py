@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # as in a checkout
+sys.path.insert(0, str(Path(__file__).parents[2]))  # imports this checkout
 
 import mpitrain
 

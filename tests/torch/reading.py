@@ -1,4 +1,4 @@
-"""A script whose examples are loaded by processes; with random transforms, of different lengths, and faults."""
+"""A script with examples of random values and different lengths, which processes load; flags request faults."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # as in a checkout
+sys.path.insert(0, str(Path(__file__).parents[2]))  # imports this checkout
 
 import mpitrain
 from tests.torch.sources import source

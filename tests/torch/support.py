@@ -80,7 +80,7 @@ class Local:
 
     Args:
         make: Returns the job; torch is seeded before.
-        options: Of the run.
+        options: Options of the run.
     """
 
     def __init__(self, make: Callable[[], Job], **options: object) -> None:
@@ -123,7 +123,7 @@ class Local:
 
 
 def plain(make: Callable[[], Job], steps: int = 20, batch: int = 4) -> nn.Module:
-    """Train the same module with a plain torch loop with SGD, in float64; return it."""
+    """Train the job's module in a plain torch loop with SGD, in float64; return the module."""
     torch.manual_seed(SEED)
     job = make()
     model, split = job.model, job.train_split
@@ -142,7 +142,7 @@ def plain(make: Callable[[], Job], steps: int = 20, batch: int = 4) -> nn.Module
 
 
 def assert_same_training(make: Callable[[], Job], **options: object) -> Local:
-    """Train in both ways; the parameters must agree."""
+    """Train a job with ``Local`` and in a plain loop; the parameters must agree."""
     ours, theirs = Local(make, **options), plain(make)
     ours.train()
     for name, value in theirs.state_dict().items():

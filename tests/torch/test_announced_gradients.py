@@ -48,7 +48,7 @@ def test_a_parameter_that_may_have_been_updated_is_not_read() -> None:
 
 @pytest.mark.parametrize("options", [{"devices_per_rank": 2}, {"accumulate_steps": 2}], ids=str)
 def test_gradients_that_nobody_uses_early_are_not_announced(options: dict[str, int]) -> None:
-    """Replicas announce nothing, nor do the first micro-batches: a module may then read parameters late."""
+    """Replicas announce nothing, and only the last micro-batch does: a module may then read parameters late."""
     ours = Local(making(DetachedFirst), bucket_bytes=0, **options)
     batch = ours.loader.batch(0, 4)
     parts = ours.accumulation.begin(batch)

@@ -1,4 +1,4 @@
-"""Operations of the backend of torch.distributed: every type, shape and reduction, on one node and on several."""
+"""Operations of the backend of torch.distributed with many types, shapes and reductions, on one node and on two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Examples that processes load: the same bits with any number of them, each example once, and errors end the run."""
+"""Examples that processes load: the bits do not depend on the number of processes, and errors end the run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def words(mpi: Mpi, n: int, out: Path, *flags: object, launch: tuple[object, ...
 
 
 def read(mpi: Mpi, n: int, out: Path, *flags: object, launch: tuple[object, ...] = ()) -> list[dict[str, np.ndarray]]:
-    """Run the script on ``n`` ranks; return what each worker has stored."""
+    """Run the script on ``n`` ranks; return the arrays that each worker has stored."""
     done = run(words(mpi, n, out, *flags, launch=launch), timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     return [dict(np.load(path)) for path in sorted(out.glob("*.npz"))]
@@ -160,7 +160,7 @@ def test_no_process_outlives_its_rank(openmpi: Mpi, number: signal.Signals, tmp_
         _wait_until(lambda: (out / "waiting-0").exists() and len(_processes(out)) >= 3)
         rank = min(_processes(out))
         loading = [pid for pid in _processes(out) if pid != rank]
-        if number == signal.SIGTERM:  # batch systems send it to all processes
+        if number == signal.SIGTERM:  # batch systems send SIGTERM to all processes
             for pid in [*loading, rank]:
                 os.kill(pid, number)
             assert process.wait(60) == 75
@@ -174,7 +174,7 @@ def test_no_process_outlives_its_rank(openmpi: Mpi, number: signal.Signals, tmp_
 
 
 def _processes(out: Path) -> list[int]:
-    """Return process ids: the rank's, which is the first, and those of the processes that load examples."""
+    """Return the process ids of the rank, which is the lowest, and of the processes that load examples."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():

@@ -46,7 +46,7 @@ def patched(text: str, diff: str) -> str:
 
 @pytest.fixture
 def scripts(tmp_path: Path) -> tuple[Path, Path]:
-    """The original script, with examples in the order of mpitrain; and the changed one."""
+    """The original script, with examples in the order of mpitrain, and the changed script."""
     original, changed = tmp_path / "original.py", tmp_path / "train.py"
     text = block("python")
     (tmp_path / "same_order.py").write_text(SAME_ORDER)

@@ -1,4 +1,4 @@
-"""The table of features in the guide "Training a PyTorch module": one test per row, against a plain torch loop."""
+"""Rows of the table of features in the guide "Training a PyTorch module", most of them against a plain torch loop."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_module_trains_as_in_a_plain_loop(
 
 
 class WithLoss(SeveralInputs):
-    """Computes its loss from labels, and returns it in one of the ways that modules have."""
+    """Computes its loss from labels, and returns the loss in one of the forms that modules use."""
 
     def __init__(self, how: str) -> None:
         super().__init__()

@@ -37,7 +37,7 @@ def test_process_sets_of_init(openmpi: Mpi) -> None:
 
 
 def plain_training(optimizer: str, rows: int) -> np.ndarray:
-    """Train on the joined batch as ``horovod_training.py`` does on all ranks."""
+    """Train with the global batch in one process, as ``horovod_training.py`` does on all ranks together."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
     rule = getattr(torch.optim, optimizer)(model.parameters(), lr=0.05)

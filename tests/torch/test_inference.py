@@ -75,7 +75,7 @@ def test_commands_agree_with_what_training_reported(openmpi: Mpi, trained: Path,
 
 
 def test_examples_that_the_module_refuses(openmpi: Mpi, job, tmp_path: Path) -> None:
-    """The examples of a dataset may have any shape, so only the module can refuse one."""
+    """The examples of a dataset may have any shape, so only the module can refuse an example."""
     openmpi.train(1, job(DATASET_JOB), "--train-steps", "2", "--batch-size", "4", "--run-dir", tmp_path / "run")
     np.save(tmp_path / "in.npy", np.zeros((5, 10), np.float32))
     words = ["predict", tmp_path / "run", "--input", tmp_path / "in.npy", "--output", tmp_path / "out.npy"]

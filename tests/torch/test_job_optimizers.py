@@ -1,4 +1,4 @@
-"""Jobs whose optimizer is one of torch, or a function that makes it."""
+"""Jobs whose optimizer is an optimizer of torch, or a function that makes one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics of PyTorch modules equal those of scikit-learn on the joined validation set, for any number of workers."""
+"""Metrics of PyTorch modules equal those of scikit-learn on the whole validation set, for any number of workers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def lines(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def assert_same_metrics(values: dict[str, float], expected: dict[str, float], prefix: str = "") -> None:
-    """Compare the metrics of torchmetrics, and those of scikit-learn, with what scikit-learn computes."""
+    """Compare metrics of both libraries in a run with the values that scikit-learn computes here."""
     for auc, f1 in (("sklearn_auc", "sklearn_f1"), ("auc", "many_f1")):
         assert values[prefix + auc] == pytest.approx(expected["auc"], abs=1e-6)
         assert values[prefix + f1] == pytest.approx(expected["f1"], abs=1e-6)
@@ -104,7 +104,7 @@ def test_the_summary_names_the_step_of_the_validation(openmpi: Mpi, tmp_path: Pa
 
 
 def test_a_loop_stops_and_keeps_its_best_checkpoint(openmpi: Mpi, tmp_path: Path) -> None:
-    goal = ("--stop-metric", "loss:max", "--patience", "1", "--keep-best", "--keep", "1")  # the first is the largest
+    goal = ("--stop-metric", "loss:max", "--patience", "1", "--keep-best", "--keep", "1")  # the first loss is highest
     done = start(openmpi, 2, tmp_path, flags=goal)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [result["stopping"] for result in results_of(done.stdout)] == 2 * [[False, False, True]]

@@ -1,4 +1,4 @@
-"""Every Python block of the pages and the README is executed, here or by the test that its table names."""
+"""Python blocks of the pages and the README are executed, here or by the tests in ``ELSEWHERE``; two are not."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ for _ in trainer.epochs(1):
 
 @dataclass(frozen=True)
 class Example:
-    """A block, made a file that can be run.
+    """A block of a page, completed to a file that can be run.
 
     Attributes:
         words: Text that only this block of its page contains.
         before, after: Source that is added before and after the block.
         replaced: Text that replaces ``...`` in the block.
         ranks: Number of ranks; 0 for a file that is executed without MPI.
-        status: The exit status.
+        status: The expected exit status.
     """
 
     page: str

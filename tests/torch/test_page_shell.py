@@ -1,4 +1,4 @@
-"""The commands on the pages run on this host as they are printed, with fewer steps."""
+"""Commands for one host on the documentation pages are run, with fewer ranks and steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SITE = {"-n 64": "-n 2", "/scratch/me/runs": "runs", " RUN ": " runs/wide "}
 
 
 def make_missing_files(command: str, folder: Path) -> Iterator[list[str]]:
-    """Yield commands that train the runs which a command reads, unless they exist; write its other input files."""
+    """Yield commands that train the runs which a command reads, unless they exist; write the command's other inputs."""
     for name in re.findall(r"(?<!--run-dir )runs/(\w+)", command):
         if not (folder / "runs" / name).exists():
             yield ["mpitrain", "run", "-n", "2", "job.py", "--train-steps", "20", "--run-dir", f"runs/{name}"]

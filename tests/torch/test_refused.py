@@ -1,4 +1,4 @@
-"""Wrapped modules and complex parameters are refused."""
+"""Modules, parameters, labels and examples that are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training loops with a Trainer: they give the results of a plain loop, in every mode, and end correctly."""
+"""Training loops with a Trainer: they give the results of a plain loop, train in every mode, and end correctly."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Modules trained in every mode: n ranks give the result of a plain torch loop on the joined batch; resuming is
-exact."""
+"""Modules trained in every mode: in mode sync, n ranks give the result of a plain torch loop with the global batch;
+resuming is exact."""
 
 from __future__ import annotations
 

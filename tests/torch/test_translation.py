@@ -92,7 +92,7 @@ GROUPS: dict[str, MakeGroups] = {
         [{"params": p[:3], "weight_decay": 0.2}, {"params": p[3:], "weight_decay": 0.1, "lr": 0.2}], 0.1
     ),
     "frozen": lambda p: torch.optim.Adam([{"params": p[:2], "betas": (0.5, 0.9)}, {"params": p[3:]}], 0.01),
-    # These run themselves.
+    # For these optimizers, mpitrain calls their own ``step``.
     "adadelta": lambda p: torch.optim.Adadelta(p, 0.5, weight_decay=0.1),
     "adagrad": lambda p: torch.optim.Adagrad(p, 0.1, lr_decay=0.1, initial_accumulator_value=0.3),
     "adamax": lambda p: torch.optim.Adamax(p, 0.01),

@@ -11,7 +11,7 @@ from pathlib import Path
 from ..support.launch import ROOT
 
 PACKAGE = ROOT / "mpitrain"
-# The names under which projects are imported, where they differ.
+# The names under which projects are imported, if they differ from the names on the page.
 IMPORTED_AS = {
     "docstring-parser": "docstring_parser",
     "tomli-w": "tomli_w",
@@ -20,12 +20,12 @@ IMPORTED_AS = {
     "mlflow-skinny": "mlflow",
     "nvidia-cudnn-frontend": "cudnn",
 }
-PARTS_OF = {"cupy_backends": "cupy", "cuda": "cupy"}  # installed with CuPy
+PARTS_OF = {"cupy_backends": "cupy", "cuda": "cupy"}  # packages that are installed with CuPy
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 
 
 def listed_modules() -> dict[str, set[str]]:
-    """Return the names in code in the entry of each package; one entry may be for several packages."""
+    """Return, for each package, the names set as code in its entry; several packages may share an entry."""
     section = PAGE.partition("\n## Modules\n")[2].partition("\n## ")[0]
     entries = re.findall(r"^(`[^\n]*`)\n: (.*?)(?=\n\n|\Z)", section, re.MULTILINE | re.DOTALL)
     names = {head: set(re.findall(r"`([\w.]+)`", text)) for head, text in entries}
@@ -65,7 +65,7 @@ def test_every_file_that_the_page_names_exists() -> None:
 
 
 def listed_importers() -> dict[str, set[str]]:
-    """Return the packages and modules that the page lists for each project, by the name in imports."""
+    """Return the packages and modules that the page lists for each project, by the project's name in imports."""
     section = PAGE.partition("\n## Dependencies\n")[2]
     importers: dict[str, set[str]] = {}
     for projects, modules_of, _ in re.findall(r"^\| ([\w, .()-]+) \| ([^|]*) \| ([^|]*) \|$", section, re.MULTILINE)[
@@ -79,7 +79,10 @@ def listed_importers() -> dict[str, set[str]]:
 
 
 def names_used(path: Path, projects: set[str]) -> tuple[set[str], set[str]]:
-    """Return the other projects that a module imports, and those that its strings name, as dynamic imports do."""
+    """Return the other projects that a module imports, and those of ``projects`` that its strings name.
+
+    Strings count because modules may import by name.
+    """
     imported, named = set(), set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -111,7 +114,7 @@ def test_the_table_of_dependencies_lists_all_imports_and_no_others() -> None:
 
 
 def test_tests_of_a_module_are_found_by_its_path() -> None:
-    """For example, ``nn/test_loss.py`` or ``nn/test_loss_of_tokens.py`` test ``nn/loss.py``."""
+    """For example, ``nn/test_loss.py`` and ``nn/test_loss_of_tokens.py`` both test ``nn/loss.py``."""
     unit = ROOT / "tests" / "unit"
     for path in unit.rglob("*/test_*.py"):
         package = ROOT / "mpitrain" / path.parent.relative_to(unit)

@@ -20,7 +20,7 @@ NAMES_OF_CONDA = {"docstring_parser": "docstring-parser", "python-xxhash": "xxha
 
 
 def required(extra: str = "") -> dict[str, str]:
-    """Names and lowest versions of the packages that ``setup.cfg`` requires."""
+    """Return the names and lowest versions of the packages that ``setup.cfg`` requires, or that an extra requires."""
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
     lines = config["options.extras_require"][extra] if extra else config["options"]["install_requires"]

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "tutorial").glob("*.md"))]
 _COMMAND = re.compile(r"^(?: {4}|\$ | {4}\$ )mpitrain ((?:.*\\\n)*.*)$", re.MULTILINE)
 _MISTAKES = {"--hiden-units", "--hidden-unit"}  # mistyped flags whose error messages pages show
-_PROGRAMS = ("train.py", "-m", "--")  # the following flags are those of the program
+_PROGRAMS = ("train.py", "-m", "--")  # flags after one of these words are those of the program
 _PARAMETERS = re.compile(r"^def \w+\(([^)]*)\)", re.MULTILINE)
 _ARGUMENT = re.compile(r"""add_argument\(["'](--[\w-]+)""")
 
@@ -33,7 +33,7 @@ def commands_of(text: str) -> Iterator[list[str]]:
 
 
 def own_flags(text: str) -> set[str]:
-    """Return the flags of jobs and scripts on the page, and of those in ``jobs``."""
+    """Return the flags of the jobs and scripts that are on the page or in ``jobs``."""
     sources = [text, *(path.read_text() for path in (ROOT / "jobs").glob("*.py"))]
     names = {
         name.split(":")[0].split("=")[0].strip().replace("_", "-")

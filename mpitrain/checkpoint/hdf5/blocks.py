@@ -21,7 +21,7 @@ MAX_NAME_BYTES = 1024
 NOWHERE = 2**64 - 1
 CONTINUATION = 16  # type of the message that names a further block of messages
 
-_MAX_MESSAGES_BYTES = 1 << 24  # of one object
+_MAX_MESSAGES_BYTES = 1 << 24  # for each object
 _MAX_TEXT_BYTES = 1 << 26  # the list of shards is the longest text
 _REPEATS = "its structure repeats itself, or declares more than it contains"
 
@@ -70,7 +70,7 @@ class Blocks:
             raise UnsupportedStructure(MALFORMED)
         messages: list[Message] = []
         blocks, total = [(address + 16, length)], 0
-        for start, length in blocks:  # grows with each continuation
+        for start, length in blocks:  # the loop appends a block for each continuation message
             total += length
             if total > _MAX_MESSAGES_BYTES:
                 raise UnsupportedStructure("an object has too many attributes")

@@ -25,7 +25,7 @@ def stored_values(read: Read, dataset: Dataset) -> Iterator[tuple[tuple[slice, .
         yield (), np.frombuffer(read(start, stop - start), dataset.dtype).reshape(dataset.shape)
     for chunk in dataset.chunks:
         values = _decompress(read(chunk.start, chunk.stop - chunk.start), dataset.chunk_shape, dataset.dtype)
-        # The last chunks extend beyond the dataset.
+        # The last chunks may extend beyond the dataset.
         sizes = [min(size, n - at) for at, size, n in zip(chunk.first, values.shape, dataset.shape, strict=True)]
         where = tuple(slice(at, at + size) for at, size in zip(chunk.first, sizes, strict=True))
         yield where, values[tuple(slice(size) for size in sizes)]

@@ -1,4 +1,4 @@
-"""The two roles, and the ranks that have them."""
+"""The roles of client and server, and the ranks that have them."""
 
 from __future__ import annotations
 

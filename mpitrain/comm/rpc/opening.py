@@ -14,9 +14,10 @@ _abandoned: list[WindowClient | WindowServer] = []
 
 
 def open_rpc(routes: Routes, one_sided: bool) -> tuple[RpcClient, None] | tuple[None, RpcServer]:
-    """Return this rank's end, as a worker or as a server: with windows if they work, else with messages.
+    """Return this rank's end, as a worker or as a server. Collective over the ranks.
 
-    Collective over the ranks.
+    Args:
+        one_sided: Whether to use windows, if they work; otherwise, and if they do not work, messages are used.
     """
     windows = _open_windows(routes) if one_sided else None
     if routes.is_server:

@@ -15,7 +15,7 @@ class ReplyWaiting:
     """Waits for replies. Local."""
 
     def __init__(self, routes: Routes) -> None:
-        # Do not spin, and sleep late: neither lets MPI progress, and sleeping delays the arrival of data.
+        # Do not spin, and sleep late: MPI makes no progress while this rank spins or sleeps, which delays data.
         capacity = max((routes.capacity(server) for server in routes.servers(routes.comm.rank)), default=0)
         yield_s = _YIELD_S + capacity * routes.dtype.itemsize / _SLOW_BYTES_PER_S
         self._backoff, self._comm = Backoff(oversubscribed=True, yield_s=yield_s), routes.comm

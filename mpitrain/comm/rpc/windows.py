@@ -8,8 +8,9 @@ less. Each rank has one window:
     server  requests, one per client  announced numbers, one per   request buffers, one per client
                                       client
 
-A client puts the number of its request, then its vector into its buffer at the server, flushes, and puts the header.
-The server puts the reply's vector straight into the client's vector, flushes, and puts the header of the reply.
+To send a vector, a client first announces the number of its request, and puts the vector into its buffer at the server.
+It flushes, and then puts the header. The server puts the reply's vector straight into the client's vector, flushes, and
+puts the header of the reply.
 
 Both poll the headers in their own memory with plain loads while another rank writes them with Put. That is correct:
 
@@ -116,7 +117,7 @@ class Window:
         return bool(comm.allreduce(ok, op=MPI.LAND))
 
     def put_header(self, header: Array, rank: int, slot: int) -> None:
-        """Put a header into a slot of a rank, after everything that was put before."""
+        """Put a header into a slot of a rank, and wait until it is there; ``flush`` vectors and words before."""
         self._put(header, rank, slot * HEADER * _WORD)
         self._win.Flush(rank)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..kernels import kernel, prefetch
 from ..layout import Array
 
-_ROWS_AHEAD = 4  # prefetch distance in rows; 2 to 16 perform alike
+_ROWS_AHEAD = 4  # prefetch distance in rows; distances from 2 to 16 perform equally well
 
 
 @kernel
@@ -14,7 +14,7 @@ def take(stored: Array, indices: Array, scale: float, out: Array) -> None:
     factor = out.dtype.type(scale)
     line = max(1, 64 // stored.itemsize)
     for i in range(indices.size):
-        if i + _ROWS_AHEAD < indices.size:  # rows are scattered; cache misses took half the time
+        if i + _ROWS_AHEAD < indices.size:  # without this, cache misses take half of the time
             ahead = stored[indices[i + _ROWS_AHEAD]]
             for j in range(0, ahead.size, line):
                 prefetch(ahead, j)  # type: ignore[call-arg]

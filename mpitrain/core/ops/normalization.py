@@ -10,8 +10,8 @@ from ..kernels import kernel, reduction
 from ..layout import Array
 
 # The mean of a column is the sum of two numbers of x's type, ``center[0]`` and the much smaller ``center[1]``: a single
-# one would be rounded in proportion to the mean, which may be many times the deviation. ``x - center[0]`` is exact for
-# values that are near the mean in proportion to it (Sterbenz, Floating-point computation, 1974, theorem 4.3.1).
+# number would be rounded in proportion to the mean, which may be many times the deviation. ``x - center[0]`` is exact
+# for x from half to twice ``center[0]`` (Sterbenz, Floating-point computation, 1974, theorem 4.3.1).
 
 
 @kernel
@@ -31,7 +31,7 @@ def moments(x: Array, result: Array) -> None:
     result[:] = 0
     for j in range(features):
         first[j] = x[0, j]
-    for i in range(0, whole, 8):  # eight rows at a time load and store the result only once
+    for i in range(0, whole, 8):  # for eight rows, the result is loaded and stored only once
         share = 8 / (i + 8)
         before = i * share
         x0, x1, x2, x3, x4, x5, x6, x7 = x[i], x[i + 1], x[i + 2], x[i + 3], x[i + 4], x[i + 5], x[i + 6], x[i + 7]
@@ -72,7 +72,7 @@ def gradient_sums(x: Array, center: Array, inverse: Array, dy: Array, sums: Arra
     rows, features = x.shape
     whole = rows - rows % 4
     sums[:] = 0
-    for i in range(0, whole, 4):  # four at a time, as in ``moments``
+    for i in range(0, whole, 4):  # four rows at a time; see ``moments``
         x0, x1, x2, x3 = x[i], x[i + 1], x[i + 2], x[i + 3]
         dy0, dy1, dy2, dy3 = dy[i], dy[i + 1], dy[i + 2], dy[i + 3]
         for j in range(features):

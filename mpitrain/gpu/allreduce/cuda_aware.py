@@ -1,4 +1,4 @@
-"""Sums with a CUDA-aware MPI library: each worker sums one part, as between nodes without GPUs."""
+"""Sums with a CUDA-aware MPI library: each worker sums one part of each bucket."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .. import ops as launch
 from ..device import Gpu
 from .transport import TransportUnavailable, agree
 
-# Environment variables that are checked for libraries without a query function.
+# Environment variables with the value 1 if CUDA support is enabled, for libraries without a query function.
 _ENABLED = ("MPICH_GPU_SUPPORT_ENABLED", "MV2_USE_CUDA", "PSM2_CUDA")
 
 
@@ -100,7 +100,7 @@ class CudaAwareTransport:
 
 
 def _is_cuda_aware() -> bool:
-    """Whether the MPI library in use reports CUDA support."""
+    """Return whether the MPI library in use reports CUDA support."""
     if any(os.environ.get(name) == "1" for name in _ENABLED):
         return True
     for path in _libraries():

@@ -128,7 +128,7 @@ class HostTransport:
         lo, hi = self._chunks[chunk]
         if hierarchy.n_nodes == 1:
             lo, hi = aligned_range(lo, hi, hierarchy.node.rank, hierarchy.node.size)
-            # All ranks have copied this chunk to the host, and therefore before it the last step's sums to the GPU.
+            # The sums may be overwritten: all ranks have copied this chunk, and before it the last sums to the GPU.
             sum_rows(self._rows, self._in_order, lo, hi, 1.0, self._sums[lo:hi])
             self._summed.publish(self._phase + chunk + 1)
             return
@@ -145,7 +145,7 @@ class HostTransport:
 
 
 def _chunks(buckets: Sequence[Bucket], most: int) -> tuple[list[tuple[int, int]], list[int]]:
-    """Split buckets into ranges of at most ``most`` elements; return them, and their number up to each bucket end."""
+    """Split buckets into ranges of at most ``most`` elements; return the ranges, and how many end with each bucket."""
     chunks: list[tuple[int, int]] = []
     last: list[int] = []
     for lo, hi in buckets:

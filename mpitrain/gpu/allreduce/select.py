@@ -45,7 +45,7 @@ def select_transport(
         try:
             transport = TRANSPORTS[previous](hierarchy, gpu, vector, buckets)
         except TransportUnavailable:
-            pass  # the same on every worker: the machine has changed, so measure again
+            pass  # on every worker: the resumed run used another machine, so measure again
         else:
             _log.info("GPU transport: %s, the same as in the resumed run", previous)
             return transport

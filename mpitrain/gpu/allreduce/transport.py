@@ -34,7 +34,7 @@ class GpuTransport(Protocol):
     def start(self, index: int) -> None:
         """Start to sum a bucket, whose values are computed by the work enqueued on the GPU so far.
 
-        Call this for each bucket in order, on all workers, within ``gpu.activate()``; the same holds for ``finish``.
+        Call this for each bucket in order, on all workers. Call this and ``finish`` within ``gpu.activate()``.
         """
 
     def finish(self) -> None:

@@ -124,7 +124,7 @@ def take_rows(weight: Array, rows: Array, y: Array) -> None:
 
 
 def add_rows(dy: Array, rows: Array, weight_grad: Array) -> None:
-    """Set ``weight_grad``, summing in the order of the batch. Takes time in O(len(weight_grad) * rows.size / 32)."""
+    """Set ``weight_grad``, summing in the order of the batch, in O(len(weight_grad) * rows.size / 32) time."""
     vocabulary, features = weight_grad.shape
     sizes = int64(rows.size), int64(vocabulary), int32(features)
     packs = -(-features * weight_grad.itemsize // 16)

@@ -2,7 +2,7 @@
 
 If blocks compute parts of a sum, their number depends only on shapes (``shares``, ``SUM_BLOCKS``), because it
 determines the order of summation. All other grids have at most as many blocks as the GPU runs at once, because any
-further block starts only when another one ends.
+further block starts only when another block ends.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def pack_tiles(matrix: Array, pack: int) -> tuple[int, Pair]:
 
 
 def packs_of(columns: int, pack: int) -> int:
-    """Return the number of packs in a row: of ``pack`` columns each, or of one if ``pack`` does not divide the row."""
+    """Return the number of packs in a row: of ``pack`` columns, or of 1 column if ``pack`` does not divide the row."""
     return columns // pack if columns % pack == 0 else columns
 
 

@@ -111,7 +111,7 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """Return the reduction of a tensor over all ranks; gradients of Sum, Average and Adasum are reduced alike."""
+    """Return the reduction of a tensor over all ranks; for Sum, Average and Adasum, gradients are reduced likewise."""
     group = [tensor]
     scales = (prescale_factor, postscale_factor)
     return _grouped_allreduce(group, to_reduce_op(op, average), name, compression, scales, process_set)[0]

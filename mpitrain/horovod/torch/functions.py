@@ -105,7 +105,7 @@ def _with_tensors(value: Any, tensors: list[Tensor]) -> Any:
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Return a rank's object on all ranks of a process set. cloudpickle must be able to copy it.
+    """Return a rank's object on all ranks of a process set. cloudpickle must be able to pickle it.
 
     Args:
         root_rank: The sender's rank among all ranks, also for a process set.
@@ -122,7 +122,7 @@ def broadcast_object(
 
 
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
-    """Return the objects of all ranks, in the order of the ranks. cloudpickle must be able to copy them.
+    """Return the objects of all ranks, in the order of the ranks. cloudpickle must be able to pickle them.
 
     Args:
         name: Name of the operation, equal on all ranks.

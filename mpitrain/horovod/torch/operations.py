@@ -1,7 +1,7 @@
 """The operations on tensors.
 
-The functions that end in ``async`` or ``async_`` return a handle. The other functions wait for the result, and can be
-differentiated if they do not work in place.
+The functions that end in ``async`` or ``async_`` return a handle, except ``sparse_allreduce_async``, which returns a
+function. The other functions wait for the result, and can be differentiated if they do not work in place.
 
 An operation starts when all ranks of its process set have submitted it under the same name, in any order. Operations
 without a name are numbered, so the ranks must submit them in the same order. ``Request`` lists the properties that must

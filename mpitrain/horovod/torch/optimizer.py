@@ -178,7 +178,7 @@ class _Distributed(torch.optim.Optimizer):
         return self._parameter_names[parameter]  # type: ignore[index]
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Set how many calls of ``backward`` a step adds up. Local."""
+        """Set the number of calls of ``backward`` whose gradients a step adds up. Local."""
         self.backward_passes_per_step = passes
         self._passes_left = dict.fromkeys(self._group_of, passes)
         self._missing = {group: len(group) for group in self._group_of.values()}
@@ -278,7 +278,7 @@ class _Distributed(torch.optim.Optimizer):
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Let ``step`` use the present gradients, for example after ``synchronize`` and clipping."""
+        """Let ``step`` use the current gradients, for example after ``synchronize`` and clipping."""
         if self._op == Adasum and self._group_of:
             raise AssertionError("skip_synchronize is not possible with Adasum, which combines changes of parameters")
         self._should_synchronize = False

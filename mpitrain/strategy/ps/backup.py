@@ -100,7 +100,7 @@ class BackupWithServers(PsStrategy):
     def finish(self) -> None:
         loss, step = self.take_loss(), self.work.step
         place = self.coordinator.admit(self.item, step, loss, self.take_reads())
-        own = loss * self.plan.gradients_per_step  # an estimate from this worker's examples
+        own = loss * self.plan.gradients_per_step  # estimates the loss of the step from this worker's share
         if place != NO_PLACE:
             self._push(step, loss)
         self.result = StepResult(own, place != NO_PLACE and self.non_finite.applies(loss))

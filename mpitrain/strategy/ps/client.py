@@ -33,8 +33,7 @@ class PsStrategy:
     """The common part of the modes with servers; see ``base.Strategy`` for the methods.
 
     All methods are local, except ``start``, ``next`` before and after a ``ConsistentPoint``, ``snapshot``,
-    ``extra_state`` and ``close``. In ``ssp``, ``finish`` may wait for slower workers if the first server is on another
-    node.
+    ``extra_state`` and ``close``. ``finish`` may wait for other workers.
 
     A subclass implements ``finish``, which takes the loss with ``take_loss``, calls ``advance_to``, and sets
     ``result``. It may override ``allocate``, ``least_version``, ``read_params``, ``vector`` and ``unsent``.
@@ -176,7 +175,7 @@ class PsStrategy:
                 shard.prefetch()
 
     def vector(self, name: str) -> Array:
-        """Return one of the vectors; ``params`` were read by ``next``."""
+        """Return one of the vectors; ``next`` has read ``params``."""
         if name == "params":
             return self.params
         vector, params = (

@@ -1,9 +1,9 @@
-"""The step coordinator of ``backup``, in which a step uses its first gradients, and the gradients that a node collects.
+"""The step coordinator of ``backup``, and the memory for the gradients of a node (``StepGradients``).
 
-A step has one *place* for each of its gradients. A worker whose gradient is complete asks for a place; a worker that
-asks when all places are taken drops its gradient. If all workers and servers share one node, the workers with a place
-also update the parameters, and the step is done when all of them have updated their ranges. Otherwise a step takes no
-further gradient when it is full, and the servers update.
+A step uses the gradients that arrive first. It has one *place* for each of them. A worker whose gradient is complete
+asks for a place; a worker that asks when all places are taken drops its gradient. If all workers and servers share one
+node, the workers with a place also update the parameters, and the step is done when all of them have updated their
+ranges. On several nodes, the servers update.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from .coordinator import (
 
 NO_PLACE = -1  # the step already has all its gradients
 
-# The step whose gradients are collected, the number of places taken, and, on one node, how many workers with a place
-# have added up their sums, and how many have updated.
+# The step whose gradients are collected, and the number of places taken. On one node also: how many workers with a
+# place have added up their sums, and how many have updated.
 _STEP, _TAKEN, _SUMMED, _UPDATED = range(MODE_WORDS, MODE_WORDS + 4)
 _WORKER, _ITEM, _SHARE = range(3)  # columns of a place
 _PLACE = 4  # words of a place
@@ -191,7 +191,7 @@ class StepGradients:
     Construction is collective over the node; one rank then calls ``open``. The other methods are local.
 
     Args:
-        n_sums: The number of sums that each rank adds up.
+        n_sums: The number of partial sums that each rank computes for norms; see ``Updater.prepare``.
 
     Attributes:
         rows: Shape (ranks, size or more).

@@ -2,7 +2,7 @@
 
 A *work item* is one batch for one worker; its number determines the examples. One counter assigns the numbers, from the
 step at which the run begins, so an epoch contains each example once, however fast each worker is. No work item is
-assigned at or beyond the *pause step* until the pause step is moved. When all assigned items are finished, the
+assigned for the *pause step* or later until the pause step is moved. When all assigned items are finished, the
 parameters belong to exactly the pause step; then every worker receives ``PAUSE``, once.
 
 The state is int64 words in shared memory on the node of the first server (``CoordinatorMemory``)::

@@ -47,7 +47,7 @@ class RemoteShard:
 
     Args:
         server: The calls to the shard's server.
-        ranges: Its ranges of the vector.
+        ranges: The shard's ranges of the vector.
         names: The names of the vectors, in the plan's order.
         frozen: The entries that the server does not change at first.
 

@@ -1,8 +1,8 @@
 """A parameter server: answers requests from workers on other nodes.
 
-Workers on its own node need no answer: they read and update its shard in shared memory. A server lets MPI progress for
-the workers, and sleeps while idle. It ends when every rank has finished training: it polls a nonblocking barrier that
-each worker enters at its end.
+Workers on its own node need no answer: they read and update its shard in shared memory. A server polls for requests,
+which also lets MPI progress, and sleeps while idle. It ends when every rank has finished training: it polls a
+nonblocking barrier that each worker enters at its end.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Server:
         """Answer requests until all ranks have entered the barrier ``Comm.Ibarrier``. Collective over all ranks."""
         barrier = self._comm.Ibarrier()
         while not barrier.Test():
-            # One span for many polls: an idle server makes no progress, and Ctrl-C must not wait for it.
+            # One span for many polls: each span counts as progress, and Ctrl-C must not wait for an idle server.
             with span("wait"):
                 self._await_work(barrier)
 

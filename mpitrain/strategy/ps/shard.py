@@ -45,7 +45,7 @@ class ShardClient(Protocol):
     Operations are posted first and waited for later, so that several servers work at once.
 
     Attributes:
-        ranges: Its ranges of the vector.
+        ranges: The shard's ranges of the vector.
     """
 
     ranges: Sequence[Range]
@@ -160,7 +160,7 @@ class Shard:
             self._next_version()
 
     def accumulate(self, grads: Array, out: Array, first: bool) -> None:
-        """Add a gradient, shaped as for ``apply``, to the shard's ranges of ``out``; the first one overwrites them."""
+        """Add a gradient, shaped as for ``apply``, to the shard's ranges of ``out``; overwrite them if ``first``."""
         for lo, hi, origin in self._origins(compact=len(grads) == self.size):
             part = grads[lo - origin : hi - origin]
             if first:
@@ -206,7 +206,7 @@ class Shard:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the shard against updates."""
+        """Hold the shard's lock."""
         self._waiting.until(lambda spins: acquire(self._words, _LOCK, spins))
         try:
             yield

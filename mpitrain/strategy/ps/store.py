@@ -58,7 +58,7 @@ class NodeMemory:
         rates: The optimizer's ``live_rates`` as the shards of this node apply them.
         vectors: The training vectors by name; empty if the node holds no shards.
         shards: The shards on this node, by number.
-        coordinator: None if it is on another node.
+        coordinator: The step coordinator; None if it is on another node.
     """
 
     frozen: Array
@@ -70,7 +70,7 @@ class NodeMemory:
 
 @dataclass(frozen=True)
 class Channel:
-    """How this rank communicates with other nodes: as a worker, as a server, or not at all."""
+    """This rank's end of an RPC transport between nodes: a client, a server, or neither."""
 
     client: RpcClient | None = None
     server: RpcServer | None = None
@@ -93,7 +93,7 @@ class ParameterStore(ABC):
         memory: The memory that the ranks of this node share.
         requests: Requests of workers to servers on other nodes.
         reads: Another channel for parameters that are prefetched.
-        waiting: How this rank waits.
+        waiting: The backoff of this rank's waits.
         initial_vectors: The node's vectors on the rank that fills them; None on all others.
         shared_vectors: The node's vectors on all its ranks; None if no shard is there.
 

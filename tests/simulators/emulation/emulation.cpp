@@ -1,8 +1,9 @@
-// Runs the threads of a launch as fibers, in either order, and checks what a GPU would not tell, or would hang on:
-// - a barrier, a shuffle or a ballot that some threads do not come to, or that they come to at different places;
-// - memory outside the arrays that were given, and outside a shared array; __stwb to a shared array;
-// - packs that are not aligned.
-// The compiler calls the handlers for memory: -fsanitize=kernel-address, with every access a call.
+// Runs the threads of a launch as fibers, in either order. Detects errors that a GPU would not report, or that would
+// make it hang:
+// - a barrier, a shuffle or a ballot that some threads do not reach, or that threads reach at different places;
+// - accesses outside the given arrays and the shared arrays; __stwb to a shared array;
+// - accesses that are not aligned.
+// With -fsanitize=kernel-address, the compiler inserts a call of a handler at every memory access.
 
 #include "emulation.hpp"
 
@@ -29,12 +30,12 @@ struct Range {
 };
 
 struct Fiber {
-    ucontext_t context;      // where it begins
+    ucontext_t context;      // where the fiber begins
     jmp_buf place;           // where it continues: unlike a context switch, a jump makes no system call
     bool is_begun = false;
     State state;
     int line;                // where it waits
-    unsigned exchanges = 0;  // how many it has taken part in: two buffers serve them in turn
+    unsigned exchanges = 0;  // number of completed exchanges, which use two buffers in turn
 };
 
 struct Warp {
@@ -57,7 +58,7 @@ std::vector<Fiber> fibers;
 Warp warps[32];
 std::vector<char> stacks;
 std::vector<Range> arrays;
-Range image;  // this library: its constants, and what stands for shared memory
+Range image;  // this library: its constants, and the static arrays in place of shared memory
 Fiber* running = nullptr;
 jmp_buf scheduler;
 std::string error;
@@ -74,7 +75,7 @@ void report(const std::string& what) {
     error = what + at;
 }
 
-// Ends the launch from within a thread, which is left where it is, as the others are.
+// Ends the launch from within a thread; no thread continues.
 void fail(const std::string& what) {
     report(what);
     _longjmp(scheduler, 1);
@@ -87,7 +88,7 @@ void pause_as(State state, int line) {
     if (_setjmp(self->place) == 0) _longjmp(scheduler, 1);
 }
 
-// A fiber runs its thread of one block after the other.
+// A fiber runs the thread with its number in each block, one block after the other.
 void body() {
     for (;;) {
         kernel(arguments);
@@ -116,7 +117,7 @@ void go_on(int thread) {
     running = nullptr;
 }
 
-// Makes fibers, unless those of the launch before can go on: all must have come to their ends.
+// Makes fibers, unless the fibers of the previous launch are as many and have all ended: these can be used again.
 void prepare(int threads) {
     bool is_ready = (int)fibers.size() == threads;
     for (const Fiber& fiber : fibers) is_ready &= fiber.state == State::done;
@@ -126,7 +127,8 @@ void prepare(int threads) {
     for (int thread = 0; thread < threads; ++thread) make(thread);
 }
 
-// Lets threads [first, last) go on if all of them wait in the same way at the same place; whether they did.
+// Lets threads [first, last) continue if all of them are in this state; returns whether they are. Reports an error if
+// they wait at different places.
 bool release(int first, int last, State state) {
     for (int thread = first; thread < last; ++thread)
         if (fibers[thread].state != state) return false;
@@ -139,7 +141,7 @@ bool release(int first, int last, State state) {
     return true;
 }
 
-// Runs the threads of a warp until all have ended or are at a barrier, or one waits for another that does not come.
+// Runs the threads of a warp until each has ended, is at a barrier, or waits for a thread that has ended or is there.
 void run_warp(int first, bool reversed) {
     do {
         for (int i = 0; i < 32 && error.empty(); ++i) {
@@ -149,7 +151,7 @@ void run_warp(int first, bool reversed) {
     } while (error.empty() && release(first, first + 32, State::in_warp));
 }
 
-// Each warp goes as far as it can before the next begins: where a barrier is missing, it is far ahead.
+// Each warp runs as far as it can before the next warp begins: if a barrier is missing, the first warp is far ahead.
 void run_block(int threads, bool reversed) {
     for (Fiber& fiber : fibers) fiber.state = State::ready, fiber.exchanges = 0;
     do {
@@ -221,7 +223,7 @@ extern "C" const char* parameters_of(const char* name) {
     return found == kernels().end() ? nullptr : found->second.parameters.c_str();
 }
 
-// Runs a launch; returns what was wrong, or null. ``words`` are the arguments, ``bounds`` begin and end of each array.
+// Runs a launch; returns an error message, or null. ``words``: the arguments; ``bounds``: begin and end of each array.
 extern "C" const char* launch(const char* name, const unsigned* sizes, int reversed, int count,
                               const unsigned long long* words, int array_count, char* const* bounds) {
     if (image.begin == nullptr) dl_iterate_phdr(find_image, nullptr);

@@ -1,7 +1,7 @@
-// What CUDA has built in, for a compiler of C++20: the kernels' sources are compiled with this in front of them.
+// Functions and variables of CUDA for a C++20 compiler, which includes this file before each source of kernels.
 //
-// Threads of a block are fibers: each runs until it meets a barrier, a shuffle or a ballot, where it waits for the
-// others. See emulation.cpp for what is checked.
+// Threads of a block are fibers: each runs until a barrier, a shuffle or a ballot, where it waits for the other
+// threads. The checks are listed in emulation.cpp.
 
 #pragma once
 
@@ -12,7 +12,7 @@
 #include <type_traits>
 #include <utility>
 
-#define __global__ __attribute__((noinline))  // the marker by which emulated.py finds kernels
+#define __global__ __attribute__((noinline))  // the marker by which kernels.py finds kernels
 #define __device__
 #define __forceinline__ inline
 #define __restrict__
@@ -45,10 +45,10 @@ extern Place block_index, thread_index, block_size, grid_size;  // of the thread
 // Waits until all threads of the block are at the barrier of this line.
 void wait_for_block(int line);
 
-// Fails unless the bytes are in an array that was given, and not in a shared array.
+// Fails if the bytes are in a shared array.
 void check_global(const void* place, std::size_t size);
 
-// Leaves 64 bits for the other lanes of the warp, waits until all have, and returns those of all.
+// Stores 64 bits for the other lanes of the warp, waits until all lanes have done so, and returns all lanes' bits.
 const unsigned long long* exchange(unsigned mask, unsigned long long bits, int line);
 
 int lane();
@@ -71,7 +71,7 @@ struct Kernel {
     Kernel(const char* name, std::string parameters, Call call);
 };
 
-// A parameter's type as NumPy names it, pointers with a star.
+// NumPy's name of a parameter's type, with a star before it for a pointer.
 template <typename T>
 std::string type_name() {
     if constexpr (std::is_pointer_v<T>) return "*" + type_name<std::remove_const_t<std::remove_pointer_t<T>>>();

@@ -33,7 +33,8 @@ _PLAIN = [
     "-Wno-unknown-pragmas",
     f"-I{HERE}",
 ]
-# Handlers in emulation.cpp are called for every memory access, and for accesses that are invalid in any case.
+# With these flags, handlers in emulation.cpp are called for every memory access, and for misaligned accesses and for
+# indices outside a C array.
 _CHECKED = [
     "-fsanitize=kernel-address",
     *("--param=asan-instrumentation-with-call-threshold=0", "--param=asan-stack=0", "--param=asan-globals=0"),
@@ -43,7 +44,7 @@ _KERNEL = re.compile(r'extern "C" __attribute__\(\(noinline\)\) void\s+(\w+)\s*\
 
 
 class EmulatedKernels:
-    """An argument for ``launch.use`` that runs the emulated library.
+    """An argument for ``launch.use``, with which kernels run on the CPU.
 
     Args:
         library: The result of ``build``.
@@ -56,7 +57,7 @@ class EmulatedKernels:
         self._library.parameters_of.restype = self._library.launch.restype = ctypes.c_char_p
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """Return memory whose bytes are NaN as floats."""
+        """Return an array whose bytes are all 0xFF; as floats, these are NaN."""
         array = np.empty(shape, dtype)
         array.reshape(-1).view(np.uint8)[...] = 0xFF
         return array
@@ -111,7 +112,7 @@ def _word(argument: Any) -> int:
 
 
 def write_sources(folder: Path) -> dict[Path, Sequence[str]]:
-    """Write all sources and their header; return the types for which each can be compiled."""
+    """Write all sources and their header; return the types for which each source can be compiled."""
     shutil.copy(KERNELS / "common.cuh", folder)
     for name in sources.TYPES:
         (folder / f"{name}.cu").write_text(sources.source(name))

@@ -1,7 +1,7 @@
 """Simulates cuDNN's frontend: graphs of one convolution, computed by definition.
 
-It accepts only calls that versions 1.13 and 1.32 of nvidia-cudnn-frontend accept, in the order of their samples. Two
-things have no plan: the gradient of the filters in float32 if the images are float16, and SIMULATED_CUDNN_CHANNELS.
+It accepts only calls that versions 1.13 and 1.32 of nvidia-cudnn-frontend accept, in the order of their samples. There
+is no plan for a gradient of the filters in float32 if the images are float16. Environment variables:
 
     SIMULATED_CUDNN_CHANNELS: number of channels of filters for which no operation has a plan
     SIMULATED_CUDNN_ERRORS: exceptions that ``validate`` raises, such as "dgrad=ValueError wgrad=ImportError"
@@ -91,7 +91,7 @@ class _Tensor:
         assert self.stride == [h * w * c, 1, w * c, c], f"{self.name} does not lie with its channels last"
 
     def at(self, address: int) -> np.ndarray:
-        """Return the array at the tensor's address, with the channels first."""
+        """Return the tensor at an address as an array with the channels first."""
         assert isinstance(address, int) and address
         kept, number = _STORED[self.kind]
         flat = np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(number)), (math.prod(self.dim),))
@@ -213,7 +213,7 @@ class pygraph:
         return (wide.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
 
     def _places(self, padded: np.ndarray) -> Any:
-        """Yield the image elements that each filter element multiplies, as views (batch, channels, rows, columns)."""
+        """Yield each place (i, j) in a filter, and the image elements that it multiplies: a view in NCHW order."""
         (_, _, height, width), (_, _, rows, columns) = self._dims()[1:]
         down, right = self._stride
         for i in range(height):

@@ -1,6 +1,6 @@
 #!/bin/bash
-# agent.sh ADDRESS COMMAND...: stands in for ssh. Runs COMMAND in the host that owns ADDRESS, whose last number is
-# the host's own.
+# agent.sh ADDRESS COMMAND...: takes the place of ssh. Runs COMMAND on the host with this address; the last number of
+# ADDRESS is the number of the host.
 while [[ $1 == -* ]]; do shift; done  # options of ssh
 number=${1##*.}; shift
 if [ -n "$MPITRAIN_TEST_GONE" ] && grep -qx "$number" "$MPITRAIN_TEST_GONE" 2>/dev/null; then

@@ -17,10 +17,10 @@ AGENT = Path(__file__).parent / "agent.sh"
 
 @dataclass(frozen=True)
 class Hosts:
-    """Hosts h1, h2, ... with addresses ``net``.1, ``net``.2, ...; Open MPI of ``python``'s environment starts ranks.
+    """Hosts h1, h2, ... with addresses ``net``.1, ``net``.2, ...; ``launch`` uses ``mpirun`` next to ``python``.
 
     Each host has a separate folder for temporary files, ``folder``/h1, ...: files of a killed daemon must not disturb
-    other tests, in which a process can have the same id.
+    a process of another test that has the same process id.
     """
 
     python: Path
@@ -30,11 +30,11 @@ class Hosts:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment variables that the remote agent reads."""
+        """Environment variables for the remote agent."""
         return {"MPITRAIN_TEST_HOSTS": self.prefix, "MPITRAIN_TEST_TMP": str(self.folder)}
 
     def launch(self, ranks: list[int], words: list[str]) -> list[str]:
-        """Return the command line that runs ``words`` on this number of ranks of each host."""
+        """Return the command line that runs ``words`` with ``ranks[0]`` ranks on h1, ``ranks[1]`` ranks on h2, ..."""
         hosts = ",".join(f"{self.net}.{i}:{n}" for i, n in enumerate(ranks, 1))
         network = f"{self.net}.0/24"
         start = self.on_first()
@@ -44,7 +44,7 @@ class Hosts:
         return [*start, *words]
 
     def on_first(self) -> list[str]:
-        """Return the beginning of a command line, which runs the rest of it on the first host."""
+        """Return the first words of a command line; the words that follow are run on the first host."""
         inside = ["unshare", "--uts", "env", f"TMPDIR={self.folder}/h1", "bash", "-c", 'hostname h1; exec "$@"', "-"]
         return ["ip", "netns", "exec", f"{self.prefix}1", *inside]
 
@@ -55,11 +55,11 @@ class Hosts:
         return [*start, "--remote-agent", str(AGENT), "--network", f"{self.net}.0/24", *map(str, words)]
 
     def sessions(self, number: int) -> list[str]:
-        """Return the session directories of Open MPI's launcher and daemons on a host."""
+        """Return the names of the session directories of Open MPI's launcher and daemons on a host."""
         return [path.name for path in (self.folder / f"h{number}").iterdir() if path.name.startswith(("ompi", "prte"))]
 
     def kill(self, number: int) -> None:
-        """Kill every process of a host and remove its temporary files, as a restart would."""
+        """Kill every process of a host and remove the host's temporary files, as if the host had restarted."""
         for pid in self.pids(number):
             with suppress(ProcessLookupError):
                 os.kill(pid, 9)
@@ -67,7 +67,7 @@ class Hosts:
             shutil.rmtree(path, ignore_errors=True)
 
     def set_link(self, number: int, state: str) -> None:
-        """Set the link between a host and the others ``up`` or ``down``."""
+        """Set the network link of a host ``up`` or ``down``."""
         _ip("link", "set", f"{self.prefix}v{number}", state)
 
     def pids(self, number: int) -> list[int]:
@@ -81,11 +81,11 @@ def make_hosts(python: Path, count: int, rate: str = "") -> Iterator[Hosts]:
 
     Args:
         python: Python of an environment with Open MPI.
-        rate: Limit the data that each host sends to this rate, in the notation of ``tc``: ``1gbit``.
+        rate: Highest rate at which each host sends data, in the notation of ``tc`` (``1gbit``); empty for no limit.
     """
     prefix = f"mpit{os.getpid() % 10000}h"
     used = _ip("-o", "-4", "addr") + _ip("-4", "route", "show", "table", "all")
-    # Test runs that start at the same time begin with different networks.
+    # Test runs that start at the same time usually begin their search with different networks.
     nets = (f"10.214.{40 + (os.getpid() + i) % 210}" for i in range(210))
     net = next(net for net in nets if f"{net}." not in used)
     bridge = f"{prefix}b"

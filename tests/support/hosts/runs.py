@@ -15,7 +15,7 @@ from mpitrain.process import rank_status
 from ..launch import JOBS, ROOT, Mpi
 from .training import Hosts
 
-# Three hosts share this machine's cores, which Open MPI cannot know.
+# Open MPI cannot know that the three hosts share the cores of this machine.
 FLAGS = ["--env", "OMPI_MCA_mpi_yield_when_idle=1"]
 JOB = [JOBS / "small.py", "--threads", "1", "--validate-steps", "0", "--log-steps", "0", "--save-secs", "0.3"]
 FOREVER = "100000000"
@@ -43,7 +43,7 @@ class Run:
             self._check(deadline)
 
     def wait_for_ranks(self, other_than: int = 0) -> list[rank_status.RankStatus]:
-        """Return the ranks when all are training, and rank 1 is not the process ``other_than``."""
+        """Return the status of the three ranks once all workers train and rank 1 is not the process ``other_than``."""
         deadline = time.monotonic() + 40
         while True:
             entries = rank_status.read(self.run_dir)
@@ -63,9 +63,12 @@ class Run:
         time.sleep(0.02)
 
     def end(self) -> tuple[int, str, list[str]]:
-        """Return the status, standard output and lines of standard error; no process is left on any host."""
+        """Wait for the end; return the status, standard output and lines of standard error.
+
+        Fails if a process is left on a host.
+        """
         try:
-            out, err = self.process.communicate(timeout=120)  # 3,000 steps take 8 s alone, and a minute under load
+            out, err = self.process.communicate(timeout=120)  # 3,000 steps take 8 s, and on a busy machine a minute
         finally:
             self.process.kill()
         deadline = time.monotonic() + 10

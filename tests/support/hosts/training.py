@@ -18,7 +18,7 @@ class Hosts:
     def train(
         self, ranks: list[int], job: Path, *flags: str | Path, timeout: float = 90, env: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Call ``start``, which must succeed."""
+        """Call ``start``; the command must succeed."""
         done = self.start(ranks, job, *flags, timeout=timeout, env=env)
         assert done.returncode == 0, done.stdout + done.stderr
         return done
@@ -26,7 +26,7 @@ class Hosts:
     def start(
         self, ranks: list[int], job: Path, *flags: str | Path, timeout: float = 90, env: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """``mpitrain train JOB FLAGS`` with the given number of ranks per host, started from the first host."""
+        """Run ``mpitrain train JOB FLAGS`` from the first host, with the given numbers of ranks on the hosts."""
         words = [str(self.network.python), "-m", "mpitrain", "train", str(job), *map(str, flags)]
         environment = {**self.network.environment, **(env or {})}
         return run(self.network.launch(ranks, words), timeout=timeout, env=environment, cwd=ROOT)

@@ -1,4 +1,4 @@
-"""A model of layers on examples with random transforms, loaded one by one."""
+"""A job whose examples are loaded one by one and transformed randomly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The digits with a worker on another node than the server; prints the number of requests per step."""
+"""A job on the embedded digits; the chief prints the number of requests that it sends per step."""
 
 from __future__ import annotations
 

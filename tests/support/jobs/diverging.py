@@ -9,7 +9,7 @@ from mpitrain.comm.mpi import MPI
 
 
 class Diverging(nn.Layer):
-    """Returns its input, except for the eighth batch, or every eighth batch."""
+    """Returns its input; on rank 1, returns NaN for the eighth batch, with ``repeat`` for every eighth batch."""
 
     def __init__(self, repeat: bool) -> None:
         super().__init__()
@@ -20,7 +20,7 @@ class Diverging(nn.Layer):
             return x
         self.calls += 1
         if MPI.COMM_WORLD.rank != 1:
-            time.sleep(0.001)  # without synchronization, let the other worker take steps, too
+            time.sleep(0.001)  # in modes without synchronization, rank 1 must take steps, too
             return x
         return x * np.nan if self.calls == 8 or (self.repeat and self.calls % 8 == 0) else x
 

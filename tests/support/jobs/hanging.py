@@ -1,4 +1,4 @@
-"""A rank that makes no progress: in a layer, in a hook, or stopped by a signal; or that exits without finishing."""
+"""A job in which one rank hangs in a layer or in a hook, is stopped by a signal, or exits early."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ class Endless(nn.Layer):
 
 
 class Hang(Hook):
-    """Sleeps or stops itself after a step; all ranks take at least 5 ms per step."""
+    """Sleeps, exits or stops its process after a step; all ranks take at least 5 ms per step."""
 
     def __init__(self, kind: str, at: int) -> None:
         self.kind, self.at = kind, at
@@ -51,7 +51,7 @@ def job(*, kind: str = "sleep", rank: int = 1, at: int = 20, steps: int = 2000) 
     Args:
         kind: loop, sleep, stop, exit (with status 0), or none.
         rank: The rank that hangs.
-        at: The step in which it hangs.
+        at: The step in which this rank hangs.
     """
     hangs = launched_rank(os.environ) == rank
     rng = np.random.default_rng(0)

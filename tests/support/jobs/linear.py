@@ -1,4 +1,4 @@
-"""Softmax regression on synthetic examples, small enough to be simulated in NumPy; can end itself with a signal."""
+"""Softmax regression on synthetic examples, small enough for a simulation in NumPy; rank 0 can send itself a signal."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ def examples() -> tuple[np.ndarray, np.ndarray]:
 
 
 class SignalOnce(Hook):
-    """Sends a signal to its process after a step, unless that was done before."""
+    """Sends a signal to the process of rank 0 after a step, unless the file ``mark`` exists."""
 
     def __init__(self, number: int, step: int, mark: Path) -> None:
         self._number, self._step, self._mark = number, step, mark
@@ -33,8 +33,8 @@ def job(signal_name: str = "", at_step: int = 0, mark: Path | None = None) -> Jo
 
     Args:
         signal_name: The signal, such as SIGKILL; empty for none.
-        at_step: The step after which rank 0 sends it to itself.
-        mark: A file that exists once it was sent.
+        at_step: The step after which rank 0 sends the signal to itself.
+        mark: A file that rank 0 creates before it sends the signal.
     """
     return Job(
         model=nn.Sequential(nn.Dense(FEATURES, CLASSES)),

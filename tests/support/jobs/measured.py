@@ -1,4 +1,4 @@
-"""A run whose outputs grow from 0 towards 10, with metrics of them: ``far`` is smallest when they are near 5."""
+"""A run whose outputs grow from 0 towards 10; the metric ``far`` is smallest when their mean is near 5."""
 
 import os
 
@@ -8,7 +8,7 @@ from mpitrain import Hook, Job, data, nn, optim
 
 
 class Crash(Hook):
-    """Raises an exception at a step, which has the effect of a kill."""
+    """Raises an exception after the step that the environment variable CRASH_AT gives."""
 
     def after_step(self, loop) -> None:
         if loop.step == int(os.environ.get("CRASH_AT", "-1")):
@@ -40,7 +40,7 @@ def job(bad: str = "", n_validation: int = 11, learning_rate: float = 0.02) -> J
     """Train a linear model.
 
     Args:
-        bad: The metric that is not valid.
+        bad: Name of a metric of ``BAD`` to add, which is not valid; empty for none.
         n_validation: Number of validation examples.
     """
     labels = np.full(60, 10.0, np.float32)

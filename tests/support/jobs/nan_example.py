@@ -6,7 +6,7 @@ from mpitrain import Job, data, nn, optim
 
 
 def job() -> Job:
-    """Train on the embedded digits; the bias of 10 elements is followed by a gap."""
+    """Train on the embedded digits; each bias of 10 elements is followed by a gap in the vector of parameters."""
     digits = data.mnist(None)
     batch = digits.train.read_batch(0, len(digits.train))
     examples = np.float32(batch.examples) * np.float32(digits.train.scale)

@@ -30,7 +30,7 @@ class Sleep(nn.Layer):
 
 
 class Pause(Hook):
-    """Takes 5 ms per step, and once ``seconds``; delays what is written to disk after half of the steps."""
+    """Sleeps 5 ms after each step; after half of the steps, delays one step or one ``fsync`` by ``seconds``."""
 
     def __init__(self, slow_hook: bool, slow_disk: bool, seconds: float) -> None:
         self.slow_hook, self.slow_disk, self.seconds = slow_hook, slow_disk, seconds
@@ -60,7 +60,7 @@ def job(*, slow: str = "none", seconds: float = 90.0, rank: int = 1) -> Job:
     Args:
         slow: start, step, hook, validation, save, or none.
         seconds: Duration of the slow operation.
-        rank: The rank on which it is slow; a save is slow on all.
+        rank: The rank on which the operation is slow; a save is slow on all ranks.
     """
     here = launched_rank(os.environ) == rank
     if here and slow == "start":

@@ -27,7 +27,7 @@ class Failing(nn.Layer):
 
 
 class FailingHook(Hook):
-    """Fails after step 5, or at the end."""
+    """Fails after step 5 if ``where`` is "hook", and at the end if ``where`` is "end"."""
 
     def __init__(self, where: str) -> None:
         self.where = where
@@ -48,7 +48,7 @@ def job(where: Literal["job", "forward", "hook", "end"] = "job") -> Job:
         optimizer=optim.adam(0.01),
         train=digits.train,
         batch_size=10,
-        # The others must not end before a slow rank 1 fails: with backup workers they do not wait for it.
+        # The other ranks must not end before a slow rank 1 fails: with backup workers they do not wait for rank 1.
         train_steps=200 if where == "end" else 20_000,
         hooks=[FailingHook(where)],
     )

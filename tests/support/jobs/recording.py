@@ -26,7 +26,7 @@ class Recording(nn.Layer):
 
 
 class Check(Hook):
-    """Gathers the records of all workers."""
+    """Checks the records of all workers at the end."""
 
     def __init__(self, layer: Recording) -> None:
         self.layer = layer

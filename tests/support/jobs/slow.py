@@ -18,7 +18,7 @@ def job(pause: float = 0.0, learning_rate: float = 0.01) -> Job:
 
     Args:
         pause: Seconds to sleep after each step.
-        learning_rate: Adam's step size.
+        learning_rate: Adam's learning rate.
     """
     digits = data.mnist(None)
     return Job(

@@ -1,4 +1,4 @@
-"""A small model with all operations that could depend on the division of a batch: Dropout, BatchNorm, averages.
+"""A small model whose results could depend on how a batch is divided: with Dropout, BatchNorm and moving averages.
 
 Its matrices have 1,536, 576 and 240 elements.
 """
@@ -17,7 +17,7 @@ def job(
 
     Args:
         hidden_units: Width of the hidden layer.
-        learning_rate: The optimizer's step size.
+        learning_rate: The optimizer's learning rate.
         clip_norm: Largest norm of the gradient; 0 for any.
         optimizer: Name of an optimizer.
         normalize: Whether there is a BatchNorm layer, with statistics over all workers.

@@ -4,11 +4,11 @@ import numpy as np
 
 from mpitrain import Job, data, nn, optim
 
-FIRST = 2**24  # float32 rounds the next integer to this one
+FIRST = 2**24  # float32 rounds FIRST + 1 to FIRST
 
 
 class Lookup(nn.Layer):
-    """Row 0 of a table for the token ``FIRST``, row 1 for the next one."""
+    """Returns row 0 of a table for the token ``FIRST``, and row 1 for ``FIRST`` + 1."""
 
     integer_inputs = True
     needs_dx = False

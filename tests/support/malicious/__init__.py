@@ -1,7 +1,7 @@
 """Writes malicious checkpoints with valid digests, and checks that reading them is harmless.
 
-Each checkpoint is read in a forked process with limited memory and time. It must be refused in one line, or be
-harmless: reading opens no file that the checkpoint names, and reads no content of another file.
+Each checkpoint is read in a forked process with limited memory and time. Reading must not open files that are not part
+of a checkpoint, and each error must be one line.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RECIPES = {**structures.RECIPES, **manifests.RECIPES, **descriptions.RECIPES, **
 
 
 def campaign(folder: Path, count: int, seed: int) -> Iterator[tuple[str, Outcome]]:
-    """Yield kind and outcome of ``count`` malicious files: all crafted ones, and mutated ones."""
+    """Yield kind and outcome of ``count`` malicious files: first all crafted files, then mutated ones."""
     rng = np.random.default_rng(seed)
     secret = folder / "secret"
     secret.write_bytes(SECRET)
@@ -59,7 +59,7 @@ def main(count: int, seed: int = 0) -> int:
     """Run a campaign; return 1 if a file does harm or a crafted one is not refused."""
     found: Counter[str] = Counter()
     failed, seconds, peak_bytes = 0, 0.0, 0
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # exports are flushed, which disks do slowly
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # exports are synced, which is slow on disks
     with tempfile.TemporaryDirectory(dir=memory) as folder:
         for index, (name, (result, *used)) in enumerate(campaign(Path(folder), count, seed)):
             seconds, peak_bytes = max(seconds, used[0]), max(peak_bytes, used[1])

@@ -60,7 +60,7 @@ def _slash_in_a_name(path: Path, _: Path) -> None:
 
 
 def _overlapping_nodes(path: Path, _: Path) -> None:
-    """Let 10 MB declare two million chunks: each chunk in a node of a tree is also the header of another node."""
+    """Let a file of 10 MB declare two million chunks: each chunk in a node of a tree is also the header of a node."""
     with h5py.File(path, "r+") as file:
         add_parameter(file, shape=(1 << 60,), dtype="u1", chunks=(1,), compression="gzip", shuffle=True)
         file["params/x"].id.write_direct_chunk((0,), b"\0")
@@ -122,7 +122,7 @@ RECIPES: dict[str, Recipe] = {
 
 
 def mutate(path: Path, rng: np.random.Generator) -> None:
-    """Change a few bytes of the structure, and seal the file."""
+    """Change the structure in a few places, and seal the file."""
     content = bytearray(path.read_bytes())
     manifest = manifest_of(path)
     start, stop = next(iter(manifest.other_ranges()))
@@ -139,7 +139,7 @@ def mutate(path: Path, rng: np.random.Generator) -> None:
         elif way == 3:  # an address in the structure
             at -= at % 8
             content[at : at + 8] = (int(rng.integers(stop - manifest.block)) & ~7).to_bytes(8, "little")
-        else:  # a block of another place
+        else:  # bytes from another place
             length, source = int(rng.integers(1, 64)), int(rng.integers(start, stop))
             content[at : at + length] = content[source : source + length]
     path.write_bytes(content[: manifest.size])

@@ -1,4 +1,4 @@
-"""Manifests that describe other groups and arrays than the file has, or anything at all."""
+"""Manifests whose description of groups and arrays does not match the file, or is not valid."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ODD = (None, True, False, 0, -1, 2**31, 2**62, 2**200, 0.5, float("nan"), "", "x
 
 
 def described(change: Callable[[dict[str, Any]], object]) -> Recipe:
-    """Return a recipe that changes the description."""
+    """Return a recipe that changes the description of the structure in the manifest."""
 
     def write(path: Path, _: Path) -> None:
         structure = manifest_of(path).structure
@@ -79,7 +79,7 @@ RECIPES: dict[str, Recipe] = {
 
 
 def mutate_description(path: Path, rng: np.random.Generator) -> None:
-    """Replace a few values of the manifest by odd ones, and seal the file."""
+    """Replace a few values or keys of the manifest by odd ones, and seal the file."""
     manifest = manifest_of(path)
     head = path.read_bytes()[: manifest.block]
     content = json.loads(head.rstrip(b"\0").split(b"\n", 2)[2])
@@ -95,7 +95,7 @@ def mutate_description(path: Path, rng: np.random.Generator) -> None:
 
 
 def _random_place(content: Any, rng: np.random.Generator) -> tuple[Any, Any]:
-    """Return a dict or list at a random depth of a JSON value, and one of its keys."""
+    """Return a dict or list at a random depth of a JSON value, and a key or index of this dict or list."""
     while True:
         keys = [*content] if isinstance(content, dict) else [*range(len(content))]
         key = keys[int(rng.integers(len(keys)))]

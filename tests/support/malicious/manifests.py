@@ -1,4 +1,4 @@
-"""Manifests with valid digests and any content."""
+"""Manifests with valid digests and invalid content."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ MEMORY_BYTES, TIME_S = 500 << 20, 5
 
 
 def read_all(path: Path) -> dict[str, str]:
-    """Do everything that reads a checkpoint; return the errors, each in one line, by action."""
+    """Perform all actions that read a checkpoint; return the errors by action."""
     errors: dict[str, str] = {}
 
     def attempt(name: str, action: Callable[[], object]) -> None:
@@ -60,7 +60,7 @@ def _with(path: Path, action: Callable[[checkpoint.Checkpoint], object]) -> None
 
 
 def check(path: Path, secret: Path) -> str:
-    """Read a checkpoint; return ``accepted`` or ``refused``. Fails if it does harm or is not refused in one line."""
+    """Read a checkpoint; return ``accepted`` or ``refused``. Fails if reading does harm or an error is not one line."""
     opened: list[str] = []
     sys.addaudithook(lambda event, args: opened.append(os.fsdecode(args[0])) if _opens(event, args) else None)
     errors = read_all(path)
@@ -95,7 +95,7 @@ def in_child(action: Callable[[], str]) -> Outcome:
             size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
             resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY_BYTES,) * 2)
             resource.setrlimit(resource.RLIMIT_NOFILE, (MAX_FILES,) * 2)
-            signal.setitimer(signal.ITIMER_PROF, TIME_S)  # other processes may keep the cores busy
+            signal.setitimer(signal.ITIMER_PROF, TIME_S)  # CPU time, as other processes may keep the cores busy
             signal.alarm(12 * TIME_S)
             result = action()
         except BaseException as error:

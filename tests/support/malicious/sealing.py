@@ -12,7 +12,7 @@ from mpitrain.checkpoint.container import read_chunks
 from mpitrain.checkpoint.digest import Digest, digest_of
 from mpitrain.checkpoint.manifest import HEAD, Manifest, block_bytes
 
-# Changes a checkpoint, given its path and that of a secret file.
+# Changes a checkpoint, given its path and the path of a secret file.
 Recipe = Callable[[Path, Path], None]
 
 
@@ -21,9 +21,9 @@ def seal(path: Path, content: Mapping[str, Any] | None = None, described: bool =
 
     Args:
         path: A file with a user block.
-        content: Replaces what the manifest has.
-        described: Whether to keep the manifest's description of the structure. Without, HDF5 is parsed, as in files of
-            earlier versions.
+        content: Entries of the manifest to replace or to add.
+        described: Whether to keep the manifest's description of the structure. Without the description, readers parse
+            the HDF5 structure, as in files of earlier versions.
     """
     with path.open("r+b") as file:
         old = manifest_of(path)
@@ -43,7 +43,7 @@ def seal(path: Path, content: Mapping[str, Any] | None = None, described: bool =
 
 
 def seal_text(path: Path, text: bytes) -> None:
-    """Write a manifest that has any text, with a valid digest."""
+    """Write a manifest with the given text and a valid digest."""
     block = manifest_of(path).block
     body = text.ljust(block - HEAD, b"\0")
     magic = b"mpitrain checkpoint 2\n"

@@ -20,11 +20,11 @@ from .sealing import Recipe, manifest_of, seal
 from .structures import edited, root_attribute
 
 STEP = 30
-MAX_FILES = 200  # that a process which reads a checkpoint may open
+MAX_FILES = 200  # limit of open files for a process that reads a checkpoint
 
 
 def _sharded(change: Recipe) -> Recipe:
-    """Return a recipe that replaces the first shard of a sharded checkpoint."""
+    """Return a recipe that writes a sharded checkpoint and changes its first shard."""
 
     def write(path: Path, secret: Path) -> None:
         writers = [ShardedWriter(path.parent, LAYOUT, 0, {}, "none", ShardSpec(i, 2, "ab")) for i in range(2)]
@@ -55,13 +55,13 @@ def _linked(shard: Path, secret: Path) -> None:
 
 
 def _moved(shard: Path, _: Path) -> None:
-    """Replace the shard by a link to the same content elsewhere."""
+    """Replace the shard by a link to a file with the same content."""
     shard.rename(shard.parent / "elsewhere")
     shard.symlink_to("elsewhere")
 
 
 def _whole(shard: Path, _: Path) -> None:
-    """Replace the shard by one with all rows."""
+    """Replace the shard by a shard with all rows."""
     writer = ShardedWriter(shard.parent, LAYOUT, 0, {}, "none", ShardSpec(0, 1, "cd"))
     writer.write(checkpoint.Snapshot(state(STEP), STEP, 10 * STEP))
     shard.with_name(f"step-{STEP:010d}-cd-1-of-1.h5").rename(shard)
@@ -81,7 +81,7 @@ def _too_many_shards(path: Path, _: Path) -> None:
 
 
 def _sparse_shards(path: Path, _: Path) -> None:
-    """Let two shards be holes of 40 MiB each, which is less than any file may have."""
+    """Let two shards have holes of 40 MiB each: a single file of this size may be sparse."""
     layout = Layout.pack([("x", (2, 10 << 20), "param")])
     writers = [ShardedWriter(path.parent, layout, 0, {}, "none", ShardSpec(i, 2, "ab")) for i in range(2)]
     for index, writer in enumerate(writers):

@@ -41,7 +41,7 @@ def _virtual(file: h5py.File, source: str) -> None:
 
 
 def _chunk(file: h5py.File, data: bytes, shape: tuple[int, ...] = (37,), chunks: tuple[int, ...] = (37,)) -> None:
-    """Store a chunk with any compressed bytes."""
+    """Add a parameter whose first compressed chunk has the bytes ``data``."""
     add_parameter(file, shape=shape, dtype=np.float32, chunks=chunks, compression="gzip", shuffle=True)
     file["params/x"].id.write_direct_chunk((0,) * len(shape), data)
 

@@ -1,4 +1,4 @@
-"""Every operation of the backend with many shapes and types, compared with sums that each rank computes itself.
+"""Every operation of the backend with many shapes and types, compared with results that each rank computes itself.
 
     python backend_collectives.py [RANKS_PER_NODE] [--device cpu]
 
@@ -71,7 +71,7 @@ def equal(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
 
 
 def close(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
-    """Check that tensors are equal except for rounding; additions are in the order of the ranks on one node."""
+    """Check that tensors are equal except for rounding; add the bits of ``found`` to the digest."""
     global checks
     checks += 1
     if found.is_floating_point():
@@ -152,7 +152,7 @@ def copies() -> None:
             dist.all_to_all(rows, [tensor_of(RANK, shape, dtype, j) for j in range(SIZE)])
             for rank in range(SIZE):
                 equal(rows[rank], tensor_of(rank, shape, dtype, RANK), f"all_to_all {what}")
-    sizes = [[(i + 2 * j) % 4 for j in range(SIZE)] for i in range(SIZE)]  # rank i sends to rank j
+    sizes = [[(i + 2 * j) % 4 for j in range(SIZE)] for i in range(SIZE)]  # rows that rank i sends to rank j
     sent = torch.arange(2.0 * sum(sizes[RANK])).view(-1, 2) + 100 * RANK
     received = [sizes[i][RANK] for i in range(SIZE)]
     found = torch.empty(sum(received), 2)

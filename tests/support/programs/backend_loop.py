@@ -1,4 +1,4 @@
-"""Reduces over the backend for a while; rank 1 does what its argument says after some operations."""
+"""Repeats ``all_reduce`` over the backend; after 100 operations, rank 1 stops, dies or hangs, as the argument says."""
 
 import os
 import signal

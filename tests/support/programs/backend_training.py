@@ -141,7 +141,7 @@ def saved_while_training() -> None:
     found["asynchronous checkpoint"] = difference(whole(model), expected)
     train(model, torch.optim.SGD(model.parameters(), 0.1))
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-    set_model_state_dict(model, dict(expected) if RANK == 0 else {}, options=options)  # which changes it
+    set_model_state_dict(model, dict(expected) if RANK == 0 else {}, options=options)  # changes the dict
     found["state of rank 0"] = difference(whole(model), expected)
 
 

@@ -21,7 +21,7 @@ def step(layer, x, dy, gpu=None):
     layout = layout_of(layer, x.shape[1:], np.float32)
     params, grads = np.zeros(layout.size, np.float32), np.zeros(layout.size, np.float32)
     initialize(layer, layout, params, 3)
-    params += 0.1  # biases too
+    params += 0.1  # so that biases are not zero
     if gpu is None:
         bind(layer, layout, params, grads)
         return [layer.forward(x, nn.Context()).copy(), layer.backward(dy.copy()).copy(), grads]

@@ -1,6 +1,6 @@
 """Every rank is a node that writes its part of checkpoints; one of them cannot write its part of step 2.
 
-Prints the chief's message and the list of checkpoints. Nodes are simulated: all are on this host.
+Prints the chief's message and the steps of the checkpoints. Nodes are simulated: all are on this host.
 """
 
 from __future__ import annotations

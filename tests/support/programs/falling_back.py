@@ -1,4 +1,4 @@
-"""Ranks 0 and 1 read checkpoints, and rank 2 holds no vectors; only one of them finds that the newest is damaged.
+"""Ranks 0 and 1 read checkpoints, rank 2 holds no vectors; only one rank finds that the newest checkpoint is damaged.
 
     falling_back.py FOLDER RANK
 

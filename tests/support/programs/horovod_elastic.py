@@ -1,4 +1,4 @@
-"""Elastic training with Horovod's API: rank 1 dies once. Rank 0 writes the events and the parameters as JSON.
+"""Elastic training with Horovod's API: rank 1 dies once. Rank 0 writes the examples used and a parameter as JSON.
 
 python horovod_elastic.py OUTPUT STEPS KILL_AT
 """

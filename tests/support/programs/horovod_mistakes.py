@@ -201,7 +201,7 @@ def predivided_sum() -> None:
 
 
 def absent_rank() -> None:
-    """Rank 1 computes; HOROVOD_STALL_SHUTDOWN_TIME_SECONDS is short."""
+    """Rank 1 comes 12 s late; HOROVOD_STALL_SHUTDOWN_TIME_SECONDS must be shorter."""
     if hvd.rank():
         time.sleep(12)
     hvd.allreduce(torch.zeros(3), name="x")

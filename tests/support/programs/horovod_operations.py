@@ -58,7 +58,7 @@ for dtype in (torch.float32, torch.float64, torch.int32, torch.int64, torch.bflo
         if shape:
             check(hvd.allgather(own), torch.cat(parts), f"allgather {dtype} {shape}")
 
-# Many tensors of all sizes, submitted in another order by each rank: some are fused, some are divided.
+# Tensors of many sizes, submitted in a different order by each rank: some are fused, some are divided.
 shapes = [(3,), (70_000,), (2, 2), (400_000,), (), (0,), (16_384,), (1,)]
 order = torch.randperm(len(shapes), generator=torch.Generator().manual_seed(rank)).tolist()
 handles = {at: hvd.allreduce_async(tensor_of(10 * rank + at, shapes[at]), name=f"many {at}") for at in order}
@@ -69,7 +69,7 @@ grouped = hvd.grouped_allreduce([tensor_of(10 * rank + at, shapes[at]) for at in
 for at, found in enumerate(grouped):
     check(found, sum(tensor_of(10 * of + at, shapes[at]) for of in range(size)), f"group {at}")
 
-# Rows that differ between ranks.
+# Numbers of rows that differ between ranks.
 check(hvd.allgather(tensor_of(rank, (rank, 3))), torch.cat([tensor_of(of, (of, 3)) for of in range(size)]), "rows")
 n = 2 * size + 1
 mean = sum(all_of((n, 2))) / size

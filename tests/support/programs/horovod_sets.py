@@ -1,4 +1,4 @@
-"""Process sets that are passed to ``init``: of ranks, and of communicators; and ``init`` on some of the ranks.
+"""Process sets that are passed to ``init``: by ranks and by communicator. Then ``init`` on some of the ranks only.
 
 Rank 0 prints the results of the ranks as JSON.
 """

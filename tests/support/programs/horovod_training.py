@@ -2,7 +2,7 @@
 
     python horovod_training.py OPTIONS
 
-OPTIONS is a JSON object: keyword arguments of ``DistributedOptimizer``, the number of ``rows`` of the joined batch, and
+OPTIONS is a JSON object: keyword arguments of ``DistributedOptimizer``, the number of ``rows`` of the global batch, and
 the class of the ``optimizer``.
 """
 

@@ -1,7 +1,7 @@
 """Run on every rank: sums over nodes with each compression. Arguments: the node of each rank. Prints ``ok`` on rank 0.
 
-The results are the same bits on every node; received values plus remaining errors equal the sent values; and PowerSGD
-agrees with its textbook form.
+Checks that results are the same bits on every node, and that received values plus remaining errors equal the sent
+values. Compares PowerSGD with its textbook form.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STEPS = 5
 
 
 def grads_of(step: int, rank: int) -> np.ndarray:
-    """Return a gradient, zero in the gaps between parameters."""
+    """Return the gradient of a rank in a step, with zeros in the gaps between parameters."""
     rng, grads = np.random.default_rng([step, rank]), np.zeros(LAYOUT.size, np.float32)
     for view in LAYOUT.views(grads).values():
         view[...] = rng.standard_normal(view.shape) * 10.0 ** rng.integers(-5, 1)
@@ -56,7 +56,7 @@ def sums_of(text: str, hierarchy: Hierarchy, grads: np.ndarray) -> NodeSums:
 
 
 def step_of(sums: NodeSums, hierarchy: Hierarchy, rows: np.ndarray, result: np.ndarray, step: int) -> None:
-    """Set ``result``, shared by the node, to the sum over all ranks."""
+    """Set the ranges of ``result`` that this rank owns to the sum over all ranks; the node shares ``result``."""
     node, own = hierarchy.node, rows[hierarchy.node.rank]
     own[: LAYOUT.size] = grads_of(step, comm.rank)
     node.Barrier()

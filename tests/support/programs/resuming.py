@@ -1,7 +1,7 @@
 """A program whose ranks connect to rank 0, that saves its steps, and resumes.
 
-Its arguments: a folder, the number of steps, and how it ends at SIGTERM: ``save`` to save and exit with status 75, or
-``die`` to be killed by the signal, which makes it save after every step.
+Its arguments: a folder, the number of steps, and how it ends at SIGTERM. With ``save``, it then saves and exits with
+status 75. With ``die``, the signal kills it, and it saves after every step.
 """
 
 import os
@@ -18,7 +18,7 @@ step = int(checkpoint.read_text()) if checkpoint.exists() else 0
 
 
 def meet() -> None:
-    """Connect to rank 0, which waits for all others."""
+    """Connect to rank 0, which waits for all other ranks."""
     address, port, others = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), int(os.environ["WORLD_SIZE"]) - 1
     if os.environ["RANK"] == "0":
         with socket.create_server((address, port)) as server:

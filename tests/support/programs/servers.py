@@ -2,8 +2,8 @@
 
     servers.py WHAT MODE SERVERS STEPS SHARE ONE_SIDED
 
-WHAT is ``pushes`` (constant gradients of 1 by plain SGD: at the end the parameters are the number of pushes) or
-``torn`` (one worker reads while the others push such gradients: a server's range must be one number).
+WHAT is ``pushes`` or ``torn``. In both cases, workers push gradients of -1 for SGD with learning rate 1, so that each
+parameter is the number of pushes. With ``torn``, one worker also reads between its pushes.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def train() -> None:
             continue
         check_read(strategy.params)
         if what == "torn" and cluster.task_index == 0:
-            for _ in range(20):  # reads between two pushes of its own
+            for _ in range(20):  # reads between two pushes of this worker
                 strategy.read_params(0)
                 check_read(strategy.params)
         strategy.begin(0.0)
@@ -94,7 +94,7 @@ def train() -> None:
 
 
 def check_read(params) -> None:
-    """Check that a server's ranges have one number: the number of pushes that have reached the server."""
+    """Check that all parameters of a server are equal: each is the number of pushes that have reached the server."""
     for server in range(plan.n_servers):
         for lo, hi in ranges_of(pieces, server, LAYOUT):
             found = params[np.intersect1d(np.arange(lo, hi), used)]

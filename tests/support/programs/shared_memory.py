@@ -1,4 +1,4 @@
-"""Run on every rank: arrays that a node shares, phases on the board, and averages. Prints ``ok`` on rank 0."""
+"""Run on every rank: arrays that a node shares, phases of ``PhaseBarrier``, and averages. Prints ``ok`` on rank 0."""
 
 from __future__ import annotations
 

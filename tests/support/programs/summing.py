@@ -1,6 +1,6 @@
 """A torchrun script: sums over the ranks, and writes the result and its environment to a folder.
 
-Its arguments: the folder, and optionally the backend, and ``wait``.
+Its arguments: the folder, and optionally ``mpitrain`` (to use this backend in place of gloo) and ``wait``.
 """
 
 import json

@@ -2,8 +2,8 @@
 
     together.py FOLDER background|waiting limit|files|full
 
-``limit``: one node's files must end before its share; ``files``: the node may open no file; ``full``: the disk has too
-little room. Prints the chief's message and the list of checkpoints. Nodes are simulated: all are on this host.
+``limit``: one node's limit of file sizes is below the end of its share; ``files``: the node may open no file; ``full``:
+the disk has too little room. Prints the chief's message and the names of the files. Nodes are simulated on this host.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``mpitrain train`` where windows fail: ``without_windows.py {refused,stuck} JOB FLAGS``.
+"""``mpitrain train`` with MPI windows that fail: ``without_windows.py {refused,stuck} JOB FLAGS``.
 
 All MPI libraries of the tests have windows, so the failure is simulated: creating a window raises an exception, or the
 probe reports no progress.

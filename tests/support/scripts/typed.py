@@ -1,4 +1,4 @@
-"""Uses the Python API as a user's file that is checked with mypy --strict; it is not run."""
+"""A user's file with the Python API; tests check it with mypy --strict and do not run it."""
 
 from pathlib import Path
 

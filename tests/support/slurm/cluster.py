@@ -29,7 +29,7 @@ class Cluster:
     nodes: int
     net: str
     bridge: str
-    inits: dict[int, int] = field(default_factory=dict)  # the first process of each node, as this machine sees it
+    inits: dict[int, int] = field(default_factory=dict)  # id on this machine of each node's first process
 
     @property
     def environment(self) -> dict[str, str]:
@@ -75,7 +75,7 @@ class Cluster:
         return (self.state / "log" / "slurmctld.log").read_text(errors="replace")[-3000:]
 
     def processes(self, node: int) -> list[str]:
-        """Return the command lines of all processes of a node, except its first processes and Slurm's."""
+        """Return the command lines of a node's processes, except its first process, Slurm's daemons and ``sleep``."""
         space = os.readlink(f"/proc/{self.inits[node]}/ns/pid")
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
@@ -85,7 +85,7 @@ class Cluster:
         return [line for line in found if line and not line.startswith(("slurmd ", "slurmstepd", "sleep "))]
 
     def start_node(self, number: int) -> None:
-        """Power on."""
+        """Start a node, as if it were powered on."""
         name = f"n{number}"
         (self.state / "tmp" / name).mkdir(parents=True, exist_ok=True)
         (self.state / "spool" / name).mkdir(exist_ok=True)
@@ -154,7 +154,7 @@ def _configure(cluster: Cluster, cpus: int, gpus: int) -> None:
     names = ["127.0.0.1 localhost", f"{cluster.net}.254 {host}", *(f"{cluster.net}.{n} n{n}" for n in numbers)]
     (state / "etc" / "hosts").write_text("\n".join(names) + "\n")
     for gpu in range(gpus):
-        # Each fake GPU must be a separate device.
+        # Each fake GPU must have a separate device file.
         os.mknod(state / "dev" / f"nvidia{gpu}", 0o020666, os.makedev(1, 3))
     lines = [
         f"NodeName=n{n} NodeAddr={cluster.net}.{n} CPUs={cpus} RealMemory=4000 Gres=gpu:fake:{gpus} Feature=f{n}"

@@ -1,7 +1,7 @@
 #!/bin/bash
-# First process of a node: gives it a name, an address and its own /proc, then runs its slurmd until that ends.
+# First process of a node: gives the node a name, an address and its own /proc, then runs slurmd and waits for its end.
 #
-# Wants NODE (its name), ADDRESS (with the prefix's length), STATE (the cluster's folder) and SLURM_CONF.
+# Requires NODE (the node's name), ADDRESS (with the prefix length), STATE (the cluster's folder) and SLURM_CONF.
 hostname "$NODE"
 mount -t proc proc /proc
 mount -t tmpfs tmpfs /dev/shm

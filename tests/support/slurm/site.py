@@ -42,7 +42,7 @@ class Site:
         self.cluster, self.folder = cluster, folder
 
     def environment(self, mpi: Mpi) -> dict[str, str]:
-        """Return the environment variables of a login shell in which an environment is active."""
+        """Return the environment variables of a login shell in which the Python environment of ``mpi`` is active."""
         path = f"{mpi.python.parent}:{os.environ['PATH']}"
         # There are more ranks than cores; Open MPI's busy waiting would take CPU time from other ranks.
         return {**self.cluster.environment, "PATH": path, "OMPI_MCA_mpi_yield_when_idle": "1"}
@@ -53,7 +53,7 @@ class Site:
         return run(command, timeout=60, env=self.environment(mpi), cwd=cwd)
 
     def submit(self, mpi: Mpi, name: str, *words: str | Path) -> Submitted:
-        """Submit a job with a run directory of that name, which must be accepted."""
+        """Submit a job with the run directory ``name``; Slurm must accept the job."""
         run_dir = self.folder / name
         done = self.call(mpi, "--run-dir", run_dir, *words)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -64,7 +64,7 @@ class Site:
     def script(
         self, mpi: Mpi, script: str | Path, *words: str, cwd: Path | None = None, flags: Sequence[str] = ()
     ) -> str:
-        """Submit one of the scripts to copy, or another one, from a folder with the job files; return the job's number.
+        """Submit a script of the folder ``slurm``, or another script, from ``cwd``; return the job's number.
 
         Args:
             words: Arguments of the script.

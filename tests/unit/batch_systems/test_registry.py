@@ -1,4 +1,4 @@
-"""Each batch system through the interface: the functions that a registered batch system provides."""
+"""The functions of the interface of batch systems, for each registered batch system."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_only_srun_has_an_mpi_plugin() -> None:
 
 
 class Scripted(type(SYSTEMS["slurm"])):  # type: ignore[misc]
-    """Slurm with prepared answers; None is no answer."""
+    """Slurm that answers with the given states, one after another; None means that it does not know the job."""
 
     def __init__(self, *answers: JobState | None) -> None:
         self.answers = list(answers)

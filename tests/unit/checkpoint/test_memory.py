@@ -151,7 +151,7 @@ def test_the_folder_of_another_user_is_refused(tmp_path: Path, run_dir: str, mon
     parent = tmp_path / f"mpitrain-states-{os.geteuid()}"
     parent.mkdir()
     parent.chmod(0o777)
-    with pytest.raises(FileNotFoundError):  # of the second folder
+    with pytest.raises(FileNotFoundError):  # the folder that is tried next does not exist
         StateWriter(run_dir, KEY, LAYOUT, 0, RECORD).write(snapshot_of(1))
     parent.rmdir()
     parent.symlink_to(tmp_path)

@@ -1,4 +1,4 @@
-"""Damaged checkpoints are refused, or have their original content. ``bench/damage.py`` tests more damages."""
+"""Damaged checkpoints are refused, or their original content is read. ``bench/damage.py`` damages many more."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_damage_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_byte_counts(tmp_path: Path) -> None:
-    """Flip one bit in every block of 64 bytes: in the manifest, the structure, and every array."""
+    """One bit in each block of 64 bytes of the file is flipped: in the manifest, the structure, and every array."""
     path = save(tmp_path, 30)
     content = path.read_bytes()
     for at in range(0, len(content), 64):

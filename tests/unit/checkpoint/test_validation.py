@@ -1,4 +1,4 @@
-"""Checkpoints from untrusted sources do no harm. ``bench/malicious.py`` reads many more."""
+"""Checkpoints from untrusted sources do no harm. ``bench/malicious.py`` reads many more such files."""
 
 from __future__ import annotations
 

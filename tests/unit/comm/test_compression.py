@@ -1,4 +1,4 @@
-"""Compressed gradients: rounded as their types require, without permanent loss."""
+"""Compressed gradients: they are rounded as the encoding requires, and what is lost is kept for the next gradient."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def make_codec(text: str, dtype: np.dtype) -> Codec:
 
 
 def sent(codec: Codec, vector: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """Return the decoded vector."""
+    """Encode the vector and the residual ``left``, which changes; return what is decoded."""
     encoded, out = np.empty(codec.nbytes(len(vector)), np.uint8), np.empty_like(vector)
     codec.encode(vector, left, encoded)
     codec.decode(encoded, out)
@@ -62,7 +62,7 @@ def test_halfway_between_two_the_even_one_is_taken() -> None:
 
 @pytest.mark.parametrize(("precision", "dtype"), [*NARROWER, *product(("int8", "topk:0.02"), (np.float32, np.float64))])
 def test_nothing_is_lost_over_many_steps(precision, dtype) -> None:
-    """Includes values that are lost in the sum's precision, and values that the type cannot represent."""
+    """Some values are too small to change a larger value in a sum, and some cannot be represented in the encoding."""
     codec, left = make_codec(precision, np.dtype(dtype)), np.zeros(SIZE, dtype)
     total, arrived = np.zeros(SIZE), np.zeros(SIZE)
     for step in range(50):
@@ -90,7 +90,7 @@ def test_what_is_not_finite_arrives_and_leaves_no_trace(precision, dtype) -> Non
     ],
 )
 def test_what_is_too_large_is_reported(precision, dtype, value: float) -> None:
-    """Such a value would arrive as infinity, or be clipped at every step."""
+    """Without the error, such a value would arrive as infinity, or would be clipped at every step."""
     vector = np.array([1, value, np.nan], dtype)
     with pytest.raises(ConfigError, match=f"--compress {precision}"):
         sent(make_codec(precision, np.dtype(dtype)), vector, np.zeros(3, dtype))
@@ -204,7 +204,7 @@ def test_numbers_of_bytes_may_be_integers_of_numpy(monkeypatch: pytest.MonkeyPat
 
 
 def test_gaps_stay_zero_and_have_no_residual(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A codec may decode zero to something else."""
+    """A codec may decode zero to another value."""
     layout = Layout.pack([("a", (3,), "param"), ("b", (20,), "param"), ("c", (2,), "state")])
     codec = VectorCodec(faulty("gaps", monkeypatch), layout.gaps()).part(1, 60).of_range(15, 50)
     vector, residual, encoded = np.ones(35, np.float32), np.ones(35, np.float32), np.zeros(codec.nbytes, np.uint8)

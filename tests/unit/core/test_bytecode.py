@@ -1,4 +1,4 @@
-"""The bytecode of the package's modules in the user's cache, if Python does not write ``__pycache__``."""
+"""If Python does not write ``__pycache__``, the package stores the bytecode of its modules in the user's cache."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def import_copy(folder: Path, **environment: str) -> None:
-    """Import a module of a copy of the package."""
+    """Import a module of the copy of the package in a new process."""
     ours = {"PYTHONPATH": str(folder), "XDG_CACHE_HOME": str(folder / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
     done = run([sys.executable, "-c", ASK], env=ours | environment, cwd=folder)
     assert done.returncode == 0, done.stderr

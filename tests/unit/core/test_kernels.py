@@ -84,7 +84,8 @@ VECTORIZED: dict[str, tuple[Any, ...]] = {
     "strategy.ps.worker_momentum._mask": (ROW, ROW),
     **{f"optim.rules._{name}": (ROW, ROW, ROW, ROW, CONSTANTS) for name in RULES},
 }
-# The other kernels: words of shared memory, parsers of bytes, and these.
+# Kernels whose loops need not be vectorized, and why. The kernels of the modules in WORDS, for words of shared memory,
+# and of those in PARSERS, which parse bytes, need not be vectorized either.
 SCALAR = {
     "comm.compression_kernels._bin_of": "one element",
     "comm.compression_kernels._scale_of": "a maximum, and a sum in a fixed order",
@@ -95,7 +96,7 @@ SCALAR = {
     "core.ops.activations._gelu": "calls erf and erfc of the C library",
     "core.ops.activations._gelu_backward": "calls exp of the C library",
     "core.ops.losses.sigmoid_gradient": "calls exp and log1p of the C library",
-    "core.ops.losses.sigmoid_evaluate": "the same",
+    "core.ops.losses.sigmoid_evaluate": "calls exp and log1p of the C library",
     "core.ops.losses._sigmoid_loss": "one element",
     "core.ops.losses.softmax_evaluate": "calls exp of the C library",
     "core.ops.losses._largest": "a maximum that keeps NaN",
@@ -103,7 +104,7 @@ SCALAR = {
     "core.ops.dropout._mix": "one element",
     "data.permutation._mix": "one element",
     "data.permutation._bijection": "one element",
-    "data.permutation._half_bits": "a number",
+    "data.permutation._half_bits": "returns one number",
     "data.permutation._order": "calls _bijections",
     "optim.compiled._keep_gradient": "does nothing",
     "optim.compiled.measure_gradients": "calls sum_rows and _sum_squares",
@@ -126,7 +127,7 @@ ARITHMETIC = {
     "aarch64": r"^\s+(?:f?(?:add|sub|mul|div|max|min|maxnm|minnm|sqrt|abs|neg)|fml[as]|ml[as]|fcm\w+|cm\w+|ushr|shl"
     r"|bsl|bit|bif)\s+v\d+\.(?:4s|2d|8h|16b)",
 }
-# Kernels that only copy: loads of vectors in a loop, or the C library.
+# Kernels that only copy have no arithmetic: they must load vectors in a loop, or call memcpy of the C library.
 COPIES = {"core.ops.embedding.take_rows", "core.ops.windows.copy_windows"}
 COPY = {"x86_64": r"^\s+v?movup[sd]\s+-?\d*\(%\w+,%\w+.*\), %[xyz]mm|\bmemcpy\b", "aarch64": r"^\s+ldp\s+q|\bmemcpy\b"}
 

@@ -1,4 +1,7 @@
-"""OpenBLAS's kernels are those of the run, or else are changed on Zen 4 only; the user's choice has precedence."""
+"""The kernels that the package chooses for OpenBLAS: those of the run, or else Haswell's if the CPU is a Zen 4.
+
+A choice of the user has precedence.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ ZEN_4 = "vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\nflags\t\t: 
 
 @pytest.fixture(autouse=True)
 def _own_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep what the package has chosen for this process, which other tests remove from the environment of runs."""
+    """Protect the record of the choice for this process: other tests use it to clean the environment of runs."""
     monkeypatch.setattr("mpitrain.core.openblas.CHOSEN", {})
 
 

@@ -1,4 +1,4 @@
-"""The operations of the CPU and of GPUs."""
+"""The CPU and GPUs have the same operations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mpitrain.gpu.ops import grid, updates
 
 
 def operations(module: ModuleType) -> dict[str, Callable[..., Any]]:
-    """Return the module's public functions, without helper functions and those that only optimizers use."""
+    """Return the module's public functions, except the helpers in ``grid`` and the operations of optimizers."""
     found = {
         name: inspect.unwrap(value)
         for name, value in vars(module).items()

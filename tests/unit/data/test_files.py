@@ -17,7 +17,7 @@ def index_at_the_same_time(path, calls, started, together, fails):
             file.write("x")
         if is_first:
             time.sleep(0.5)
-        elif fails:  # processes that have waited do not fail one after another
+        elif fails:  # waiting processes must fail at the same time, not one after another
             together.wait(20)
         if fails:
             raise DataError("damaged")

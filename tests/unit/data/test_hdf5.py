@@ -78,7 +78,7 @@ def test_a_file_that_is_no_hdf5_is_named(tmp_path, h5):
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EAGAIN])
 def test_file_systems_without_locks(tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Simulate a network file system without locks. EAGAIN differs: another process is writing to the file."""
+    """Simulate a network file system without locks. EAGAIN instead means that another process writes to the file."""
     with h5py.File(tmp_path / "d.h5", "w") as file:
         file["images"], file["labels"] = np.zeros((5, 2, 2)), np.arange(5)
     real = h5py.File

@@ -39,7 +39,7 @@ class TestImageFolder:
         assert image.shape == (1, 8, 8, 1) and image.dtype == np.uint8
 
     def test_splits_with_other_classes_are_refused(self, folder: Path, tmp_path: Path) -> None:
-        """A folder that is missing would shift the labels of the others."""
+        """If one split lacks the folder of a class, the labels of other classes differ between the splits."""
         for name in ("cats", "dogs", "birds"):
             (tmp_path / "more" / name).mkdir(parents=True)
             (tmp_path / "more" / name / "1.png").write_bytes(png(pixels(1)))

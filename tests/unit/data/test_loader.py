@@ -17,12 +17,12 @@ from mpitrain.errors import DataError
 
 
 def arrays(batch: Batch):
-    """The examples and labels of a batch."""
+    """Return the examples and the labels of a batch."""
     return batch.examples, batch.labels
 
 
 def make(n=23, shape=(5,), dtype=np.uint8, scale=1 / 255):
-    """A resident loader of float32 batches, with its arrays."""
+    """Return a loader of float32 batches from memory, and its examples and labels."""
     rng = np.random.default_rng(0)
     examples = (rng.random((n, *shape)) * 200).astype(dtype)
     labels = np.arange(n) % 4
@@ -113,7 +113,7 @@ def test_a_batch_larger_than_the_split_is_refused_with_both_numbers():
 
 
 class Watched(Split):
-    """Examples whose values are their indices; records which thread has read which examples."""
+    """Examples whose values are their indices; records the ranges that are read, and the threads that read."""
 
     def __init__(self, n, block, fails_at=None, delay_s=0.0):
         super().__init__("watched", n, (2,), np.float32, (), np.int64, classes=n, block=block)
@@ -168,7 +168,7 @@ def test_streaming_reads_a_block_once_an_epoch_and_ahead(streaming):
     deadline = time.monotonic() + 5
     while len(split.reads) == 40 and time.monotonic() < deadline:
         time.sleep(0.001)
-    assert len(split.reads) > 40  # blocks of the next epoch, read before a batch needs them
+    assert len(split.reads) > 40  # blocks of the next epoch are read before a batch needs them
     assert threading.current_thread() not in split.threads
 
 

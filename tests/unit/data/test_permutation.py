@@ -1,4 +1,4 @@
-"""The order of examples: each once per epoch, for all sizes, with equal probability of all positions."""
+"""The order of examples: for any number of examples, each is in each epoch once, and equally likely in every place."""
 
 import numpy as np
 import pytest

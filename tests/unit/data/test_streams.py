@@ -23,7 +23,7 @@ class TestStreams:
         read = sorted(int(example) for batch in read for example in batch)
         if workers == 0:
             assert read == list(range(24))
-        else:  # a process may have made more batches than another, and begins its share again
+        else:  # a process that has made more batches than the other begins its share again
             assert len(read) == 24 and set(read) <= set(range(24))
 
     def test_a_share_opened_by_a_function(self) -> None:

@@ -113,7 +113,7 @@ class TestTables:
         examples = split.read_batch(0, 100_000).examples
         assert pa.total_allocated_bytes() - before > examples.nbytes
         split.release()
-        until = time.monotonic() + 10  # threads of Arrow that parse may still hold their parts
+        until = time.monotonic() + 10  # Arrow's threads may hold the parts that they have parsed for a while
         while pa.total_allocated_bytes() - before >= examples.nbytes // 2:
             assert time.monotonic() < until
             gc.collect()

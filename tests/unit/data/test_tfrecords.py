@@ -108,7 +108,7 @@ class TestTfRecord:
             field(3, field(1, b"\xff" * 11)),
             field(2, field(1, b"\0" * 5)),
             field(1, b"\x08\1"),  # a number in a list of bytes
-            field(1, b"\x0a\7a"),  # longer than the list
+            field(1, b"\x0a\7a"),  # the element is longer than the list
             b"\x1a\x7f",
             b"\x0f",  # an unknown wire type
         ],

@@ -16,9 +16,10 @@ from ...support.kernel_device import Device
 
 @pytest.fixture(scope="session", params=[grid.SUM_BLOCKS, 3], ids=["wide", "narrow"])
 def device(library: Path, request: pytest.FixtureRequest) -> Iterator[Device]:
-    """Two devices that must agree; the second one runs blocks and threads in reverse order, to find races.
+    """Two emulated devices whose results must agree.
 
-    It also runs only three blocks at once, so that threads loop many times, as they do on a GPU over large arrays.
+    The second device runs blocks and threads in reverse order, to find races. It runs only three blocks at once, so
+    that each thread loops many times, as on a GPU with large arrays.
     """
     places = [EmulatedKernels(library), EmulatedKernels(library, is_reversed=True, resident=3)]
     with pytest.MonkeyPatch.context() as patch:

@@ -18,7 +18,7 @@ def node(index: int, *gpus_of_workers: list[str]) -> list[VisibleGpus]:
 
 
 def taken(workers: list[VisibleGpus], count: int = 1) -> list[list[str]]:
-    """The GPUs that each worker gets."""
+    """Return the names of the GPUs that each worker gets."""
     shares = assign_gpus(workers, count, None)
     return [[worker.gpus[share.index] for share in own] for worker, own in zip(workers, shares, strict=True)]
 
@@ -37,7 +37,7 @@ def test_workers_that_see_different_ones_do_not_meet() -> None:
 
 
 def test_nodes_have_gpus_of_their_own() -> None:
-    """Even if a virtual machine gives them the same identifiers."""
+    """GPUs of different nodes may have equal identifiers, for example in virtual machines."""
     assert taken([*node(0, ["a", "b"]), *node(1, ["a", "b"])]) == [["a"], ["a"]]
 
 

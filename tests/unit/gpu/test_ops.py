@@ -22,7 +22,7 @@ Compare = Callable[[Callable[[], list[np.ndarray]]], None]
 
 @pytest.fixture
 def same(device: Device, monkeypatch: pytest.MonkeyPatch) -> Compare:
-    """Run a function with the Numba kernels and with the emulated kernels, and compare the arrays that it returns."""
+    """A function that compares the arrays that another returns with Numba's kernels and with emulated kernels."""
 
     def compare(function: Callable[[], list[np.ndarray]]) -> None:
         expected = [np.array(array) for array in function()]

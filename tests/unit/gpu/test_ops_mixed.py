@@ -1,4 +1,4 @@
-"""Models with 16-bit activations, with the emulated kernels, compared with the same in float32 on the CPU."""
+"""Models with 16-bit activations and emulated kernels, compared with the same models in float32 on the CPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NARROW = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
 class Branches(nn.Layer):
-    """A user-defined container, which may use its input before its layers do."""
+    """A user-defined container; its own code may use the input, so the type of its first layer does not apply."""
 
     supports_amp = True
 
@@ -137,7 +137,7 @@ def step(model: nn.Sequential, place_it: Callable[[nn.Layer], None], x: np.ndarr
     ],
 )
 def test_examples_get_the_type_of_the_first_layer(make: Callable[[], nn.Sequential], expected: str) -> None:
-    """Indices are not rounded to 16 bits, which cannot represent all of them."""
+    """The first layer may need indices as examples, and 16-bit types cannot represent all indices."""
     model = make()
     to_device(model, Mixed("bfloat16"))
     assert input_dtype(model) == expected

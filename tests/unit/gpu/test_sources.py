@@ -1,4 +1,4 @@
-"""nvcc and NVRTC take the kernels' sources, for every generation of GPU from A100 on; no GPU is needed for that."""
+"""nvcc compiles the sources of the kernels for three generations of GPUs, and NVRTC for one; no GPU is needed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ...simulators.simulated_gpus import KERNELS
 
 pytestmark = pytest.mark.full
 ENVIRONMENT = ROOT / ".venv-nvcc"
-# All architectures have the same number of registers, so one type suffices for two of them.
+# A thread has the same number of registers on all of them, so all types are compiled for one and a few for the others.
 ARCHITECTURES = {"sm_80": ["Float16"], "sm_90": sources.ALL, "sm_100": ["float"]}
 LARGEST_FIRST = sorted(
     ((name, stored) for name, types in sources.TYPES.items() for stored in types),
@@ -29,7 +29,7 @@ LARGEST_FIRST = sorted(
 
 @pytest.fixture(scope="module")
 def nvcc() -> str:
-    """The compiler on the path, of $CUDA_HOME, or of the environment that ``make env`` makes."""
+    """The path of nvcc: from $PATH, from $CUDA_HOME, or from the environment that ``make env`` makes."""
     folders = [os.environ.get("PATH", ""), os.path.join(os.environ.get("CUDA_HOME", ""), "bin")]
     folders += [str(folder) for folder in ENVIRONMENT.glob("lib/python*/site-packages/nvidia/cu*/bin")]
     found = shutil.which("nvcc", path=os.pathsep.join(folders))

@@ -42,7 +42,7 @@ OPTIMIZERS = [
 
 
 class GpuRun(Run):
-    """Vectors that ``GpuUpdate`` changes."""
+    """A run whose vectors ``GpuUpdate`` changes."""
 
     def __init__(self, device: Device, optimizer: optim.Optimizer, moving: optim.moving_average | None) -> None:
         super().__init__(optimizer, np.float64, moving)

@@ -103,7 +103,7 @@ def test_what_the_user_has_set_is_left_alone() -> None:
     assert environment(OPEN)["OMPI_MCA_osc"] == "^ucx"
     assert "OMPI_MCA_osc" not in environment(OPEN, OMPI_MCA_osc="rdma")
     assert "UCX_LOG_LEVEL" not in environment(MPICH, UCX_LOG_LEVEL="info")
-    assert environment(OPEN, OMPI_MCA_osc="^ucx")["OMPI_MCA_osc"] == "^ucx"  # perhaps set by this package
+    assert environment(OPEN, OMPI_MCA_osc="^ucx")["OMPI_MCA_osc"] == "^ucx"  # this package may have set it
     assert environment(INTEL, PATH="/bin")["PATH"] == "/opt:/bin"
     assert "PATH" not in environment(INTEL, PATH="/bin:/opt")
     bound = machine(PRTE_MCA_hwloc_default_binding_policy="none")
@@ -116,7 +116,7 @@ def test_variables_reach_ranks_on_other_hosts() -> None:
     found = words(OPEN, spec, on)
     passed = {found[at + 1] for at, word in enumerate(found) if word == "-x"}
     assert passed == {"OMP_NUM_THREADS", "OMPI_MCA_btl", "OMPI_MCA_osc", "OMPI_MCA_mpi_yield_when_idle", "MY_VALUE"} - (
-        {"OMPI_MCA_mpi_yield_when_idle"}  # eight ranks on two hosts of four cores
+        {"OMPI_MCA_mpi_yield_when_idle"}  # not set: eight ranks have the eight cores of two hosts
     )
     assert compose(OPEN, spec, on, []).environment["MY_VALUE"] == "a b"
     assert compose(MPICH, spec, on, []).environment["MY_VALUE"] == "a b"

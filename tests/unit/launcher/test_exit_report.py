@@ -79,7 +79,7 @@ def rank(number: int, step: int = 41, **known: object) -> RankStatus:
 
 
 def result_of(status: int, *entries: RankStatus, output: str = "", **known: object) -> AttemptResult:
-    """Return the result of an attempt whose launcher has ended at 9."""
+    """Return the result of an attempt whose launcher ended at second 9."""
     result = AttemptResult(7, status, output, "", 9.0, entries, {}, [], False, {})
     return replace(result, **known)  # type: ignore[arg-type]
 
@@ -92,7 +92,7 @@ def test_how_a_run_ended_well() -> None:
     done = [rank(number, done=True) for number in range(3)]
     assert judged(0, *done) == Outcome(Kind.FINISHED)
     assert judged(75, *(replace(entry, stopped=True) for entry in done)) == Outcome(Kind.STOPPED)
-    assert judged(0) == Outcome(Kind.FINISHED)  # no rank could write in the run directory
+    assert judged(0) == Outcome(Kind.FINISHED)  # no rank could write its status
 
 
 def test_a_crash_when_all_is_done_is_reported_and_no_failure() -> None:
@@ -219,7 +219,7 @@ def test_what_the_launcher_did_itself_counts() -> None:
     ended = classify(result_of(1, *failed, tracebacks={1: "trace"}, lost_hosts=["h0"]), 2, "mpirun")
     assert (ended.kind, ended.rank, ended.step, ended.ended_at) == (Kind.FAILED, 1, 41, 5.0)
     assert (ended.traceback, ended.lost_hosts) == ("trace", ["h0"])
-    for entries in (stopped, failed):  # the reason for ending the ranks was reported before
+    for entries in (stopped, failed):  # the launcher has already reported why it ended the ranks
         ended = classify(result_of(0, *entries, is_reported=True), len(entries), "mpirun")
         assert (ended.kind, ended.reason, ended.rank) == (Kind.FAILED, "", None)
     assert classify(result_of(0), 2, "mpirun", is_recorded_as_stopped=True).kind is Kind.STOPPED

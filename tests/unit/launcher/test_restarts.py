@@ -27,8 +27,8 @@ def test_reasons_not_to_restart() -> None:
     assert restarts.reason_not_to_restart(failed, 2, 10.0) == ""
     assert "--time-limit" in restarts.reason_not_to_restart(failed, 2, 59.5)
     restarts.add(failed, 2)
-    assert restarts.reason_not_to_restart(failed, 2, 10.0) != ""  # again before training started
-    assert restarts.reason_not_to_restart(failure(None, 2.0), 2, 10.0) == ""  # killed
+    assert restarts.reason_not_to_restart(failed, 2, 10.0) != ""  # the second failure before training started
+    assert restarts.reason_not_to_restart(failure(None, 2.0), 2, 10.0) == ""  # the rank was killed
     restarts.add(failed, 2)
     assert "--max-restarts" in restarts.reason_not_to_restart(failure(None, 3.0), 2, 10.0)
     program = Restarts(2, False, None)

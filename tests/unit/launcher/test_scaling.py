@@ -30,7 +30,7 @@ def test_one_request_at_a_time_gets_its_own_answer(tmp_path: Path) -> None:
         assert read_request(tmp_path) == first and first.ranks == 3
         answer_request(tmp_path, first, "")
         accepted.result()
-        assert read_request(tmp_path) == first  # until the ranks have ended
+        assert read_request(tmp_path) == first  # the request remains until the ranks have ended
         remove_request(tmp_path)
         refused = pool.submit(send_request, tmp_path, ScaleRequest(hosts="a:2"))
         answer_request(tmp_path, _wait_for_request(tmp_path), "no such host")

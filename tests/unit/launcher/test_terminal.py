@@ -26,7 +26,7 @@ COLUMNS = 60
 
 @contextlib.contextmanager
 def on_terminal() -> Iterator[list[str]]:
-    """Make standard output and standard error a terminal in the block; the list then has what was printed."""
+    """Make standard output and standard error a terminal in the block; add what was printed to the list at its end."""
     parent, child = pty.openpty()
     fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
     printed: list[str] = []

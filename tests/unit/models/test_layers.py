@@ -23,7 +23,7 @@ SHAPE = (6, 5, 2)
 
 
 class Counting(Layer):
-    """Raises in the forward pass of the example numbered ``bad``."""
+    """Raises in the forward pass of the part of a batch that begins with the position ``bad``."""
 
     def __init__(self, bad: int) -> None:
         super().__init__()
@@ -77,7 +77,14 @@ def batch() -> Batch:
 def gradient(
     devices: int, *layers: Layer, summing: list[Array] | None = None, ready: list[int] | None = None
 ) -> tuple[float, Array]:
-    """Return loss and gradient of one batch; collect summed arrays in ``summing``, announcements in ``ready``."""
+    """Return the loss and the gradient of a batch.
+
+    Args:
+        devices: The number of devices.
+        layers: The first layers of the model.
+        summing: Receives the arrays that would be summed over workers.
+        ready: Receives the announced starts of gradients that are ready.
+    """
     made = job(*layers)
     plan = plan_of(made)
     params, grads = np.zeros(plan.layout.size), np.full(plan.layout.size, np.nan)
@@ -88,7 +95,7 @@ def gradient(
     accumulation = GradientAccumulation(model, grads, 1)
     announced: list[int] = []
     try:
-        for _ in range(2):  # one batch may not affect the next
+        for _ in range(2):  # the first batch must not affect the results of the second
             announced.clear()
             loss = float(accumulation.forward(batch()))
             accumulation.backward(announced.append)
@@ -138,7 +145,7 @@ class Pair(Layer):
 
 
 class Silent(Pair):
-    """The same container, which does not announce its children."""
+    """A container like ``Pair`` that does not announce its children."""
 
     announces_children = False
 
@@ -162,10 +169,10 @@ def test_a_container_states_whether_it_announces_its_children(container: type[Pa
     assert announced == ([plan.layer_starts[1], 0] if container is Pair else [0])
 
 
-# BATCH parts need one device: a micro-batch must have an example for each device.
+# BATCH parts are tested with one device only: each part must have an example for each device.
 @pytest.mark.parametrize(("devices", "parts"), [(1, 2), (1, 3), (1, BATCH), (2, 2), (2, 3)])
 def test_accumulation_gives_the_gradient_of_the_batch(parts: int, devices: int) -> None:
-    """Announced ranges are final. The model has no layers whose result depends on the other examples of a batch."""
+    """Announced ranges are final. In the model, no result of an example depends on the other examples of its batch."""
     results = []
     for accumulate_steps in (1, parts):
         made = Job(
@@ -199,7 +206,7 @@ def test_accumulation_gives_the_gradient_of_the_batch(parts: int, devices: int) 
 
 @pytest.mark.parametrize("devices", [2, 3, BATCH])
 def test_several_devices_are_one(devices: int) -> None:
-    """Parts may be unequal, or have one example; Dropout's masks and BatchNorm's statistics are those of the batch."""
+    """The parts may be unequal; Dropout's masks and BatchNorm's statistics are those of the whole batch."""
     loss, grads = gradient(1)
     other_loss, other = gradient(devices)
     assert other_loss == pytest.approx(loss, rel=1e-12)
@@ -235,7 +242,7 @@ def test_what_is_summed_over_workers_has_been_summed_over_devices() -> None:
     three: list[Array] = []
     gradient(1, summing=one)
     gradient(3, summing=three)
-    assert len(one) == len(three) == 6  # means, moments and their gradient, twice
+    assert len(one) == len(three) == 6  # for each of two batches: means, moments and their gradient
     for a, b in zip(one, three, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-14)
 

@@ -1,4 +1,4 @@
-"""The state of a run: alive or dead if this can be determined, and never wrong because of a clock."""
+"""The state of a run: whether it is alive, if this can be determined; a wrong clock does not change the state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The records of a run directory about each start."""
+"""The records of each start of a run, in its run directory."""
 
 from __future__ import annotations
 

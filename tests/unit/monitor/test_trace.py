@@ -142,7 +142,7 @@ def test_the_shortest_trip_reports_the_offset() -> None:
 
 def test_a_drifting_clock_is_set_right() -> None:
     truth = np.arange(0, 10**12, 10**11)
-    theirs = ((truth - 12345) * (1 + 1e-5)).astype(np.int64)  # 10 us a second fast
+    theirs = ((truth - 12345) * (1 + 1e-5)).astype(np.int64)  # gains 10 us per second
     clocks = [Offset(int(theirs[i]), int(truth[i] - theirs[i]), 10) for i in (0, -1)]
     assert np.abs(on_chiefs_clock(theirs, clocks[0], clocks[1]) - truth).max() <= 2
 
@@ -153,7 +153,13 @@ def test_an_offset_within_its_error_is_none() -> None:
 
 
 def steps_of(arrivals: list[tuple[int, int]], n_steps: int, first: int = 0) -> Spans:
-    """Steps of 100 ns with one wait each: (begin in the step, length)."""
+    """Return steps of 100 ns with one wait each.
+
+    Args:
+        arrivals: The begin of each wait, from the begin of its step, and the length of the wait.
+        n_steps: The number of steps of the run.
+        first: The number of the first of the steps.
+    """
     rows = []
     for step, (began, took) in enumerate(arrivals, first):
         rows += [(100 * step + began, took, KINDS.index("wait")), (100 * step, 100, KINDS.index("step"))]

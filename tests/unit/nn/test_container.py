@@ -12,7 +12,7 @@ from ...support.gradients import bound
 
 
 class Recorder(nn.Layer):
-    """Returns its input and records calls of backward; has a parameter if ``params``."""
+    """A layer that returns its input and records calls of backward; it has a parameter if ``params`` is True."""
 
     def __init__(self, calls, label, params=False, name=None):
         super().__init__(name)
@@ -129,7 +129,7 @@ def test_a_residual_first_in_a_model_needs_no_input_gradient():
 
 
 def test_a_relu_overwrites_only_what_nobody_else_reads():
-    """After Dense it may overwrite; as the first layer, inside Residual and after Tanh it may not."""
+    """ReLU may overwrite its input after Dense, but not as the first layer, inside Residual, or after Tanh."""
     relus = [nn.ReLU() for _ in range(4)]
     model = nn.Sequential(
         relus[0], nn.Dense(3, 3), relus[1], nn.Residual(relus[2], nn.Dense(3, 3)), nn.Tanh(), relus[3]

@@ -1,4 +1,4 @@
-"""Dropout masks: independent of the division of batches, different for all else, with the right mean."""
+"""Dropout masks: they depend on seed, layer and position, but not on how examples are divided into batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FEATURES = 333
 def masks(
     batch: int, rate: float = 0.5, index: int = 0, shape: tuple[int, ...] = (FEATURES,), **ctx: int
 ) -> np.ndarray:
-    """Return which elements of a batch of ones are kept."""
+    """Return the mask of a batch: True for each element that is kept."""
     dropout = nn.Dropout(rate)
     dropout.index = index
     y = dropout.forward(np.ones((batch, *shape), np.float32), nn.Context(training=True, **ctx))
@@ -53,7 +53,7 @@ def test_masks_of_another_seed_layer_or_position_are_independent(other):
 
 
 def test_neighbouring_layers_and_examples_do_not_share_shifted_masks():
-    """Streams that start near each other must not be each other's continuation."""
+    """The random numbers of one layer or example must not be those of another from a later place on."""
     rows = np.concatenate([masks(20, index=i, seed=s) for i in range(3) for s in range(3)]) * 2.0 - 1
     for shift in range(-40, 41):
         shifted = np.roll(rows, shift, axis=1)

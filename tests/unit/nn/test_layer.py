@@ -97,7 +97,7 @@ def test_single_precision_agrees_with_double(layer, shape):
 
 @pytest.mark.parametrize(("layer", "shape"), LAYERS, ids=described)
 def test_nan_passes_through(layer, shape):
-    """The NaN of an example reaches the outputs of this example: all of its windows, or one element."""
+    """NaN in one example reaches all its outputs (some, after Dropout), and no other example except in BatchNorm."""
     again = fresh(layer)
     again.needs_dx = True
     bound(again, shape)

@@ -40,7 +40,7 @@ def test_a_constant_channel_becomes_its_shift():
 
 
 def test_the_increments_of_all_batches_move_the_running_statistics_toward_their_mean():
-    """Two workers with batches of 4 and 2: increments weighted by 4/6 and 2/6."""
+    """The two workers have batches of 4 and 2 examples, so their increments have weights 4/6 and 2/6."""
     batches = np.random.default_rng(0).normal(5, 3, (6, 3))
     total_mean, total_variance = np.zeros(3), np.zeros(3)
     for batch in (batches[:4], batches[4:]):
@@ -81,11 +81,11 @@ def test_synchronized_workers_are_one_worker_with_the_joined_batch(parts):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("parts", [(64,), (32, 32), (21, 1, 42), (16, 16, 16, 16)])
 def test_the_error_does_not_grow_with_the_mean(parts, dtype):
-    """The bound is 16 eps of the largest element.
+    """The bound is 16 eps times the largest element.
 
-    The variance is a sum of 64 rows, whose error is about sqrt(64) / 2 eps; the square root halves it. With the
-    inverse, two subtractions, two products and a sum, each of 1/2 eps, forward has 5 eps. Backward has twice as many
-    operations.
+    The relative error of the variance, a sum of 64 rows, is about sqrt(64) / 2 = 4 eps; the square root halves the
+    error. The inverse, two subtractions, two products and a sum add 1/2 eps each, so forward has an error of 5 eps.
+    Backward has twice as many operations.
     """
     rng = np.random.default_rng(0)
     for offset in (0, 1e3, 1e6, 1e8):
@@ -124,7 +124,7 @@ def test_workers_that_are_not_synchronized_never_communicate():
 
 
 def trained(batches, gradients, scale=(1, 2, 3), shift=(4, 5, 6)):
-    """One synchronized step of BatchNorm on each batch, all workers at once, each a thread."""
+    """Return the outputs and gradients of a synchronized step of BatchNorm, with one thread as worker per batch."""
     summing = Summing(len(batches))
     total = sum(map(len, batches))
     results = [{} for _ in batches]
@@ -148,7 +148,7 @@ def trained(batches, gradients, scale=(1, 2, 3), shift=(4, 5, 6)):
 
 
 class Summing:
-    """Sums arrays over threads, as the workers' collective does over ranks."""
+    """Sums arrays over the threads that act as workers."""
 
     def __init__(self, n):
         self.barrier = threading.Barrier(n, timeout=60)

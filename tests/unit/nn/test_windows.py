@@ -62,7 +62,7 @@ def test_convolution_is_the_sum_over_each_window(channels, filters, kernel, stri
 @pytest.mark.parametrize("filters", [2, 40], ids=["windows laid out twice", "windows kept"])
 @pytest.mark.parametrize("block_bytes", [1, 1500, 7000, 20_000])
 def test_the_size_of_a_block_does_not_matter(monkeypatch, block_bytes, filters, padding):
-    """Blocks of one row of windows, of some rows of an image, of some images, and of all."""
+    """The blocks have one row of windows, some rows of an image, or some images; the reference has one block."""
     outcomes = []
     for nbytes in (1 << 30, block_bytes):
         monkeypatch.setattr(Cpu, "block_bytes", nbytes)
@@ -102,7 +102,7 @@ def test_the_stride_of_pooling_is_its_size_unless_given():
 
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_of_equal_maxima_the_first_gets_the_gradient(size):
-    """Every pair of places in the window, for equal values of either sign and for signed zeros."""
+    """Every pair of places in the window is tested, with equal values of either sign and with signed zeros."""
     for value, other in ((1.0, 1.0), (-1.0, -1.0), (0.0, -0.0), (-0.0, 0.0)):
         for first, second in itertools.combinations(range(size * size), 2):
             pool = nn.MaxPool(size)

@@ -111,7 +111,7 @@ def test_a_rule_is_the_same_bits_however_the_vector_is_cut():
 
 
 def broken(body, of=optim.Optimizer, **attributes):
-    """Return a rule whose method calls ``body`` with the parameters, the gradient and the slots."""
+    """Return a rule whose ``update`` calls ``body`` with the parameters, the gradient and the slots."""
     attributes["update"] = lambda self, params, grads, slots, rate, step: body(params, grads, slots)
     return type("custom", (of,), attributes)(0.1)
 

@@ -77,7 +77,7 @@ def test_the_schedule_of_a_group_counts_epochs():
 
 @pytest.mark.parametrize("cls", [lamb_of_amsgrad, lars_of_amsgrad])
 def test_every_rule_can_be_combined_with_a_trust_ratio(cls):
-    """Compare a parameter that matches ``decay_names``, and one that does not, with the unscaled rule."""
+    """A parameter that matches ``decay_names`` takes the scaled step of the formula; one that does not also changes."""
     optimizer = cls(0.1, weight_decay=0.2)
     optimizer.check()
     run, p, gradient = Run(optimizer, np.float64), LAYOUT.views(draw(0))["dense1.weight"], draw(1)
@@ -224,7 +224,7 @@ def test_state_is_added_to_and_nothing_else(optimizer):
 
 @pytest.mark.parametrize("optimizer", [*ALL, amsgrad(0.1, weight_decay=0.1, decay_names="*")], ids=str)
 def test_the_gradient_of_a_frozen_parameter_does_not_count(optimizer):
-    """A worker that has not frozen the parameter yet may compute such a gradient; other parameters and state change."""
+    """Workers may compute a gradient before they freeze the parameter. Other parameters and the state still change."""
     run, before = Run(optimizer, np.float64, optim.moving_average(0.9)), draw(0)
     run.frozen[0] = 1
     rows = draw(1, 2)

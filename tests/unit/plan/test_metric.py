@@ -21,7 +21,7 @@ OUTPUTS, LABELS = np.array([[1.0], [2.0]]), np.array([1.0, 4.0])
 
 
 class Sum:
-    """Has the interface of torchmetrics."""
+    """A metric with the interface of torchmetrics."""
 
     def __init__(self) -> None:
         self.total: Any = "not reset"
@@ -115,7 +115,7 @@ def test_options_that_have_no_effect(options: dict[str, Any]) -> None:
 
 
 def stopped_at(hook: TrackBest, values: list[float], first: int = 1) -> list[int]:
-    """Validate at each step; return the steps at which the hook finishes training."""
+    """Return the steps at which the hook ends training, if each step has a validation with the next of ``values``."""
     stopped: list[int] = []
     for step, value in enumerate(values, first):
         loop = SimpleNamespace(validation={"validation_m": value}, validation_step=step)

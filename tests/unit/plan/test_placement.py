@@ -1,4 +1,4 @@
-"""Placement of variables on servers: every element is on exactly one, and each policy works as documented."""
+"""Placement of variables on servers: every element is on exactly one server; the policy determines which."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests: command line and keyword arguments give equal values, and a request's words give an equal request."""
+"""Requests: a command line and keyword arguments give equal requests, and so do the words of a request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predictions: properties of any model of the modes."""
+"""Predictions: properties that any good model of the modes has."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_local_steps_and_an_outer_optimizer_save_bytes() -> None:
     rare, often = (predict(PROBE, scenario((1, 1), rate, mode="local", local_steps=n)) for n in (64, 8))
     assert rare.steps_per_s > 2 * often.steps_per_s
     outer = predict(PROBE, scenario((1, 1), rate, mode="local", local_steps=8, outer_optimizer="nesterov"))
-    assert outer.steps_per_s > often.steps_per_s  # averages one vector instead of three
+    assert outer.steps_per_s > often.steps_per_s  # with an outer optimizer, one vector is averaged instead of three
 
 
 def test_fragments_are_exchanged_more_often_and_send_the_same_bytes() -> None:
@@ -172,7 +172,7 @@ def test_a_ring_sums_while_backward_computes() -> None:
 
 def test_failures_cost_what_was_not_saved() -> None:
     assert time_with_failures(1000, 1, Failures(1e12, 100, 1)) == pytest.approx(1010)
-    # Young 1974: a failure costs half an interval on average, and the restart.
+    # Young (1974): on average, a failure costs half of the interval between checkpoints, and the restart.
     failures = Failures(mean_time_s=10_000, save_every_s=100, save_s=0.5, restart_s=20)
     expected = 100_000 * (1 + 0.005) / (1 - (50 + 20) / 10_000)
     assert time_with_failures(100_000, 1, failures) == pytest.approx(expected, rel=0.01)

@@ -1,4 +1,4 @@
-"""Files of a run outside its run directory, and records inside that are refused."""
+"""Files of a run outside its run directory, and files inside it that are refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mpitrain.process.run_directory import check_files
 
 @pytest.fixture
 def segments() -> Iterator[Callable[[str], Path]]:
-    """Make files in /dev/shm whose names begin with the given name; they are removed after the test."""
+    """A function that makes a file in /dev/shm, given the begin of its name; the files are removed after the test."""
     made: list[Path] = []
 
     def make(name: str) -> Path:

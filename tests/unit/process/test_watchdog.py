@@ -36,7 +36,7 @@ def limit(seen: Activity, stopped: bool = False) -> float:
 
 
 def after_steps() -> Watchdog:
-    """A watchdog that has seen three quick steps."""
+    """Return a watchdog that has seen three quick steps."""
     watchdog = Watchdog()
     for step in range(4):
         assert not watchdog.hangs(replace(SEEN, count=step), False, 1.0)
@@ -83,7 +83,7 @@ def test_the_default_limit_follows_the_longest_activity() -> None:
 
 
 def test_the_first_steps_may_take_long_by_default() -> None:
-    """Their duration does not affect the limit."""
+    """The duration of the first steps does not affect the limit of later steps."""
     watchdog, seen = Watchdog(), replace(SEEN, limit_s=None)
     for second in range(900):
         assert not watchdog.hangs(replace(seen, count=second // 450, steps=second // 450), False, 1.0)

@@ -12,7 +12,7 @@ from mpitrain.program.output import RankOutput, error_in
 
 
 def copied(prefix: str, folder: Path, parts: list[bytes | float], capfd: pytest.CaptureFixture[str]) -> tuple[str, str]:
-    """Return the output and the log of a program that writes these parts, with pauses in seconds."""
+    """Return the output and the log of a program that writes these parts; a number is a pause in seconds."""
     output = RankOutput(prefix, folder / "logs" / "rank.log")
     write_end = os.dup(output._pipes[0][1])
     output.start("heading")

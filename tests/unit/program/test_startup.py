@@ -12,7 +12,7 @@ from mpitrain.program.rank import _STARTUP
 
 
 def started(tmp_path: Path, page: ActivityPage, *folders: Path) -> str:
-    """Return what a program prints that shows its stacks, import path and environment."""
+    """Return the process id, $PYTHONPATH and ``sys.own`` that a program prints, after checking its recorded stacks."""
     script = tmp_path / "script.py"
     script.write_text(
         "import os, signal, sys\nprint(os.getpid(), os.environ.get('PYTHONPATH'), getattr(sys, 'own', None))\n"

@@ -162,7 +162,7 @@ def test_a_run_that_failed_says_why(tmp_path: Path) -> None:
 
 
 class Addresses(HTMLParser):
-    """Everything that a browser might fetch, and every id."""
+    """Collects everything in a page that a browser might fetch, and every id."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -273,7 +273,7 @@ def test_without_a_run_the_latest_is_used_and_named(
     captured = capsys.readouterr()
     assert captured.out.strip() == str(Path("runs", "new", "report.html"))
     assert captured.err.split()[-1] == str(Path("runs", "new"))
-    assert main(["stacks"]) == 2  # it has no ranks
+    assert main(["stacks"]) == 2  # the run has no ranks
     assert "runs/new" in capsys.readouterr().err
 
 
@@ -329,7 +329,7 @@ def chromium() -> str:
 
 
 def render(address: str, width: int, height: int, folder: Path) -> tuple[np.ndarray, set[str]]:
-    """The page as Chromium shows it, and the addresses that the page asked for."""
+    """Return the page as Chromium shows it, and the addresses that the page requested."""
     picture, log = folder / f"{width}.png", folder / f"{width}.json"
     words = [chromium(), *FLAGS, f"--user-data-dir={folder / f'profile{width}'}", f"--window-size={width},{height}"]
     words += [f"--screenshot={picture}", f"--log-net-log={log}", address]

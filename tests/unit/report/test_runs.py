@@ -47,10 +47,10 @@ def test_runs_at_any_depth_in_every_state(tmp_path: Path, capsys: pytest.Capture
         ("slurm", "6", "unknown"),  # not known to Slurm
         ("pbs", "2", "submitted"),
         ("flux", "ƒ1", "submitted"),
-        ("flux", "f2", "died TIMEOUT"),  # printed in locales without ƒ
+        ("flux", "f2", "died TIMEOUT"),  # the id as Flux prints it in locales without ƒ
         ("flux", "ƒ3", "died CANCELED"),
         ("flux", "ƒ6", "unknown"),
-        ("oar", "2", "submitted"),  # a batch system of a later version
+        ("oar", "2", "submitted"),  # a batch system that only a later version may support
     ],
 )
 def test_a_submitted_run_has_the_state_of_its_job(

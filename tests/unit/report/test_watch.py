@@ -104,7 +104,7 @@ def test_what_is_no_run_is_reported_in_a_line(tmp_path: Path, capsys: pytest.Cap
 
 
 def dots(lines: list[str]) -> np.ndarray:
-    """Braille characters as an array of dots."""
+    """Return the dots of Braille characters as an array."""
     bits = np.array([[ord(letter) - 0x2800 for letter in line] for line in lines])
     order = [[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]]
     return np.block([[np.array([[(b & bit) != 0 for bit in row] for row in order]) for b in line] for line in bits])

@@ -1,4 +1,4 @@
-"""The emulation detects errors in kernels; otherwise tests of kernels with it would prove little."""
+"""The emulation detects errors in kernels; if it did not, the tests of kernels that use it would prove little."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HERE = Path(__file__).parents[2] / "simulators" / "emulation"
 
 @pytest.fixture(scope="module")
 def wrong(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library of wrong.cu."""
+    """The compiled kernels of wrong.cu, which have errors."""
     folder = tmp_path_factory.mktemp("wrong")
     for source in (HERE / "wrong.cu", KERNELS / "common.cuh"):
         shutil.copy(source, folder)

@@ -22,10 +22,10 @@ def plan_of(every: int, last: int) -> Any:
 
 
 class Others:
-    """Computes means, given the vectors of the other workers.
+    """Computes the mean of a worker's vector and the vectors of the other workers.
 
     Args:
-        vectors: Shape (workers - 1, n).
+        vectors: The vectors of the other workers, as an array of shape (workers - 1, n).
     """
 
     def __init__(self, vectors: Array) -> None:

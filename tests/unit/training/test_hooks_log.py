@@ -13,7 +13,7 @@ from mpitrain.training import hooks
 
 
 class Loop:
-    """Counts steps, and records the steps at which the hook prints and records."""
+    """A training loop that keeps the steps of the printed and of the recorded reports."""
 
     def __init__(self) -> None:
         self.step, self.training_s, self.learning_rate, self.validation_step = 0, 0.0, 0.1, -1

@@ -14,7 +14,7 @@ from mpitrain.training.checkpointing import Checkpoints
 
 
 class Strategy:
-    """Returns empty snapshots, and counts them."""
+    """Returns empty snapshots, and keeps their steps."""
 
     def __init__(self) -> None:
         self.progress, self.saved = Progress(0, 0), []
@@ -25,7 +25,7 @@ class Strategy:
 
 
 class Loop(SimpleNamespace):
-    """Reaches a consistent point after every step, as in ``sync``; a request is for the point after the next step."""
+    """Every step is followed by a consistent point, as in ``sync``; requests apply to the point after the next step."""
 
     def __init__(self) -> None:
         super().__init__(step=0, cluster=SimpleNamespace(chief=True), reasons=set(), validation={}, reported=[])
@@ -41,7 +41,7 @@ class Loop(SimpleNamespace):
 
 
 def run(monkeypatch: pytest.MonkeyPatch, hook: Any, loop: Loop, strategy: Any, n: int) -> None:
-    """Take ``n`` steps of one second each."""
+    """Run the hook for ``n`` steps of one second each."""
     now = [0.0]
     monkeypatch.setattr(hooks.time, "monotonic", lambda: now[0])
     hook.begin(loop)

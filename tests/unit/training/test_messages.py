@@ -22,7 +22,7 @@ def notes(
 
 
 def ends_early(train_steps: int, every: int, patience: int) -> bool:
-    """Return whether a run of which no validation improves the metric ends before the last step."""
+    """Return whether the hook ends a run early if all its validations have the same value of the metric."""
     stopped: list[str] = []
     best = TrackBest(Goal("loss", False), patience, keeps=False)
     for step in [*range(every, train_steps, every), train_steps]:

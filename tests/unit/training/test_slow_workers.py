@@ -13,7 +13,7 @@ from mpitrain.training.slow_workers import slow_worker
         ([2.0, 5.0, 2.1], 1),
         ([5.0, 2.0], 0),
         ([2.0, 3.9, 2.0], None),  # less than twice as long
-        ([0.1, 1.0, 0.1], None),  # a small part of the period
+        ([0.1, 1.0, 0.1], None),  # only a small part of the ten seconds
         ([5.0, 2.0, 6.0, 2.0, 2.0], 2),
         ([0.0, 9.0], 1),
     ],

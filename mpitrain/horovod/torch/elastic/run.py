@@ -22,7 +22,7 @@ class HostsUpdatedInterrupt(RuntimeError):
     """An exception that restarts the function without restoring the committed state.
 
     Args:
-        skip_sync: Do not copy the state of the first rank to the others.
+        skip_sync: Whether to start again without copying the state of the first rank to the other ranks.
     """
 
     def __init__(self, skip_sync: bool = False) -> None:
@@ -34,7 +34,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a function whose first argument is a ``State``. Calls are collective over all ranks.
 
     The function starts with the state of the first rank. If an operation fails on all ranks, the function starts again
-    with the committed state. After a rank has died, all ranks must be restarted, as by ``mpitrain run --max-restarts``.
+    with the committed state. After a rank has died, all ranks must be restarted: use ``mpitrain run --max-restarts``.
     The function then starts with the state that was committed in the run directory, on any number of ranks.
     """
 

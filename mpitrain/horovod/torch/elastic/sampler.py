@@ -12,9 +12,9 @@ from ... import world
 
 
 class ElasticSampler(Sampler[int]):
-    """Divides the examples of an epoch that have not been processed among the ranks. Every method is local.
+    """Divides the unprocessed examples of an epoch among the ranks. Every method is local.
 
-    Pass it to ``TorchState``, call ``record_batch`` after each batch, and ``set_epoch`` at the end of each epoch.
+    Pass the sampler to ``TorchState``, call ``record_batch`` after each batch, and ``set_epoch`` after each epoch.
 
     Args:
         dataset: The dataset, of which only the length is used.

@@ -35,7 +35,7 @@ class State:
             callback()
 
     def commit(self) -> None:
-        """Save the state; in a run of ``mpitrain run`` also in its run directory, which the first rank writes. Local.
+        """Save the state; under ``mpitrain run``, the first rank also writes it to the run directory. Local.
 
         Raises:
             OSError: The file cannot be written.

@@ -1,8 +1,8 @@
 """Simulates on the CPU the part of CuPy that mpitrain uses.
 
 It checks how mpitrain uses CuPy: the device of every array, the order of copies, and the kernels with their arguments.
-It does not check CuPy itself; another test compares its names with the real CuPy. As in CuPy, mixing its arrays with
-NumPy's is an error.
+It does not check CuPy itself; another test compares the simulator's names with the real CuPy. As in CuPy, mixing device
+arrays with NumPy arrays is an error.
 
     SIMULATED_GPUS: number of GPUs (CUDA_VISIBLE_DEVICES selects some of them)
     SIMULATED_GPU_BYTES: memory of each GPU
@@ -39,7 +39,7 @@ class _Pointer:
 
 
 class ndarray(numpy.ndarray):
-    """Memory of a device."""
+    """An array in the memory of a device."""
 
     device_id = -1
 
@@ -157,11 +157,11 @@ def empty(shape: Any, dtype: Any = float) -> ndarray:
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     dtype = numpy.dtype(dtype)
     pool = memory.take(math.prod(shape) * dtype.itemsize)
-    memory_of_it = bytearray(b"\xff") * (math.prod(shape) * dtype.itemsize)  # NaN of a float
+    memory_of_it = bytearray(b"\xff") * (math.prod(shape) * dtype.itemsize)  # NaN as a float
     raw = numpy.frombuffer(memory_of_it, dtype).reshape(shape) if memory_of_it else numpy.empty(shape, dtype)
     address = raw.ctypes.data
     memory.allocated[address] = address + raw.nbytes
-    # Later work of the stream on which memory was allocated may reuse it as soon as it is freed.
+    # Later work of the stream that has allocated memory may reuse the memory as soon as it is freed.
     owner = stream.get_current_stream()
     weakref.finalize(
         raw if raw.base is None else _owner(raw), _poison, memory_of_it, owner, pool, address
@@ -172,7 +172,7 @@ def empty(shape: Any, dtype: Any = float) -> ndarray:
 
 
 def _owner(raw: numpy.ndarray) -> Any:
-    """Return the base array of all views of an array."""
+    """Return the array from which an array is derived, perhaps over several views."""
     while isinstance(raw.base, numpy.ndarray):
         raw = raw.base
     return raw
@@ -250,7 +250,7 @@ class RawModule:
         self._digest = hashlib.sha256((code + stored).encode()).hexdigest()
 
     def compile(self) -> None:
-        """Record in SIMULATED_CUPY_CACHE that this process compiled the source, unless another process did.
+        """Record in SIMULATED_CUPY_CACHE that this process compiled the source, unless there is such a record.
 
         Raises:
             CompileException: SIMULATED_COMPILER_LOG is set.

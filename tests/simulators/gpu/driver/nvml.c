@@ -1,4 +1,4 @@
-/* Stands in for an NVIDIA driver's libnvidia-ml.so.1: two devices, the second with a user and no thermometer. */
+/* Takes the place of libnvidia-ml.so.1: two devices; the second runs a process and does not report its temperature. */
 
 #include <stdio.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-"""Grids have as many blocks as the device runs at once; if blocks share a sum, their number depends on shapes only."""
+"""Grids have as many blocks as the device runs at once, or, if blocks add to one sum, a number fixed by the shapes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Recorder:
     """Records the number of blocks of each launch instead of running it.
 
     Args:
-        resident: Value of ``resident_blocks`` for every kernel.
+        resident: The result of ``resident_blocks`` for every kernel.
     """
 
     def __init__(self, resident: int) -> None:

@@ -41,7 +41,7 @@ def gradient() -> Array:
 
 @pytest.mark.parametrize("kind", [optim.sgd, optim.momentum, optim.adam, optim.lamb, optim.lars])
 def test_a_stale_gradient_moves_the_parameters_by_a_part(kind: Any) -> None:
-    """Scaled by its staleness, it has the effect of a fresh gradient at a learning rate divided by the staleness."""
+    """Scaling has the effect of dividing the learning rate by the staleness."""
     stale, moved = shard_of(kind(0.4))
     assert stale.apply(gradient(), Push(version=0, scaled=True)) == STALENESS
     fresh, expected = shard_of(kind(0.4 / STALENESS))

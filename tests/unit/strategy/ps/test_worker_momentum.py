@@ -12,7 +12,7 @@ from mpitrain.strategy.ps.worker_momentum import WorkerMomentum
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_velocity_is_kept_where_nothing_was_sent(nesterov: bool) -> None:
-    """Elements 0 to 3 are sent to another node, 4 and 5 are applied on this one; 16 and 17 are not trained."""
+    """Elements 0 to 3 are sent to another node; 4 and 5 are applied on this node; 16 and 17 are not trained."""
     rng, residual = np.random.default_rng(0), np.zeros(4)
     layout = Layout.pack([("weight", (6,), "param"), ("mean", (2,), "state")])
     momentum = WorkerMomentum(Momentum(0.9, nesterov), residual, [(0, 4)], layout, np.float64)

@@ -6,7 +6,7 @@ _here = threading.local()
 
 
 def current() -> int:
-    """The device of this thread."""
+    """Return the current device of this thread."""
     return getattr(_here, "device", 0)
 
 

@@ -100,7 +100,7 @@ def pool() -> MemoryPool:
 
 
 def is_own_pool() -> bool:
-    """Whether this thread allocates from a separate pool, which a captured graph can keep."""
+    """Return whether this thread allocates from a separate pool, which a captured graph can keep."""
     return getattr(_here, "allocator", None) is not None
 
 
@@ -114,7 +114,7 @@ def using_allocator(allocator: Callable[[int], None]) -> Iterator[None]:
 
 
 def take(nbytes: int) -> MemoryPool:
-    """Allocate from the current device's pool, and return it."""
+    """Allocate bytes from the current device's pool; return the pool."""
     here = pool()
     needed = here.used + max(here.freed, nbytes)
     if needed > TOTAL - USED_BY_OTHERS:

@@ -1,7 +1,7 @@
 """Sums over processes through files: each process writes its part, and continues when all processes have written
 theirs.
 
-SIMULATED_NCCL: 1 where it is installed
+SIMULATED_NCCL: 1 if NCCL is available
 """
 
 from __future__ import annotations

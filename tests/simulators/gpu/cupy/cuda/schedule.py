@@ -1,7 +1,7 @@
 """The schedule of simulated GPUs: operations run later, in any order that streams and events allow.
 
 Operations of a stream run in order. Between streams, only events define an order. At each submission, a random number
-of the operations that may run are executed: results that a program does not wait for are then missing or overwritten.
+of the operations that may run are executed: results that a program does not wait for can be missing or overwritten.
 
     SIMULATED_ORDER: seed of the order
 """
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 _random = random.Random(int(os.environ.get("SIMULATED_ORDER", "0")))
-_pace = _random.choice((0.02, 0.3, 1.5))  # operations executed per submitted one: from far behind to up to date
+_pace = _random.choice((0.02, 0.3, 1.5))  # mean number of operations executed per submitted operation
 _lock = threading.RLock()
 _queues: list[Queue] = []
 

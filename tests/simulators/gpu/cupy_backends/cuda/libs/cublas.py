@@ -59,7 +59,7 @@ def setMathMode(handle: int, mode: int) -> None:  # noqa: N802
     assert handle in _streams and mode == 16
 
 
-# Functions that are called without CuPy, in the library that this module is linked with.
+# Functions of the cuBLAS library that mpitrain calls without CuPy.
 
 
 class _Library:
@@ -122,7 +122,7 @@ def cublasGemmEx(  # noqa: N802
 
 
 def _as_tf32(x: Any) -> Any:
-    """Return the values without their last 13 bits."""
+    """Return the values with their last 13 bits set to zero."""
     return (np.ascontiguousarray(x).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
