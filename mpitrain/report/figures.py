@@ -42,7 +42,15 @@ def figure(chart: Chart) -> dict[str, Any]:
             "separatethousands": True,
         },
         "showlegend": 1 < len(names) <= _MAX_NAMED,
-        "legend": {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0, "xanchor": "left", "traceorder": "normal"},
+        "legend": {
+            "orientation": "h",
+            "yref": "container",
+            "y": 0,
+            "yanchor": "bottom",
+            "x": 0,
+            "xanchor": "left",
+            "traceorder": "normal",
+        },
         "hovermode": "x unified" if len(traces) <= _MAX_NAMED else "closest",
     }
     if chart.scale == "log":
