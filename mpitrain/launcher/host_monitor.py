@@ -29,7 +29,7 @@ class HostMonitor:
 
     Args:
         hosts: The other hosts.
-        timeout_s: Seconds without an answer after which a host is lost, and its watcher ends its ranks.
+        timeout_s: Seconds without an answer after which a host is lost. The host's watcher ends its ranks 5 s later.
     """
 
     def __init__(self, agent: RemoteAgent, hosts: Sequence[str], run_dir: Path, timeout_s: float) -> None:

@@ -34,7 +34,7 @@ class Restarts:
 
     Attributes:
         count: The number of restarts.
-        interruption: The interruption that the next attempt is to end; None if no failure precedes this attempt.
+        interruption: The interruption that the next attempt is to end; None if no failure precedes that attempt.
     """
 
     def __init__(self, max_restarts: int, resumes_from_state: bool, time_limit_s: float | None) -> None:

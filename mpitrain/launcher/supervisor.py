@@ -130,7 +130,7 @@ class _Supervisor:
         self._restarts = Restarts(options.max_restarts, workload.keeps_checkpoints, workload.time_limit)
         self._continues = False  # whether the present attempt follows another one
         self._next_spec: LaunchSpec | None = None  # ranks of the next attempt; set while the present ranks stop for it
-        self._ranks_were_killed = False  # whether the ranks of the last attempt were killed
+        self._ranks_were_killed = False  # whether ranks of the last attempt may have been killed
         if not (launch.keeps_state and launch.request.workload.resumes):
             state_folder.remove(str(launch.run_dir))  # left by a run whose supervisor was killed
         self._saved = SavedStates(launch.run_dir, launch.request.workload.resumes, launch.keeps_state)

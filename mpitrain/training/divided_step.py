@@ -39,7 +39,7 @@ class DividedStep:
     Args:
         strategy: Averages the gradients and updates the parameters.
         model: Computes the gradients, in ``strategy.grads``.
-        layout: The layout of that vector.
+        layout: The layout of ``strategy.grads``.
         workers: The number of workers whose gradients are summed.
         names: The names of the parameters that each optimizer updates; None for all.
 

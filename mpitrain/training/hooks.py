@@ -44,7 +44,7 @@ class EveryNSteps:
         self._last = step
 
     def reached(self, step: int) -> bool:
-        """Return whether a multiple of N was reached or passed since ``consume`` last returned True."""
+        """Return whether a multiple of N was reached or passed since ``start``, or since ``consume`` returned True."""
         return self._every > 0 and step // self._every > self._last // self._every
 
     def consume(self, step: int) -> bool:
@@ -69,7 +69,7 @@ class Trigger:
         self.restart()
 
     def begin(self, step: int) -> None:
-        """Count from ``step``, and from now."""
+        """Count steps from ``step``, and seconds from now."""
         self._steps.start(step)
         self.restart()
 

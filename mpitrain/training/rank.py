@@ -84,7 +84,7 @@ class Rank:
             self.status.set_failed(error, is_user_error=True)
             self._end(error)
         if isinstance(error, OtherRankFailed):
-            time.sleep(5)  # the other rank prints its traceback, then ends this one
+            time.sleep(5)  # the other rank prints its traceback, then ends this rank
             sys.exit(1)
         report = report_crash(self._cluster, error)
         self.status.set_failed(error, is_user_error=False, traceback=report)
@@ -124,7 +124,7 @@ class Rank:
         sys.exit(error.exit_status)
 
     def _let_lower_ranks_report(self) -> None:
-        """Wait before an error is reported: if all ranks fail in the same way, the lowest rank ends this one."""
+        """Wait before an error is reported: if all ranks fail in the same way, the lowest rank ends the others."""
         time.sleep(0.0 if self._cluster is None else _BEFORE_REPORT_S * min(self._cluster.rank, 4))
 
 

@@ -63,7 +63,7 @@ def restore(
         run_dir: See ``kept_run_dir``.
 
     Raises:
-        CheckpointError: All checkpoints are damaged, or the newest intact one does not fit; on every rank.
+        CheckpointError: All checkpoints are damaged, or the newest intact one does not match the model; on every rank.
     """
     kept = resume_from_memory(cluster, plan, vectors, shared_vectors, run_dir, newer_than=resume_plan.step)
     if kept is not None:

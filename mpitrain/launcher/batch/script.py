@@ -1,4 +1,4 @@
-"""Render batch scripts from batch jobs. Pure functions: they do not access the machine."""
+"""Render batch scripts from batch jobs; nothing is written or submitted."""
 
 from __future__ import annotations
 
