@@ -39,7 +39,7 @@ def remote_agent(environ: Mapping[str, str]) -> str | None:
 
 
 def restart_arguments(environ: Mapping[str, str]) -> str:
-    """Return the arguments with which ``mpirun`` starts its daemons again in this environment's allocation."""
+    """Return ``BatchSystem.restart_arguments`` of this environment's allocation; empty if there are none."""
     systems = (system for system in SYSTEMS.values() if system.allocation_variable in environ)
     return next((system.restart_arguments for system in systems if system.restart_arguments), "")
 

@@ -159,7 +159,7 @@ def _is_own(entry: os.DirEntry[str], since: float) -> bool:
 
 def _has_ended(pid: int | str) -> bool:
     state = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[:1]
-    return state in ([], [b"Z"], [b"X"])  # also true if the parent has not noticed it yet
+    return state in ([], [b"Z"], [b"X"])  # also true if the parent has not noticed the end yet
 
 
 def _mapped_files() -> set[str]:
@@ -174,7 +174,7 @@ def _mapped_files() -> set[str]:
 
 
 def _daemons_above(pid: int) -> Iterator[int]:
-    """Yield the launcher's daemons among the ancestors of a process."""
+    """Yield the launcher's daemons among a process and its ancestors."""
     for parent in (pid, *_parents(pid)):
         if _read(f"/proc/{parent}/stat").rpartition(b")")[0].partition(b"(")[2] in _DAEMONS:
             yield parent

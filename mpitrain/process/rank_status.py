@@ -186,7 +186,7 @@ def record_end(run_dir: Path, rank: int, pid: int, signal: int, exit_status: int
     path = folder_of(run_dir) / str(rank)
     status = _read(path)
     if status is not None and status.pid != pid:
-        return  # of another attempt
+        return  # the status is of another attempt
     if status is None:
         status = _new_status(rank, pid, os.getpid())
         with contextlib.suppress(OSError):
@@ -260,7 +260,7 @@ def read(run_dir: Path) -> list[RankStatus]:
 
 
 def clear(run_dir: Path) -> None:
-    """Remove all status files."""
+    """Remove the status files, and the other files of ranks and reapers beside them."""
     folder = folder_of(run_dir)
     with contextlib.suppress(OSError):  # a reaper may still be writing
         for path in folder.iterdir():

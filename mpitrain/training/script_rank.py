@@ -98,7 +98,8 @@ class ScriptRank(Rank):
         """Record that a training of the script begins.
 
         Raises:
-            ConfigError: This training would resume an earlier one of the script, in the directory of ``mpitrain run``.
+            ConfigError: This training would resume an earlier training of the script, in the directory of ``mpitrain
+                run``.
         """
         if config.run.run_dir is None and RUN_DIR_VARIABLE in os.environ:
             if self._used_run_dir:

@@ -186,7 +186,7 @@ class SteppedLoop(Loop):
         """Change the parameters by a function; see ``Trainer.change_parameters``.
 
         Args:
-            wait: Waits for the other workers; called if the workers do not exchange their actions in a step.
+            wait: Waits for the other workers; called if steps are not divided.
         """
         if self._divided is None:
             raise JobError("trainer.change_parameters needs --mode sync or local on CPUs, without --accumulate-steps")
@@ -219,7 +219,7 @@ class SteppedLoop(Loop):
         """Return the strategy, for a method of the optimizer that uses the slots. Local.
 
         Raises:
-            JobError: Slots cannot be used now, or not in this mode.
+            JobError: Slots cannot be used now, or in this mode.
         """
         if not isinstance(self._strategy, UpdatesOnRequest):
             raise JobError(
@@ -253,7 +253,8 @@ class SteppedLoop(Loop):
         return part
 
     def backward(self, loss: Any, optimizers: Sequence[int] = (0,)) -> None:
-        """Compute the gradient of a loss, the mean over the micro-batch. Its ranges may be averaged meanwhile.
+        """Compute the gradient of a loss, the mean over the micro-batch. Ranges of the gradient may be averaged
+        meanwhile.
 
         Args:
             optimizers: The indices of the optimizers whose parameters get the gradient.
