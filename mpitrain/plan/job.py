@@ -126,7 +126,7 @@ class Job:
         """The validation examples, or None.
 
         Raises:
-            DataError: The classes have other names than the classes of the training examples.
+            DataError: The names of the classes, or their order, differ from those of the training examples.
         """
         split = self._split("validation")
         names, own = (getattr(one, "class_names", ()) for one in (self.train_split, split))
@@ -154,7 +154,7 @@ class Job:
         return self._splits[name][1]
 
     def facts(self) -> dict[str, object]:
-        """Return the properties that must be the same on every rank, except the model's.
+        """Return the properties that must be the same on every rank, except the layout of the model's parameters.
 
         Raises:
             DataError: A data file does not match its header.
@@ -200,7 +200,7 @@ def load_job_file(path: Path) -> JobFunction:
     """Run a job file and return its function ``job``.
 
     Raises:
-        JobError: The file does not exist, raises, or defines no ``job``.
+        JobError: The file does not exist, raises an exception, or defines no function ``job``.
     """
     if path.is_dir():
         raise JobError(f"{path} is a directory; give a Python file, such as {path / 'train.py'}, or a module after -m")
@@ -245,7 +245,7 @@ def make_job(path: Path, function: JobFunction, arguments: dict[str, Any], seed:
     made, and they must be the same on all ranks. If the function imports torch, it is called again.
 
     Raises:
-        JobError: The function raises, or does not return a Job.
+        JobError: The function raises an exception, or does not return a Job.
     """
     if (torch := sys.modules.get("torch")) is not None:
         torch.manual_seed(seed)

@@ -79,7 +79,7 @@ class CommaSeparated(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 
 
 def nearest(word: str, valid: list[str]) -> str:
-    """Return the valid word most similar to the given one; empty if none is similar."""
+    """Return the valid word that is most similar to ``word``; empty if none is similar."""
     return next(iter(difflib.get_close_matches(word, valid, n=1)), "")
 
 

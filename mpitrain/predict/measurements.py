@@ -213,7 +213,7 @@ def read_probe(path: Path) -> Probe:
     """Return the measurements in a file of ``mpitrain probe``.
 
     Raises:
-        RecordError: The file cannot be read, or has another version.
+        RecordError: The file cannot be read, has another version, or is not complete.
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))

@@ -10,7 +10,7 @@ from ..scenario import Scenario
 from ..timeline import Timeline
 from .ps import Events, ParameterServers
 
-_FACTORS = 64  # factors of step times, which a worker repeats
+_FACTORS = 64  # number of factors of step times, which a worker uses again and again
 
 
 def simulate(scenario: Scenario, times: RankTimes, steps: int, random: np.random.Generator, run: Timeline) -> None:
