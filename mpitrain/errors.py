@@ -15,7 +15,7 @@ class UserError(Exception):
     """
 
     exit_status = 2
-    on_all_ranks = False  # a class attribute, for users' subclasses whose constructor does not call this one
+    on_all_ranks = False  # a class attribute, for users' subclasses whose constructor does not call this constructor
 
     def __init__(self, *args: object, on_all_ranks: bool = False) -> None:
         super().__init__(*args)
@@ -57,7 +57,7 @@ class RankMismatch(UserError):
 
 
 class CollectiveFailed(UserError, RuntimeError):
-    """An operation of the torch.distributed backend timed out, or its ranks called different operations."""
+    """An operation of the torch.distributed backend timed out, its ranks called different operations, or a rank ended."""
 
     exit_status = 1
 

@@ -107,7 +107,7 @@ class _Watchdog(threading.Timer):
 
 
 def _start_ranks(ranks: int | None, run_dir: Path, timeout_s: float) -> list[Finding]:
-    """Start ranks that run the checks, and return their findings; if none can be started, check in this process."""
+    """Start ranks that run the checks, and return their findings; if no rank can be started, check in this process."""
     from ..launcher.command_line import compose
     from ..launcher.mpi_flavors import find_launcher
     from ..launcher.mpi_launcher import LaunchSpec, LocalMachine

@@ -38,7 +38,7 @@ class Trained:
     Attributes:
         job: The job, whose model still has its initial values.
         path: The checkpoint.
-        step: Its number of completed steps.
+        step: The number of completed steps.
         layout: The layout of ``params``.
         params: Shape (layout.size,): the parameters, or their moving averages.
         extra_state: The model's buffers that are not in ``params``.

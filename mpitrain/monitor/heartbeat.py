@@ -70,7 +70,7 @@ class BatchJob:
 
 @dataclass(frozen=True)
 class Status:
-    """The content of the file.
+    """The content of ``status.json``.
 
     Attributes:
         state: ``submitted`` before the run starts, ``running`` until it records how it ended; never ``died``.

@@ -30,7 +30,7 @@ def path_for(folder: Path, rank: int) -> Path:
 class RankLog:
     """Captures the process's log messages and warnings until it is closed. Every rank has its own.
 
-    Messages are written to the file from ``open`` on, with those captured before.
+    Messages are written to the file from ``open`` on, including the messages captured before.
 
     Args:
         console: The chief's console; None on other ranks.

@@ -38,7 +38,7 @@ class RunRecord:
         ranks: A table of the ranks.
 
     Attributes:
-        tables: As given; stored with every checkpoint.
+        tables: As given, with the absolute path of the job file; stored with every checkpoint.
     """
 
     def __init__(self, folder: Path, tables: Mapping[str, Mapping[str, Any]], job_file: Path, ranks: str) -> None:
@@ -51,7 +51,7 @@ class RunRecord:
         before, now = _compared(_read(self._folder / CONFIG)), _compared(self.tables)
         changed: list[str] = []
         if PROGRAM in (before.get("run", {}).get("mode"), now["run"].get("mode")):
-            return changed  # the options of a job say nothing about a program
+            return changed  # the options of a job cannot be compared with those of a program
         for table in ("run", "job") if before else ():
             old, new = before.get(table, {}), now[table]
             names = [name for name in {**old, **new} if old.get(name) != new.get(name)]

@@ -31,13 +31,13 @@ KINDS = activity.KINDS[: activity.KINDS.index("hooks") + 1]
 _STEP, _WAIT = KINDS.index("step"), KINDS.index("wait")
 _SPANS_A_STEP = 32  # sets the array size; if steps have more spans, fewer steps are kept
 
-_BACKGROUND_STEPS = 100  # steps for which the track of a background thread keeps spans; it has few
+_BACKGROUND_STEPS = 100  # steps for which the track of a background thread keeps spans; such a thread has few spans
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Track:
-    """The spans of one thread of a rank. Every method is local, and only that thread may call it.
+    """The spans of one thread of a rank. All methods are local, and only that thread may call them.
 
     A span's own time excludes the spans inside it. ``seconds`` sums own times by kind.
 
@@ -270,7 +270,7 @@ def summarize(ranks: Sequence[RankTrace], aligned: dict[int, Spans], waited: dic
 
     Args:
         aligned: The workers' training spans, on one clock.
-        waited: The result of ``waited_for``; empty if they take different steps.
+        waited: The result of ``waited_for``; empty if the workers take different steps.
     """
     return {
         "ranks": [

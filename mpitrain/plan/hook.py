@@ -106,7 +106,7 @@ class Hook:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the chief's state. Called before ``begin`` on all workers of a resumed run, unless the state is empty."""
+        """Restore the chief's state. Called before ``begin`` on all workers of a resumed run, if it is not empty."""
 
     def begin(self, loop: TrainingLoop) -> None:
         """Called once on all workers, before the first step."""

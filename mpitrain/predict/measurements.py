@@ -130,7 +130,7 @@ class LinkTimes:
 
     Attributes:
         latency_s: Half the time in which a message of 8 bytes goes to the other rank and back.
-        message_s: Time that a rank needs to post one such message and its counterpart.
+        message_s: Time for one such message in each direction, if many are posted at once.
         bytes_per_s: Bandwidth of one pair of ranks, in each direction, while both directions are used.
         node_bytes_per_s: Total bandwidth of all pairs of ranks of two nodes at once, in each direction.
         burst_bytes: Bytes that a shaped link carries at once after a pause; 0 if it has one rate.

@@ -64,7 +64,9 @@ def _print_table(titles: Sequence[str], rows: Sequence[tuple[str, ...]]) -> None
     print(table)
     if hidden:
         print(
-            wrap(f"\nIn {columns} columns without {', '.join(hidden)}; a wider terminal or a pipe shows all.", columns)
+            wrap(
+                f"\nNot shown in {columns} columns: {', '.join(hidden)}; a wider terminal or a pipe shows all.", columns
+            )
         )
 
 
