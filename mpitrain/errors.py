@@ -57,7 +57,7 @@ class RankMismatch(UserError):
 
 
 class CollectiveFailed(UserError, RuntimeError):
-    """An operation of the torch.distributed backend timed out, its ranks called different operations, or a rank ended."""
+    """In the torch.distributed backend, an operation timed out, a rank ended, or ranks called different operations."""
 
     exit_status = 1
 

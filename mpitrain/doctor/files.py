@@ -133,6 +133,9 @@ def _shared(cluster: Cluster, folder: Path) -> Finding:
     all_ranks = cluster.comm.allgather((seen, time.monotonic() - began, cluster.host))
     blind = sorted({host for is_visible, _, host in all_ranks if not is_visible})
     if blind:
-        advice = "pass a --run-dir on a file system that all hosts share, or copy the run directory to all hosts before a restart"
+        advice = (
+            "pass a --run-dir on a file system that all hosts share, "
+            "or copy the run directory to all hosts before a restart"
+        )
         return Finding(TOPIC, "visible on all hosts", "warning", f"not on {', '.join(blind[:8])}", advice)
     return Finding(TOPIC, "visible on all hosts", "pass", f"after {max(s for _, s, _ in all_ranks):.1f} s")
