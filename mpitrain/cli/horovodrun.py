@@ -13,8 +13,8 @@ from ..version import __version__
 
 _NOT_NEGATIVE = click.FloatRange(min=0)
 
-# Options that are named after a variable set this variable for ``mpitrain.horovod``. The others, except ``--mpi`` and
-# the options of ssh, are named after the flag of ``mpitrain run`` that replaces them.
+# Options that are named after a variable set this variable for ``mpitrain.horovod``. Other options, except ``--mpi``
+# and the options of ssh, are named after the flag of ``mpitrain run`` that replaces them.
 _OPTIONS = [
     click.Option(["ranks", "-np", "--num-proc"], type=click.IntRange(min=1), metavar="N", help="Number of ranks."),
     click.Option(["hosts", "-H", "--hosts"], metavar="HOST:RANKS,...", help="Hosts, and the ranks on each."),

@@ -77,7 +77,7 @@ def _read(path: Path) -> Array | Mapping[str, Array]:
     """Return the array of a .npy file, or the arrays of a .npz file by name; executes no code from the file.
 
     Raises:
-        DataError: The file cannot be read, is neither of these, or has values that are not numbers.
+        DataError: The file cannot be read, is not a .npy or .npz file, or has values that are not numbers.
     """
     try:
         loaded = np.load(path, allow_pickle=False)

@@ -105,7 +105,7 @@ class JobCommand(click.Command):
         return len(args) - len(rest) if rest else None
 
     def _config_file(self, ctx: click.Context, args: list[str]) -> dict[str, Any]:
-        """Return the options in the ``--config`` file; it must be read before the other flags are parsed."""
+        """Return the options in the ``--config`` file, which must be read before the other flags are parsed."""
         with click.Context(self, resilient_parsing=True) as context:
             options, _, _ = self.make_parser(context).parse_args(args)
         if not options.get("config"):

@@ -239,7 +239,7 @@ class Attempt:
             self._stop(process)
 
     def _report_early_exits(self, statuses: Sequence[rank_status.RankStatus]) -> None:
-        """Report once that some ranks exited long ago while others still run, which may wait for them forever."""
+        """Report once if some ranks exited long ago, because the ranks that still run may wait for them forever."""
         ended = [status for status in statuses if status.ended_at]
         running = [status.rank for status in statuses if not status.ended_at]
         if ended and running and not self._reported_early_exits:
@@ -253,7 +253,7 @@ class Attempt:
                 )
 
     def _check_stop(self, process: subprocess.Popen[bytes], ranks: int, now: float) -> None:
-        """Repeat the request to save and exit; after Ctrl-C, end the ranks if no rank can fulfil it."""
+        """Repeat the request to save and exit; after Ctrl-C, end the ranks if no rank can fulfil the request."""
         doing = rank_status.read_activities(self._run_dir)
         interrupted = self._interrupts.received[:1] == [signal.SIGINT]  # a scheduler sets its own limit
         if not interrupted or len(doing) < ranks or any(activity.busy for activity in doing.values()):

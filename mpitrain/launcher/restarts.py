@@ -84,7 +84,7 @@ def restart_delay_s(restart: int) -> float:
 def has_advanced(now: Outcome, before: Outcome | None, ranks: int) -> bool:
     """Return whether training has advanced since the failure before this one; True at the first failure.
 
-    As ranks may be at different steps, an advance counts only if it is more steps than there are ranks.
+    As ranks may be at different steps, an advance counts only if it has more steps than there are ranks.
     """
     return before is None or (now.step is not None and (before.step is None or now.step > before.step + ranks))
 

@@ -106,7 +106,7 @@ def _wait_for_other_run(folder: Path) -> None:
     Ranks whose launcher was killed still save, which takes time; a second chief would write to the same files.
 
     Raises:
-        LaunchError: Such a rank is still running after the timeout.
+        LaunchError: A rank of another run still runs after the timeout.
     """
     deadline = time.monotonic() + _OTHER_RUN_S
     while left := [e for e in rank_status.read(folder) if is_local(e.host) and is_alive(e.pid, e.start)]:
@@ -338,7 +338,7 @@ class _Supervisor:
         return 128 + number
 
     def _save_state(self) -> None:
-        """Write the newest state in memory as a checkpoint, because the run ends without a checkpoint of its step."""
+        """Save the newest state in memory as a checkpoint at the end of a run, if it is newer than the checkpoints."""
         if message := self._saved.save_state():
             say(message)
 

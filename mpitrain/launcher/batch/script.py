@@ -22,7 +22,7 @@ class Script:
 
     Attributes:
         text: The complete script.
-        words: Arguments for the submit command that the script's lines cannot express.
+        words: Arguments for the submit command, which no line of the script can express.
     """
 
     text: str
