@@ -23,7 +23,7 @@ FRAMES = {"loop": "in forward", "sleep": "in after_step", "stop": ""}
     ("mpi", "kind", "rank", "flags"),
     [
         ("mpich", "loop", 1, ()),
-        ("openmpi", "sleep", 0, ("--at", "10")),  # the others wait for it to compare computing times
+        ("openmpi", "sleep", 0, ("--at", "10")),  # the other ranks wait for rank 0 to compare computing times
         ("mpich", "stop", 1, ("--mode", "local")),
         ("openmpi", "sleep", 1, ("--mode", "async")),
         ("openmpi", "loop", 2, ("--mode", "ssp", "--ps", "1", "--ps-placement", "first")),
@@ -47,7 +47,7 @@ def test_a_hanging_run_is_restarted(openmpi: Mpi, tmp_path: Path) -> None:
     words = ["--kind", "sleep", "--steps", "40", *LIMIT, "--run-dir", str(tmp_path), "--save-steps", "10"]
     command = [str(openmpi.python), "-m", "mpitrain", "run", "-n", "2", "--max-restarts", "1", str(JOB), *words]
     done = run(command, timeout=80)
-    assert done.returncode == 1  # it hangs again in the first step after the checkpoint
+    assert done.returncode == 1  # the rank hangs again in the first step after the checkpoint
     assert done.stderr.count("made no progress") == 4  # per attempt: the reaper with the stacks, then the launcher
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-0000000010.h5"]
 
@@ -60,7 +60,7 @@ def test_stacks_report_who_waits_for_whom(openmpi: Mpi, tmp_path: Path) -> None:
         try:
             deadline = time.monotonic() + 60
             answers: list[RankStacks] = []
-            # The others may wait for rank 1 before it has stopped.
+            # The other ranks may wait for rank 1 before rank 1 has stopped.
             while [(rank.waits_for, rank.state in "tT") for rank in answers] != [(1, False), (None, True), (1, False)]:
                 assert time.monotonic() < deadline, answers
                 time.sleep(0.2)

@@ -19,7 +19,7 @@ def route(x: Tensor) -> int:
 
 
 class Branching(nn.Module):
-    """Uses two layers in one order, in the other, or only one of them. Records the number of torch's threads."""
+    """Uses two layers in this order, in the opposite order, or one of them. Records the number of torch's threads."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -10,7 +10,7 @@ import pytest
 
 from ..support.launch import STRICT, Mpi
 
-# If nothing may be missing, collecting them fails without torch.
+# Without torch, these tests are not collected. If no test may be skipped, collecting them fails.
 collect_ignore_glob = [] if STRICT or importlib.util.find_spec("torch") else ["test_*.py"]
 
 
@@ -24,9 +24,9 @@ def one_thread() -> None:
 
 @pytest.fixture
 def mpich_with_torch(mpich: Mpi, monkeypatch: pytest.MonkeyPatch) -> Mpi:
-    """MPICH, in whose environment this environment's packages are found: its own has no torch.
+    """MPICH's environment, which finds torch among the packages of this environment.
 
-    mpi4py is the same in both: it loads the MPI library of the environment that runs it.
+    mpi4py is the same in both environments: it loads the MPI library of the environment that runs it.
     """
     paths = [os.environ.get("PYTHONPATH"), sysconfig.get_path("purelib")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))

@@ -1,7 +1,7 @@
 """Training loops as in scripts, each for both uses: for a Trainer on several ranks, and for plain PyTorch on whole
 batches.
 
-As a script it trains each loop, or the named ones, and stores the parameters of the chief.
+As a script, this file runs each loop, or the named loops, and stores the parameters of the chief.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def restored(tools: Tools, optimizer: torch.optim.Optimizer) -> None:
 
 
 def adversarial(tools: Tools, optimizers: list[torch.optim.Optimizer]) -> None:
-    """Train the first layer as a generator, and the last one as its discriminator."""
+    """Train the first layer as a generator, and the last layer as its discriminator."""
     (generator, activation, discriminator), (of_generator, of_discriminator) = tools.model, optimizers
     schedule, number = ExponentialLR(of_discriminator, 0.8), 0
     criterion = nn.functional.cross_entropy
@@ -227,7 +227,7 @@ def alternating(tools: Tools, optimizers: list[torch.optim.Optimizer]) -> None:
 
 
 def by_hand(tools: Tools, optimizer: torch.optim.Optimizer) -> None:
-    """Update parameters without the optimizer in some steps, and clip them in all."""
+    """Update parameters without the optimizer in every second step, and limit their values in all steps."""
 
     def descend() -> None:
         for parameter in tools.model.parameters():

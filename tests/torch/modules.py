@@ -186,7 +186,7 @@ class Growing(nn.Linear):
 
 
 class Regularized(nn.Sequential):
-    """Uses its weights in another way, too."""
+    """Adds terms to the outputs that depend only on its weights."""
 
     def __init__(self) -> None:
         super().__init__(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))

@@ -9,7 +9,7 @@ from torch import nn
 
 
 class HalfAdam(torch.optim.Adam):
-    """A subclass that steps twice as far in the opposite direction; only its code shows what it computes."""
+    """Takes steps of half the length of Adam's; only the code of ``step`` shows this."""
 
     def step(self, closure: Any = None) -> None:
         before = [parameter.detach().clone() for group in self.param_groups for parameter in group["params"]]
@@ -37,7 +37,7 @@ class Counting(torch.optim.Optimizer):
 
 
 class RowNorm(torch.optim.Optimizer):
-    """Divides gradients by a mean of the norms of their rows, of which there are fewer than elements."""
+    """Divides gradients by a mean of the norms of their rows: a state with fewer elements than the parameter."""
 
     updates_tensors_separately = True
 
@@ -56,7 +56,7 @@ class RowNorm(torch.optim.Optimizer):
 
 
 class GlobalNorm(torch.optim.Optimizer):
-    """Takes steps of equal length over all parameters, so that its work cannot be divided."""
+    """Divides gradients by their norm over all parameters, so that the work cannot be divided among ranks."""
 
     def __init__(self, params: Any, lr: float) -> None:
         super().__init__(params, {"lr": lr})

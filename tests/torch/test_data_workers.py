@@ -1,4 +1,4 @@
-"""Examples that processes load: the same bits with any number of them, each example once, and errors end the run."""
+"""Examples that processes load: the same bits for any number of processes, each example once; errors end the run."""
 
 from __future__ import annotations
 

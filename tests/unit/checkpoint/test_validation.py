@@ -1,4 +1,4 @@
-"""Checkpoints from untrusted sources do no harm. ``bench/malicious.py`` reads many more."""
+"""Checkpoints from untrusted sources do no harm. ``bench/malicious.py`` reads many more checkpoints."""
 
 from __future__ import annotations
 

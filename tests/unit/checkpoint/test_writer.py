@@ -63,7 +63,7 @@ def test_a_checkpoint_has_the_state_of_its_step(tmp_path: Path, background: bool
 @pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("private", [False, True])
 def test_a_snapshot_is_released(tmp_path: Path, background: bool, private: bool) -> None:
-    """It is released even if its checkpoint cannot be written; a private snapshot is not copied."""
+    """A snapshot is released even if its checkpoint cannot be written; a private snapshot is not copied."""
     seen = []
 
     def fail(snapshot: Snapshot) -> None:

@@ -1,4 +1,4 @@
-"""OpenBLAS's kernels are those of the run, or else are changed on Zen 4 only; the user's choice has precedence."""
+"""The choice of OpenBLAS's kernels: the user's choice, else the run's, else Haswell's on Zen 4."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ZEN_4 = "vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\nflags\t\t: 
 
 @pytest.fixture(autouse=True)
 def _own_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep what the package has chosen for this process, which other tests remove from the environment of runs."""
+    """Do not change the record of the choice for this process, which other tests use."""
     monkeypatch.setattr("mpitrain.core.openblas.CHOSEN", {})
 
 

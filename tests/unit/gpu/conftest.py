@@ -16,7 +16,7 @@ from ...support.kernel_device import Device
 
 @pytest.fixture(scope="session", params=[grid.SUM_BLOCKS, 3], ids=["wide", "narrow"])
 def device(library: Path, request: pytest.FixtureRequest) -> Iterator[Device]:
-    """Two devices that must agree; the second one runs blocks and threads in reverse order, to find races.
+    """Two devices that must agree; the second device runs blocks and threads in reverse order, to find races.
 
     It also runs only three blocks at once, so that threads loop many times, as they do on a GPU over large arrays.
     """

@@ -1,4 +1,4 @@
-"""nvcc and NVRTC take the kernels' sources, for every generation of GPU from A100 on; no GPU is needed for that."""
+"""nvcc compiles the kernels' sources for three architectures, NVRTC for sm_90; this needs no GPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LARGEST_FIRST = sorted(
 
 @pytest.fixture(scope="module")
 def nvcc() -> str:
-    """The compiler on the path, of $CUDA_HOME, or of the environment that ``make env`` makes."""
+    """The path of nvcc in PATH, in $CUDA_HOME, or in the environment that ``make env`` creates."""
     folders = [os.environ.get("PATH", ""), os.path.join(os.environ.get("CUDA_HOME", ""), "bin")]
     folders += [str(folder) for folder in ENVIRONMENT.glob("lib/python*/site-packages/nvidia/cu*/bin")]
     found = shutil.which("nvcc", path=os.pathsep.join(folders))

@@ -129,7 +129,7 @@ def test_a_residual_first_in_a_model_needs_no_input_gradient():
 
 
 def test_a_relu_overwrites_only_what_nobody_else_reads():
-    """After Dense it may overwrite; as the first layer, inside Residual and after Tanh it may not."""
+    """A ReLU may overwrite the output of Dense, but not that of Tanh, nor the input of the model or of Residual."""
     relus = [nn.ReLU() for _ in range(4)]
     model = nn.Sequential(
         relus[0], nn.Dense(3, 3), relus[1], nn.Residual(relus[2], nn.Dense(3, 3)), nn.Tanh(), relus[3]

@@ -1,4 +1,4 @@
-"""Files of a run outside its run directory, and records inside that are refused."""
+"""Files of a run outside its run directory, and files in the run directory that are refused."""
 
 from __future__ import annotations
 
