@@ -223,8 +223,8 @@ class Run:
     def _has_ended(self) -> bool:
         """Return whether a run that no process on this host supervises has ended.
 
-        A run that Slurm requeues has not ended. On Flux and PBS a requeued run has ended, because the new job has
-        another id; on LSF it has ended, because the states of LSF's jobs are not queried.
+        A run that Slurm requeues has not ended. On Flux and PBS a requeued run counts as ended, because the new job has
+        another id; on LSF it counts as ended, because the states of LSF's jobs are not queried.
         """
         state, recorded = self.status.state, heartbeat.read(self.path)
         job = None if recorded is None else recorded.job

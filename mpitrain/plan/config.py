@@ -212,7 +212,7 @@ FIELDS = {field.name: field for group in GROUPS for field in dataclasses.fields(
 
 
 def plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values that TOML and JSON can hold: None is left out, other types become their text."""
+    """Return values that TOML and JSON can hold: None is left out, objects of other types become text."""
     return {name: _plain(value) for name, value in options.items() if value is not None}
 
 

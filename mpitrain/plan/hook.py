@@ -21,7 +21,7 @@ class TrainingLoop(Protocol):
         data_cursor: Examples that all workers combined have consumed from the stream of examples.
         train_steps: The step at which training ends.
         loss: Mean loss of the last step, as known to this worker; NaN before the first step.
-        skipped: Whether the last gradient was discarded: not finite (loss, or gradient in float16), or too late.
+        skipped: Whether the last gradient was discarded: too late, or the loss (or gradient in float16) was not finite.
         learning_rate: Learning rate of the last step.
         params: Shape (layout.size,): the parameters used by the model.
         grads: Shape (layout.size,): this worker's last gradient.

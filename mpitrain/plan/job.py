@@ -102,7 +102,7 @@ class Job:
 
     @property
     def network(self) -> Network:
-        """The model and its loss as the rest of the package uses them; made again if one was replaced."""
+        """The model and its loss as the rest of the package uses them; made again if model or loss was replaced."""
         if self._network.model is not self.model or self._network.loss is not self.loss:
             self._network = make_network(self.model, self.loss)
         return self._network
@@ -216,8 +216,7 @@ def load_job_file(path: Path) -> JobFunction:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    # Job files can share code this way. Unlike ``python -m``, the console command does not search the current
-    # directory.
+    # Job files can import modules from their folder and from the current folder, which ``mpitrain`` does not search.
     sys.path[:0] = [str(path.parent.resolve()), str(Path.cwd())]
     with _errors_described(path):
         spec.loader.exec_module(module)
@@ -241,8 +240,8 @@ def _without_job(path: Path, functions: Sequence[str]) -> str:
 def make_job(path: Path, function: JobFunction, arguments: dict[str, Any], seed: int) -> Job:
     """Call a job file's function and return its job.
 
-    If the file has imported torch, its random numbers are seeded first: a module gets its initial values when it is
-    made, and they must be the same on all ranks. If the function imports torch, it is called again.
+    If the file has imported torch, torch is seeded first: a module gets its initial values when it is made, and these
+    must be the same on all ranks. If only the function imports torch, the function is called a second time.
 
     Raises:
         JobError: The function raises an exception, or does not return a Job.

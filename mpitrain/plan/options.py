@@ -197,7 +197,7 @@ def flag_words(values: Mapping[str, Any]) -> list[str]:
 
 
 def group_words(group: OptionGroup) -> list[str]:
-    """Return the flags of the options that do not have their default."""
+    """Return the flags of the options whose values are not the defaults."""
     words = []
     for field in dataclasses.fields(group):
         value = getattr(group, field.name)
@@ -219,7 +219,8 @@ def job_options(path: Path, function: JobFunction) -> list[click.Option]:
     """Return an option for each parameter of a job function, with help from its docstring, in the job's group.
 
     Raises:
-        JobError: A parameter's type cannot be parsed from a flag, or its name is an option of every run.
+        JobError: A parameter's type cannot be parsed from a flag, its annotation cannot be read, or its name is an
+            option of every run.
     """
     documentation = docstring_parser.parse(inspect.getdoc(function) or "")
     described = {p.arg_name: p.description or "" for p in documentation.params}

@@ -202,8 +202,8 @@ def job_request(path: Path, values: Mapping[str, Any], other_names: Iterable[str
     """Return the request for a job file or script with keyword arguments. Runs the job file.
 
     Args:
-        values: Options of the run, ``config`` for a TOML file with more of them, and the parameters of the job; the
-            flags of a script. None leaves an option at its default.
+        values: Options of the run, ``config`` for a TOML file with more options, and the parameters of the job or the
+            flags of the script. None leaves an option at its default.
         other_names: Names of arguments that the caller takes; they are suggested for mistyped names.
 
     Raises:

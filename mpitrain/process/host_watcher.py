@@ -41,7 +41,7 @@ def watch(address: str, token: bytes, run_dir: str, timeout_s: float) -> None:
     Then remove the ranks' leftover files.
 
     Args:
-        address: This host's IP address, at which it answers.
+        address: This host's IP address, at which this process answers.
         token: The beginning of every heartbeat of this run.
     """
     family, kind, protocol, _, target = socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM)[0]
@@ -69,7 +69,7 @@ def watch(address: str, token: bytes, run_dir: str, timeout_s: float) -> None:
 
 
 def end_ranks(run_dir: str) -> None:
-    """Kill this host's ranks of a run, the processes that they have started, and the daemons that started them."""
+    """Kill this host's ranks of a run, the processes that they have started, and the daemons that started the ranks."""
     processes = _processes_of(run_dir)
     # A daemon that ssh started lacks the environment variable by which ``_processes_of`` finds processes.
     daemons = {daemon for pid in processes for daemon in _daemons_above(pid)}

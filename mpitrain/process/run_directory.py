@@ -1,4 +1,4 @@
-"""The run directory: create a new one, and remove folders that stayed empty."""
+"""The run directory: its creation, its checks, and the record of the process that supervises the ranks."""
 
 from __future__ import annotations
 

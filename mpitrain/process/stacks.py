@@ -26,7 +26,7 @@ class RankStacks:
     Attributes:
         role: The rank's role, such as ``worker 0``; empty while the rank starts.
         state: The letter of the process's state in /proc.
-        doing: A description.
+        doing: A description of the rank's activity.
         idle_s: Seconds since the rank began this activity.
         waits_for: The rank for which this rank waits, if it waits for a single known rank; else None.
         stacks: The Python stacks of the rank's threads; empty if its process is stopped.

@@ -92,8 +92,8 @@ class Trigger:
 class Log(Hook):
     """Reports every N steps the learning rate, and the mean loss and speed of all workers since the last report.
 
-    The first step's time is excluded, because kernels are compiled in it on a machine's first run. If workers exchange
-    results only at some steps, the report waits for the next of these steps. All reports are recorded.
+    The time of the first step is excluded, because the first run on a machine compiles kernels in this step. If workers
+    exchange results only at some steps, the report waits for the next of these steps. All reports are recorded.
 
     Args:
         every: N; 0 for never.
@@ -206,7 +206,7 @@ class Validate(Hook):
 
 
 class Save(Hook):
-    """Writes a checkpoint every N steps, every S seconds, at the end, and if it is the best one.
+    """Writes a checkpoint every N steps, every S seconds, at the end, and of the best step.
 
     Args:
         state: The state that is saved.

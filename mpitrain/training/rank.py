@@ -31,8 +31,8 @@ _BEFORE_REPORT_S = 0.5  # delay of an error report for each of up to four lower 
 class Rank:
     """This process as a rank, which this package controls until it exits.
 
-    If a launcher started the rank, construction starts the rank's reaper; if this launcher is ``mpitrain run``, it also
-    registers the rank. Call ``start`` next.
+    If a launcher started the rank and ``forks`` is True, construction starts the rank's reaper. Under ``mpitrain run``,
+    construction registers the rank. Call ``start`` next.
 
     Args:
         forks: Whether this process may become the reaper, and a child process of it the rank.

@@ -76,7 +76,7 @@ class ScriptRank(Rank):
 
     @contextlib.contextmanager
     def errors_end_the_run(self) -> Iterator[None]:
-        """See ``Rank``. The script or notebook itself handles ``SystemExit``, and any error of a single process."""
+        """See ``Rank``. Without a launcher, errors are left to the script or notebook; ``SystemExit`` always."""
         try:
             yield
         except BaseException as error:

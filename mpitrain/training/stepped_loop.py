@@ -57,7 +57,7 @@ class SteppedLoop(Loop):
     _divided_model: DividedModel  # set if ``_divided`` is set
     _dividing: UpdatesOnRequest  # the strategy; set if ``_divided`` is set
     _n_optimizers = 1
-    # Set if the script must not change parameters, because other ranks or copies use them.
+    # Set if the script must not change parameters, because other ranks share them or the model has copies of them.
     _watched: DividedModel | None = None
     _overlaps: bool | None = None  # whether steps are not divided; None until this is decided in the first step
     _work: WorkItem | None = None  # the work item, until its step is finished
@@ -348,7 +348,7 @@ class SteppedLoop(Loop):
 
     @property
     def _divided_step(self) -> DividedStep | None:
-        """This step if it is divided, or if this is not decided yet; else None."""
+        """The gradients of this step; None if steps are not, or cannot be, divided."""
         return None if self._overlaps else self._divided
 
     def _decide(self, divide: bool) -> None:

@@ -50,7 +50,7 @@ _WAIT = span("wait")
 
 
 class Worker:
-    """A worker of a run: everything that it needs to train.
+    """The objects that a worker of a run needs to train.
 
     Construction is collective over the workers, and in modes with servers over all ranks.
 
@@ -189,7 +189,7 @@ class Worker:
 
     @contextlib.contextmanager
     def _errors_of_workers(self) -> Iterator[None]:
-        """With servers, mark user errors in the block as not raised on all ranks, because servers lack them. Local."""
+        """With servers, mark user errors in the block as not raised on all ranks: servers do not raise them. Local."""
         try:
             yield
         except UserError as error:
