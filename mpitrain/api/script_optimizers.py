@@ -133,7 +133,7 @@ class ScriptOptimizers:
             raise
 
     def begin(self, loop: SteppedLoop) -> None:
-        """Begin to train with the states that the script has given, unless the run resumes. Collective over the workers."""
+        """Begin to train, with the states that the script has set unless the run resumes. Collective over workers."""
         for live in self.live:
             if live not in self._with_state or loop.step:  # a resumed run uses the state in its checkpoint
                 live.drop_state()

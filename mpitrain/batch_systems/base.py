@@ -152,7 +152,7 @@ class BatchSystem(ABC):
         """Return the MPI plugin that a starter needs; empty if it needs none.
 
         Args:
-            requested: The value of ``--mpi``; None if it is chosen.
+            requested: The value of ``--mpi``; None if this method chooses the plugin.
             flavor: Returns the flavor of the MPI library, such as ``openmpi``. Loads the library, so it is called only
                 if the answer depends on it.
 

@@ -44,7 +44,7 @@ class Batch:
         run_dir: The run directory; for an array, the parent of its tasks' run directories.
         python: The Python interpreter that has mpitrain installed.
         arguments: The job, script or program that the ranks execute, with its flags, without ``--run-dir``.
-        rank_command: The ``mpitrain`` command that each rank runs, where no ``mpitrain run`` starts the ranks.
+        rank_command: The ``mpitrain`` command that each rank runs if ``mpitrain run`` does not start the ranks.
         keeps_checkpoints: Whether checkpoints in the run directory show that a run has made progress.
         starter: The program that starts the ranks: one of the batch system's ``starters``.
         points: The points of a sweep; each array task trains one.

@@ -45,7 +45,7 @@ def restart_arguments(environ: Mapping[str, str]) -> str:
 
 
 def is_allocation(environ: Mapping[str, str]) -> bool:
-    """Return whether ``mpirun`` recognizes an allocation in this environment, and takes its hosts from it."""
+    """Return whether ``mpirun`` recognizes an allocation in this environment, and uses the hosts of the allocation."""
     return any(system.allocation_variable in environ for system in SYSTEMS.values() if system.allocation_variable)
 
 

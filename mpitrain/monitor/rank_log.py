@@ -1,7 +1,7 @@
 """A rank's messages from ``logging`` and ``warnings``: in ``logs/rank-N.log`` with timestamps, and on the terminal.
 
-The chief prints what this package and the job file log at level INFO and above, and all warnings. Modules of this
-package use ``logging.getLogger(__name__)``; level DEBUG is for the file only.
+The chief prints the messages of this package and of the job file at level INFO and above, and all warnings. Modules of
+this package use ``logging.getLogger(__name__)``; level DEBUG is for the file only.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 ``config.toml`` holds the options of the last start. ``history`` has a directory for each start that differs from the
 one before: with ``config.toml``, the job file and, if the job file is in a git checkout, the commit and the difference
-to it.
+to this commit.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def _git_state(folder: Path) -> dict[str, bytes]:
-    """Return the commit of the checkout that contains ``folder``, and the difference to it, as files; else nothing."""
+    """Return the commit of the checkout that contains ``folder``, and the difference to it, as files; else empty."""
     if not any((parent / ".git").exists() for parent in (folder.resolve(), *folder.resolve().parents)):
         return {}
     commit = _git(folder, "rev-parse", "HEAD")

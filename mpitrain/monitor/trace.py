@@ -4,8 +4,8 @@ Code marks its phases with ``span``, as a decorator or a context manager. Withou
 a microsecond, and only marks the activity that the rank's reaper watches.
 
 Totals cover the whole run. Individual spans are kept only for the last steps, in preallocated arrays. At the end the
-chief gathers them, converts them to its own clock, and writes the Trace Event Format (JSON), which Perfetto and
-chrome://tracing can open.
+chief gathers the spans, converts their times to its own clock, and writes the Trace Event Format (JSON), which Perfetto
+and chrome://tracing can open.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Track:
-    """The spans of one thread of a rank. All methods are local, and only that thread may call them.
+    """The spans of one thread of a rank. All methods are local; only that thread may call ``begin`` and ``end``.
 
     A span's own time excludes the spans inside it. ``seconds`` sums own times by kind.
 

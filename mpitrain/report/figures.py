@@ -103,5 +103,5 @@ def _numbers(values: Array) -> dict[str, str]:
 
 
 def _text(text: str) -> str:
-    """Return text of users without markup, which plotly.js would interpret."""
+    """Return text of users with escaped markup, because plotly.js would interpret it."""
     return html.escape(text, quote=False)
