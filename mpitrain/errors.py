@@ -11,7 +11,7 @@ class UserError(Exception):
     """Invalid user input; the message states the user's value, the valid values and the fix.
 
     Args:
-        on_all_ranks: Whether every rank raises it, so that one rank may report it and all may exit regularly.
+        on_all_ranks: Whether every rank raises the error, so that one rank may report it and all may exit regularly.
     """
 
     exit_status = 2

@@ -105,7 +105,7 @@ def _record(opened: checkpoint.Checkpoint) -> RecordedJob:
 
 def _config(record: RecordedJob) -> RunConfig:
     """Return the options of a run on which its model depends."""
-    # Versions that did not record the option did not flush.
+    # Versions of mpitrain that did not record this option did not flush denormals.
     recorded = {"flush_denormals": False, **record.tables.get("run", {})}
     config = run_config({name: recorded[name] for name in _USED if name in recorded})
     return _with_bfloat16(config) if recorded.get("precision") == "bfloat16" else config

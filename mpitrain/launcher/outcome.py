@@ -81,7 +81,7 @@ def classify(result: AttemptResult, ranks: int, launcher: str, is_recorded_as_st
     if outcome.kind is Kind.FINISHED and is_recorded_as_stopped:
         outcome = Outcome(Kind.STOPPED)  # the signal also ended the launcher's daemons; the launcher then exits with 0
     if result.is_reported and outcome.kind in (Kind.STOPPED, Kind.FAILED):
-        outcome = Outcome(Kind.FAILED, step=outcome.step)  # it was STOPPED if suspended ranks continued at the end
+        outcome = Outcome(Kind.FAILED, step=outcome.step)  # STOPPED: suspended ranks continued at the end
     return replace(
         outcome,
         is_transient=outcome.kind is Kind.LAUNCH_FAILED and (_TRANSIENT_ERROR in result.output or result.status < 0),

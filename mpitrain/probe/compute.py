@@ -210,7 +210,8 @@ class RankModel:
         """Return the gradient noise scale of this rank's parameters, from several batches of ``count`` examples. Local.
 
         The expected squared norm of a mean of B gradients is the squared norm of the gradient plus the trace of the
-        gradients' covariance over B (McCandlish et al. 2018, appendix A.1); two values of B give both.
+        gradients' covariance over B (McCandlish et al. 2018, appendix A.1); the norms for two values of B determine
+        both terms.
         """
         total, of_batches = np.zeros(self.plan.layout.size), list[float]()
         for _ in range(_NOISE_BATCHES):
