@@ -1,7 +1,7 @@
 """Registers the backend ``mpitrain`` with ``torch.distributed``: the entry point that ``import torch`` calls.
 
-It lies outside the package, and imports nothing but the standard library, because every ``import torch`` pays for it.
-The backend itself is imported by the first ``init_process_group("mpitrain")``.
+This module is outside of the package, and imports nothing but the standard library, because every ``import torch``
+imports it. The backend itself is imported by the first ``init_process_group("mpitrain")``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Averaging a float32 vector in place on one node: shared memory against MPI_Allreduce and against memcpy.
+"""Averaging a float32 vector on one node: shared memory against MPI_Allreduce and against memcpy.
 
     python bench/allreduce.py [--ranks 2] [--rounds 5]
 

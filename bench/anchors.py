@@ -3,8 +3,9 @@
     python bench/anchors.py
 
 The inputs with their sources are in ``predicted/hardware.toml``, which was committed before the first simulation.
-Columns: the published efficiency; the predicted efficiency, and the difference in percentage points; the same for other
-latencies of a network hop, and for a slowest GPU that takes 5 % longer per step, which the papers do not mention.
+Columns: the published and the predicted efficiency (or duration), and their difference in percentage points; the
+predicted efficiency with other latencies of a network hop, and with a GPU that takes 5 % longer per step. The papers do
+not mention slower GPUs.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python bench/backend.py [--ranks 2] [--rounds 9] [--parts collectives ddp] [--hosts] [--rate 1gbit]
 
-``--hosts`` (root, iproute2) puts the ranks in two network namespaces, whose links are as fast as ``--rate`` says.
+``--hosts`` (root, iproute2) puts the ranks in two network namespaces. ``--rate`` limits the rate of their links.
 
 The same processes measure both backends, each with its process group, in alternating rounds with one thread per rank. A
-result is the median over rounds. The training loops use DistributedDataParallel as any script does.
+result is the median over rounds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TARGETS = {"mlp100": 1.8, "mlp1024": 2.0, "cnn": 0.98, "gpt": 0.98}
 
 
 def programs_of(name: str, nbytes: int, groups: dict[str, object]) -> dict[str, Callable[[], object]]:
-    """Return functions that run an operation, by group, and ``MPI``; ``nbytes`` is the size of a rank's input."""
+    """Return functions that run an operation on ``nbytes`` per rank: one for each group, and one for plain MPI."""
     import torch
     import torch.distributed as dist
     from mpi4py import MPI
@@ -96,7 +96,7 @@ def loop_of(name: str, group: object) -> Callable[[int], float]:
     """Return a training loop, which takes the number of steps and returns the examples/s of all ranks.
 
     Args:
-        group: The process group of DistributedDataParallel; ``alone`` to train without it.
+        group: The process group of DistributedDataParallel; ``alone`` for a model that is not wrapped.
     """
     import torch
     import torch.distributed as dist
@@ -130,7 +130,8 @@ def loop_of(name: str, group: object) -> Callable[[int], float]:
 def ddp(rounds: int, names: list[str]) -> None:
     """Print examples/s of DistributedDataParallel over both backends, and the median of the rounds' ratios.
 
-    Also measured: DistributedDataParallel in groups of one rank, which do not communicate, and no wrapper.
+    Also measured: DistributedDataParallel in groups of one rank, which do not communicate, and models without
+    DistributedDataParallel.
     """
     import torch.distributed as dist
 

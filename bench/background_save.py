@@ -2,10 +2,10 @@
 
     python bench/background_save.py [--threads 1] [--examples 16] [--every 20] [--rounds 3] [--saves 4]
 
-The cost of a save is the time of the steps from this save to the next one, minus the time that they would take without
-a save: their number times the median step time in their second half, when the save has finished. Each round does a
-blocking and a background run, alternating. A result is the median over all saves. Run it on an idle machine; if
-``--threads`` is less than the cores of a rank, one core is free for saving.
+The cost of a save is the time of the steps from this save to the next one, minus the time of the same number of steps
+without a save. The median of the second half of the steps, when the save should have finished, is the time of a step
+without a save. Each round does a blocking and a background run, alternating. A result is the median over all saves. The
+machine should be idle. If ``--threads`` is less than the number of cores of a rank, a core is free for saving.
 """
 
 from __future__ import annotations

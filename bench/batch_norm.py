@@ -4,12 +4,12 @@
     python bench/batch_norm.py --baseline DIR [--rounds 10]
 
 The first form normalizes batches of many means and deviations on 1 to 4 ranks with synchronized statistics, and with
-PyTorch in one process. An error is the largest deviation from a reference of 80 bits, divided by the largest element of
-the reference. The second form measures forward and backward together; ratio 1 is for float32, ratio 2 for float64. With
---inner, this file is a program that one of the two forms runs.
+PyTorch in one process. An error is the largest deviation from a reference of 80 bits, divided by the largest absolute
+value in the reference. The second form measures forward and backward together; ratio 1 is for float32, ratio 2 for
+float64. The script starts itself with --inner on ranks and in checkouts.
 
-Batches are arrays ``float64_x`` and ``float64_dy``, shape (batches, rows, features), and the same of float32; results
-are ``float64_y`` and ``float64_dx``.
+A file of batches has the arrays ``float64_x`` and ``float64_dy``, shape (batches, rows, features). A file of results
+has ``float64_y`` and ``float64_dx``. Both have the same arrays for float32.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ROOT = Path(__file__).parent.parent
 OFFSETS, DEVIATIONS, FEATURES, RANKS = (0, 1, 1e3, 1e4, 1e6, 1e8), (1e-3, 1, 1e3), 16, (1, 2, 3, 4)
 CASES = list(itertools.product(OFFSETS, DEVIATIONS))
 DTYPES = ("float32", "float64")
-SHAPES = ((64, 128), (100, 1024), (6400, 32), (78400, 32))  # rows and features; the last entries are for images
+SHAPES = ((64, 128), (100, 1024), (6400, 32), (78400, 32))  # rows and features; the last two are sizes of images
 
 
 def norm_of(features: int, dtype: str) -> Any:
@@ -103,7 +103,7 @@ def draw(rows: int) -> dict[str, np.ndarray]:
 
 def reference(x: np.ndarray, dy: np.ndarray, eps: float = 1e-5) -> tuple[np.ndarray, np.ndarray]:
     """Return y and the gradient of x of one batch, in 80 bits."""
-    # The difference is exact. Without the difference, the reference would round the mean, too.
+    # Differences from the first row are small numbers, whose mean has a smaller rounding error.
     x, dy = x.astype(np.longdouble) - x[0], dy.astype(np.longdouble)
     x -= x.mean(axis=0)
     inverse = 1 / np.sqrt((x * x).mean(axis=0) + np.longdouble(eps))
@@ -125,7 +125,7 @@ def errors(batches: dict[str, np.ndarray], results: dict[str, np.ndarray], dtype
 
 
 def run(words: list[str | Path], results: Path) -> dict[str, np.ndarray]:
-    """Run a program that writes ``results``."""
+    """Run a program that writes the file ``results``; return the arrays of this file."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
         environment[name] = "1"
@@ -134,7 +134,7 @@ def run(words: list[str | Path], results: Path) -> dict[str, np.ndarray]:
 
 
 def compare_errors(torch: str, rows: int) -> bool:
-    """Print the errors of PyTorch and of each number of ranks; return whether all are within the bound."""
+    """Print the errors of PyTorch, and of mpitrain by number of ranks; return whether all are within the bound."""
     batches, is_good = draw(rows), True
     with tempfile.TemporaryDirectory() as folder:
         given, results = Path(folder) / "batches.npz", Path(folder) / "results.npz"

@@ -1,4 +1,4 @@
-"""Runs a measurement in this checkout and in another one, alternately."""
+"""Runs a measurement in this checkout and in another checkout, alternately."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Checkout:
-    """A folder with the package, and the interpreter of the checkout's environment, or else the running interpreter."""
+    """A folder with the package. It runs on the interpreter of its ``.venv``, or on the running one if it has none."""
 
     folder: Path
 
@@ -43,7 +43,7 @@ THIS = Checkout(Path(__file__).parent.parent)
 
 
 def compare(name: str, baseline: Checkout, measure: Callable[[Checkout], Sequence[float]], rounds: int) -> None:
-    """Print the ratios of this checkout to the baseline, round by round in alternating order.
+    """Print the ratio of this checkout's speed to the baseline's: the median and the range over alternating rounds.
 
     Args:
         measure: Returns one or more speeds; higher is better.

@@ -29,7 +29,7 @@ from mpitrain import checkpoint
 
 try:
     from mpitrain.core.layout import Layout
-except ImportError:  # version 0.1, as a baseline
+except ImportError:  # an older checkout, as a baseline
     from mpitrain.params import Layout  # type: ignore[import-not-found,no-redef]
 
 ROOT = Path(__file__).parent.parent
@@ -90,7 +90,7 @@ def peer(python: str, library: str, what: str, path: Path, side: int) -> float:
 def save(path: Path, layout: Layout, vectors: dict[str, np.ndarray]) -> None:
     if hasattr(checkpoint, "Snapshot"):
         checkpoint.write(path, layout, checkpoint.Snapshot(vectors, 5, 0), 0, {})
-    else:  # version 0.1, as a baseline
+    else:  # an older checkout, as a baseline
         checkpoint.write(path, layout, vectors, 5, 0, 0, {})
 
 
@@ -120,7 +120,7 @@ def one_round(
 
 
 def resume_newest(folder: Path, layout: Layout, vectors: dict[str, np.ndarray]) -> None:
-    """Resume as ``--resume auto`` does: read the newest checkpoint, or the previous one if it is corrupt."""
+    """Resume as ``--resume auto`` does: read the newest intact checkpoint."""
     paths = checkpoint.steps(folder).values()
     found, _ = checkpoint.first_intact(paths, lambda path: checkpoint.read(path, layout, vectors, 0))
     assert found is not None

@@ -3,8 +3,9 @@
     python bench/compression.py [--jobs mnist_mlp momentum_mlp fashion_cnn] [--seeds 3]
 
 Fashion-MNIST. Memory is not shared, so that every rank counts as a node; speed is measured by ``links.py``. With a
-server, every worker sends to another node. Prints the mean accuracy over the seeds, the difference from the run
-without compression in points, and the fraction of the bytes between nodes that is sent (``sync``).
+server, every worker sends to another node. Prints the mean accuracy over the seeds, the difference from the accuracy
+without compression in percentage points, and, for ``sync``, the bytes between nodes as a fraction of the bytes without
+compression.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ SERVED = ["", "int8", "topk:0.01"]
 
 
 def train(job: str, seed: int, ranks: int, flags: list[str]) -> tuple[float, float]:
-    """Return the validation accuracy at the end, and the fraction of the bytes between nodes that was sent."""
+    """Return the last validation accuracy, and the sent fraction of the bytes between nodes; NaN if none were sent."""
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, "-m", "mpitrain", "run", "-n", str(ranks), "--threads", "1", "--no-shared-memory"]
         words += [*flags, "--seed", str(seed), "--validate-steps", "0", "--run-dir", f"{folder}/run"]

@@ -3,8 +3,8 @@
     python bench/diloco.py [--rate 100mbit] [--hosts 2] [--hidden 100] [--steps 3000] [--seeds 3]
         [--programs sync diloco streaming diloco+int8 torchft] [--torchft PYTHON]
 
-Hosts are network namespaces on this machine (root, iproute2), with one rank each; ``tbf`` holds every link to a rate.
-The job is ``jobs/mnist_mlp.py`` on Fashion-MNIST: 784-hidden-10, Adam, 100 examples for each rank and step. All
+Hosts are network namespaces on this machine (root, iproute2), with one rank each; ``tbf`` limits the rate of every
+link. The job is ``jobs/mnist_mlp.py`` on Fashion-MNIST: 784-hidden-10, Adam, 100 examples for each rank and step. All
 programs take the same number of steps, so that they train on the same number of examples. For each seed every program
 runs once, in turn.
 
@@ -12,7 +12,7 @@ A result has the seconds for all steps (the median time of a step over intervals
 of steps), the megabytes that all hosts have sent during the whole run, including its start, and the accuracy on the
 10,000 test images.
 
-``torchft`` and ``torchft-overlap`` need ``--torchft``: Python of an environment with torch and torchft.
+``torchft`` and ``torchft-overlap`` need ``--torchft``, the Python interpreter of an environment with torch and torchft.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import NamedTuple
 from environment import ROOT, one_thread_and_own_kernels, use_this_checkout
 
 BENCH = Path(__file__).parent
-OVERLAP = 4  # parts of a cycle, one of which hides the exchange
+OVERLAP = 4  # an exchange overlaps with about 1 / OVERLAP of the steps of a cycle
 
 
 class Result(NamedTuple):
@@ -43,7 +43,7 @@ class Result(NamedTuple):
 
 
 class Programs:
-    """Hosts whose links have one rate, and the programs that run on them."""
+    """Hosts whose links have the same rate, and the programs that run on the hosts."""
 
     def __init__(self, hosts: object, arguments: argparse.Namespace) -> None:
         self._hosts, self._arguments = hosts, arguments
@@ -118,7 +118,7 @@ def flags_of(program: str, every: int) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rate", default="100mbit", help="as tc writes it; empty for no limit")
+    parser.add_argument("--rate", default="100mbit", help="rate of the links, as tc takes it; empty for no limit")
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--hidden", type=int, default=100)
     parser.add_argument("--steps", type=int, default=3000)

@@ -1,4 +1,4 @@
-"""The environment of all benchmarks, in which every program runs with its own defaults."""
+"""Settings that benchmarks share: BLAS threads, the choice of kernels, and the import of this checkout."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _KERNEL_CHOICES = (
 def one_thread_and_own_kernels() -> None:
     """Set one BLAS thread per rank, and let every library choose its kernels for this CPU.
 
-    Some machines set OpenBLAS to older kernels for all users (``OPENBLAS_CORETYPE``), which slows down only programs
-    that use OpenBLAS, by 40 % on Zen 5.
+    On some machines, ``OPENBLAS_CORETYPE`` selects older kernels for all users. This slows down only programs that use
+    OpenBLAS, by 40 % on Zen 5.
     """
     os.environ["OMP_NUM_THREADS"] = "1"
     for name in _KERNEL_CHOICES:

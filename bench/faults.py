@@ -63,14 +63,14 @@ class Kill:
     folder: Path
 
     def inject(self) -> tuple[str, float]:
-        """Start the run and kill the process; return the problem, if any, and the seconds to the run's end."""
+        """Start the run and kill the process; return the problem, empty if none, and the seconds to the run's end."""
         before = set(temporary_files(0))
         with self._start() as process:
             try:
                 pid = self._victim(process)
                 if pid is None:
-                    return "", 0.0  # the run ended before
-                with contextlib.suppress(ProcessLookupError):  # it has just ended
+                    return "", 0.0  # the run ended before the kill
+                with contextlib.suppress(ProcessLookupError):  # the process has just ended
                     os.kill(pid, signal.SIGKILL)
                 began = time.monotonic()
                 process.wait(timeout=FINISHES_WITHIN_S if self.restarts else ENDS_WITHIN_S)
@@ -103,7 +103,7 @@ class Kill:
             )
 
     def _victim(self, process: subprocess.Popen[bytes]) -> int | None:
-        """Wait; return the id of the process to kill, None if the run has ended or its ranks do not appear in 120 s."""
+        """Wait; return the id of the process to kill; None if the run has ended, or its ranks do not start in 120 s."""
         deadline = time.monotonic() + 120
         while process.poll() is None and time.monotonic() < deadline:
             statuses = {status.rank: status for status in rank_status.read(self.folder)}
@@ -120,7 +120,7 @@ class Kill:
         return None
 
     def _left(self, before: set[str]) -> str:
-        """Return the files and processes that the run has left, as text; wait up to 20 s until there are none."""
+        """Return a text of the files and processes that the run has left after up to 20 s; empty if there are none."""
         deadline = time.monotonic() + 20
         while True:
             left = [*sorted({*temporary_files(0)} - before), *map(str, self.folder.glob("checkpoints/*.partial"))]

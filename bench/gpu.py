@@ -38,7 +38,7 @@ class Failed(Exception):
 
 
 class Measured(NamedTuple):
-    """The speed of a training run in steps/s, and the bytes of GPU memory that it held, without CUDA's memory."""
+    """The speed of a training run in steps/s, and the bytes of GPU memory that it held, without the CUDA context."""
 
     rate: float
     memory: int
@@ -78,7 +78,7 @@ RUNS = [
         for name, batch, steps in (("mlp1024", 100, 5000), ("cnn", 64, 2000), ("gpt", 16, 1000))
     ),
 ]
-MODES = {"eager": ["eager"], "compiled": ["compile", "reduce-overhead"], "graph": ["graph"]}  # of the peer, by result
+MODES = {"eager": ["eager"], "compiled": ["compile", "reduce-overhead"], "graph": ["graph"]}  # result: peer's modes
 
 
 def main() -> None:
@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--data", choices=["gpu", "host"], default="gpu", help="where the peer holds its examples")
     parser.add_argument("--torch", default=sys.executable, help="Python interpreter with PyTorch; '' skips the peer")
-    parser.add_argument("--mpirun", default=find_mpirun(), help="of the MPI library that mpi4py uses")
+    parser.add_argument("--mpirun", default=find_mpirun(), help="mpirun of the MPI library that mpi4py uses")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -119,10 +119,10 @@ def find_mpirun() -> str:
 
 
 def output_of(words: list[str], shows: bool = False) -> str:
-    """Run a program and return its output, or print it directly if ``shows``.
+    """Run a program and return its output. With ``shows``, the output goes to stdout instead; returns ''.
 
     Raises:
-        Failed: The program failed or timed out.
+        Failed: The program failed, timed out, or could not be started.
     """
     stdout = None if shows else subprocess.PIPE
     try:
@@ -140,7 +140,7 @@ def output_of(words: list[str], shows: bool = False) -> str:
 
 
 def succeeded(title: str, program: Callable[[], object]) -> bool:
-    """Run a program; print the reason if it fails."""
+    """Run a program; return whether it succeeded, and print the reason if not."""
     try:
         program()
     except Failed as error:
@@ -287,7 +287,7 @@ def measure_updates(small: bool) -> None:
             frozen = np.zeros(len(layout.entries), np.uint8)
             step = GpuUpdate(gpu, optimizer, layout, vectors, None, gpu.copy_of(np.ones(9)), frozen)
             seconds = seconds_of(gpu, lambda step=step: step(source, 3))
-            # Every vector is read and written, the gradient is read; if its norm is needed, all of this happens twice.
+            # Every vector is read and written, and the gradient is read. A norm of the gradient needs two more passes.
             passes = 2 * len(vectors) + 1 + (2 if optimizer.needs_sums else 0)
             bandwidth = passes * source.nbytes / seconds
             clipped = ", clipped" if optimizer.needs_sums else ""

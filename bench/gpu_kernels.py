@@ -2,9 +2,9 @@
 
     python bench/gpu_kernels.py [NAME ...] [--all] [--arch sm_90] [--baseline DIR]
 
-Without names it prints the kernels that move the most bytes in a training step of fashion_cnn (batch 512, float32, no
-cuDNN) or of the wide MLP of gpu.py (batch 8192, bfloat16), with their megabytes per step: every array that a kernel
-reads or writes counts once, because further reads come from a cache. A column shows this checkout's value, or
+Without names, the script prints the kernels that move the most bytes in a training step of fashion_cnn (batch 512,
+float32, no cuDNN) or of the wide MLP of gpu.py (batch 8192, bfloat16), with their megabytes per step. Every array that
+a kernel reads or writes counts once, because further reads come from a cache. A column shows this checkout's value, or
 ``baseline -> this``.
 
 Resident blocks are blocks of 256 threads that a multiprocessor with 64 Ki registers runs at once. Instructions are
@@ -110,7 +110,7 @@ def code_bytes(cubin: bytes) -> Iterator[tuple[str, int]]:
 
 
 def nvcc() -> str:
-    """Return the compiler on the path, of $CUDA_HOME, or of the environment that ``make env`` makes."""
+    """Return the path of nvcc in PATH, in $CUDA_HOME, or in the environment that ``make env`` creates."""
     folders = [os.environ.get("PATH", ""), os.path.join(os.environ.get("CUDA_HOME", ""), "bin")]
     folders += map(str, ROOT.glob(".venv-nvcc/lib/python*/site-packages/nvidia/cu*/bin"))
     found = shutil.which("nvcc", path=os.pathsep.join(folders))
@@ -147,7 +147,7 @@ def print_table(names: list[str], all_found: list[dict[str, Figures]]) -> None:
 
 
 def print_summary(checkout: Path, found: dict[str, Figures]) -> None:
-    """Print the numbers of lines, of kernels, and of kernels that spill, of a checkout."""
+    """Print a checkout's numbers of lines, kernels, and kernels that spill."""
     files = (checkout / "mpitrain" / "gpu" / "kernels").iterdir()
     lines = [line.strip() for file in files for line in file.read_text().splitlines()]
     code = [line for line in lines if line and not line.startswith("//")]

@@ -1,11 +1,11 @@
-"""Injects hangs into runs, and checks that each is reported in time with the right rank and reason.
+"""Injects hangs into runs, and checks that each is reported with the right rank and reason; measures the time.
 
     python bench/hangs.py [COUNT] [--hosts]
 
 Each run has one hang, of random kind (an endless loop in a layer, a sleep in a hook, SIGSTOP), on a random rank (chief,
 worker, server), in a random mode. With --hosts the ranks are on three hosts, made of network namespaces (needs root and
-iproute2), and some of them lose their link instead. Prints one line per hang, and a summary: how many were reported
-with the right rank or host, and the longest time to the report beyond --hang-timeout or --link-timeout.
+iproute2), and some runs lose the link of a host instead. Prints one line per hang, and a summary: how many were
+reported with the right rank or host, and the longest time to the report beyond --hang-timeout or --link-timeout.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ MODES = {
     "ssp, server": ("--mode", "ssp", *SERVER),
     "backup": ("--mode", "backup"),
 }
-# Several hosts share no memory for the parameters.
+# Hosts share no memory, so these modes need a server.
 MODES_ON_HOSTS = {**MODES, "async": ("--mode", "async", *SERVER), "backup": ("--mode", "backup", *SERVER)}
 WORDS = {"loop": "in the forward pass", "sleep": "in a hook", "stop": "stopped by a signal"}
-FROM_HERE = ("stop", "link")  # so that any rank can hang at any time
+FROM_HERE = ("stop", "link")  # caused by this script, not by the job: any rank can hang
 
 
 def hang(flags: tuple[str, ...], kind: str, rank: int, hosts: Hosts | None, folder: Path) -> tuple[bool, float, str]:

@@ -1,4 +1,4 @@
-"""Horovod's API over MPI against DistributedDataParallel over gloo, on the ranks of one mpirun.
+"""mpitrain's version of Horovod's API against DistributedDataParallel over gloo, on the ranks of one mpirun.
 
     python bench/horovod.py [--ranks 2] [--rounds 50] [--models cnn mlp1024]
 

@@ -3,11 +3,12 @@
     python bench/horovod_suite.py --tests DIR [--ranks 2 3] [--files test_torch.py] [--pattern PATTERN] [--output FILE]
 
 DIR is a copy of Horovod's repository, of which only ``test`` is needed. The tests are not changed, except for the lines
-that import Horovod. Imports from Horovod's launcher and from the package ``mock`` in their helpers are replaced. Tests
-that take all optimizers of PyTorch do not see Muon, which is newer than they are and refuses their models. A test that
-fails or hangs ends its ranks; new ranks run the remaining tests.
+that import Horovod. The helpers of the tests import a module of Horovod's launcher and the package ``mock``; both are
+replaced. Tests that take all optimizers of PyTorch do not see Muon, which is newer than they are and refuses their
+models. A test that fails or hangs ends its ranks; new ranks run the remaining tests.
 
-Prints as JSON, for each file and number of ranks, the tests that passed, failed and were skipped, with the reasons.
+Prints as JSON, for each file and number of ranks, the numbers of tests that passed, failed and were skipped, with the
+errors and reasons.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def _replace_helpers() -> None:
 
 
 def _load(path: Path) -> types.ModuleType:
-    """Return a test file as a module, whose imports of Horovod are those of mpitrain."""
+    """Return a test file as a module that imports ``mpitrain.horovod.torch`` in place of ``horovod.torch``."""
     _replace_helpers()
     module = types.ModuleType(path.stem)
     module.__file__ = str(path)
@@ -76,7 +77,7 @@ def run_tests(path: Path, names: list[str], folder: Path) -> None:
     comm = start()
     torch.set_num_threads(1)
     if hasattr(torch.optim, "Muon"):
-        torch.optim.Muon.__module__ = "hidden"  # the tests select by the module's name
+        torch.optim.Muon.__module__ = "hidden"  # the tests find optimizers by their module
     tests = _tests_of(_load(path))
     warnings.simplefilter("ignore")
     with open(folder / f"{comm.rank}.jsonl", "a", buffering=1) as results:

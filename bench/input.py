@@ -4,15 +4,16 @@
 
 Every round runs each program once, in turn; a result is the median of the rounds. ``cpu_us`` is the CPU time of all
 processes per example: if other programs use the cores, it is more reliable than the rate. ``PYTHON`` has torch,
-datasets and tensorflow-cpu (``make bench-env``: .venv-input). Two processes (or threads of tf.data) load examples.
+datasets and tensorflow-cpu (``make bench-env``: .venv-input). Two processes (or threads of tf.data) load ``images`` and
+``records``.
 
 - ``images``: a folder of JPEG files of 256 x 256 pixels, decoded, cropped to 224, mirrored at random, as float32.
   The DataLoader has the best of several prefetch factors.
 - ``parquet``: batches of 256 shuffled rows of 20 columns, as arrays.
-- ``records``: TFRecord files with the same images, and with 20 numbers.
-- ``training``: one rank with one thread and one data worker, on a core each, against the same arrays in memory. A step
-  takes at least twice the time that decoding its batch takes.
-- ``memory``: the proportional set size (PSS) of a rank and its data workers, above that of the same loop without data.
+- ``records``: TFRecord files with the same images, and with 20 numbers per example.
+- ``training``: one rank with one thread and one data worker, on a core each, against the same examples in memory.
+- ``memory``: the largest increase of the proportional set size (PSS) of a process and its two data workers while they
+  load.
 """
 
 from __future__ import annotations

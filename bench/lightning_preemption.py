@@ -3,8 +3,8 @@
     python bench/lightning_preemption.py
 
 Needs root, Debian's Slurm, and an environment with mpitrain, torch and lightning. The script
-programs/lightning_preempted.py trains on two nodes. It is preempted by a job of another partition, or asked to stop
-before its time limit: unchanged, with the lines by which it exits with status 75, and with a callback.
+programs/lightning_preempted.py trains on two nodes. A job of another partition preempts it: unchanged, with lines that
+exit with status 75, and with a callback. With the callback, it is also asked to stop before its time limit.
 """
 
 from __future__ import annotations

@@ -2,18 +2,18 @@
 
     python bench/links.py [--hosts 2] [--rates 200mbit 1gbit none] [--models mlp1024] [--rounds 3] [--programs sync ddp]
 
-Hosts are network namespaces on this machine (root, iproute2), with one rank each; ``tbf`` holds every link to a rate.
-In each round every program runs once, in turn; a result is the median over rounds of the median over a run's
+Hosts are network namespaces on this machine (root, iproute2), with one rank each; ``tbf`` limits the rate of every
+link. In each round every program runs once, in turn; a result is the median over rounds of the median over a run's
 intervals.
 
-- ``limit``: the time of a step in which every rank sends and receives the gradient, and then the parameters, once less
-  its own part, at the rate that a bare TCP connection reaches over the same link; or the time of a step of one rank
-  alone, if that is longer.
-- ``ddp``, ``ddp-powersgd``: gloo, whole gradients and PowerSGD of rank 4, with fused Adam.
+- ``limit``: the speed if a step takes as long as its transfers, or as long as a step of one rank alone, if that is
+  longer. Every rank sends and receives the gradient and then the parameters, except its own part, at the rate that a
+  TCP connection reaches over the same link.
+- ``ddp``, ``ddp-powersgd``: DistributedDataParallel over gloo, with whole gradients or PowerSGD of rank 4; fused Adam.
 - ``async``: with one server on the first host.
 - ``far``: ``async`` with one worker, whose server is on another host; its limit is the transfer of a gradient and
   then of the parameters.
-- All other names are flags of ``mpitrain run``, such as ``--compress=int8``.
+- All other names, except ``sync``, are flags of ``mpitrain run``, such as ``--compress=int8``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def steps_of(model: str, rate: str) -> int:
 
 
 class Links:
-    """Hosts whose links have one rate, and the programs that run on them."""
+    """Hosts whose links have the same rate, and the programs that run on the hosts."""
 
     def __init__(self, hosts: object, count: int, rate: str) -> None:
         self._hosts, self._count, self._rate = hosts, count, rate

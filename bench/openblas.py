@@ -1,10 +1,10 @@
-"""The speed of the matrix products of small models with each set of kernels that OpenBLAS has for this CPU.
+"""The speed of the matrix products of small models with different sets of kernels of OpenBLAS.
 
     python bench/openblas.py [--rounds 7] [--kernels Haswell Zen SkylakeX Cooperlake SapphireRapids]
 
-A process for each set (``OPENBLAS_CORETYPE``), one thread, in alternating order. Prints the median and the range over
-the rounds, in GFLOP/s; ``default`` is OpenBLAS's own choice. ``mpitrain.core.openblas`` overrides the choice only for
-CPUs on which another set is faster for all products in every round.
+Each round starts a process with one thread for each set (``OPENBLAS_CORETYPE``), in turn. Prints the median and the
+range over the rounds, in GFLOP/s; ``default`` is OpenBLAS's own choice. ``mpitrain.core.openblas`` overrides the choice
+only for CPUs on which another set is faster for all products in every round.
 """
 
 from __future__ import annotations

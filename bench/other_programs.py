@@ -8,14 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-MOST = 0.04  # fraction of one core, during a measurement
+MOST = 0.04  # of one core: the CPU time that other programs may use during a measurement
 _SAMPLE_S, _LONGEST_WAIT_S, _TRIES = 0.5, 100.0, 3
 _TICKS = os.sysconf("SC_CLK_TCK")
 _Result = TypeVar("_Result")
 
 
 def undisturbed(action: Callable[[], _Result], namespaces: str) -> _Result:
-    """Return the result of ``action``, run when the CPU is idle; repeat it up to twice if other programs used the CPU.
+    """Return the result of ``action``; repeat it up to twice if other programs used the CPU meanwhile.
+
+    Each call first waits up to 100 s for an idle CPU.
 
     Args:
         namespaces: Prefix of the names of the network namespaces whose processes belong to the measurement.
@@ -54,7 +56,7 @@ def _seconds_of_others(namespaces: str) -> dict[int, float]:
             fields = (path / "stat").read_text().rpartition(")")[2].split()
             in_own = (path / "ns" / "net").stat().st_ino in own
         except OSError:
-            continue  # it has ended
+            continue  # the process has ended
         process = int(path.name)
         parents[process] = int(fields[1])
         if not in_own:

@@ -3,15 +3,15 @@
     python bench/predict.py [--rounds 3] [--rates 100mbit 1gbit none] [--models mlp accelerator] [--only TEXT]
                             [--seconds 4] [--json FILE] [--probes FOLDER]
 
-Hosts are network namespaces on this machine (root, iproute2), whose links ``tbf`` holds to a rate. In each round, every
-model is probed on two hosts with one rank each and links that are not shaped; then every configuration runs once.
-The probe knows neither the rate of the links, nor the third host, the mode, compression, servers, other batch sizes or
-the slow worker, whose slowness is measured separately. A result is the median over rounds of the steps/s that the
-round's probe predicts, and of the measured steps/s. Measurements that other programs disturb are repeated.
+Hosts are network namespaces on this machine (root, iproute2), whose links ``tbf`` limits to a rate. In each round,
+every model is probed on two hosts with one rank each and unlimited links; then every configuration runs once. The probe
+knows neither the rate of the links, nor the third host, the mode, compression, servers, other batch sizes or the slow
+worker, whose slowness is measured separately. A result is the median over rounds of the steps/s that the round's probe
+predicts, and of the measured steps/s. Measurements that other programs disturb are repeated.
 
-Configurations with more ranks than cores are reported separately: hosts share this machine's cores, which is an input
-of the simulation (``mlp``); the layers of ``accelerator`` sleep, so that the ranks share cores only for transfers and
-updates.
+Configurations with more ranks than cores are reported separately. For ``mlp``, the simulation divides this machine's
+cores among the hosts. For ``accelerator``, it assumes a core for every rank: the layers sleep, so that ranks compete
+for cores only in transfers and updates.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ CORES = len(os.sched_getaffinity(0))
 
 @dataclass(frozen=True)
 class Configuration:
-    """A run: its model, ranks of each host, rate, options of the run, and the index of a slow worker."""
+    """A run: its model, ranks of each host, rate, options of the run, and the index of a slow worker, -1 for none."""
 
     model: str
     ranks: tuple[int, ...]
@@ -125,7 +125,7 @@ class Hosts:
         self._hosts, self._seconds = hosts, seconds
 
     def probe(self, model: str, folder: Path | None) -> Any:
-        """Return the probe of a model on the first two hosts, or the stored probe if ``folder`` has one."""
+        """Return the probe of a model on the first two hosts; ``folder`` stores probes for later calls."""
         from mpitrain.predict.measurements import read_probe
 
         if folder is not None:
@@ -149,7 +149,7 @@ class Hosts:
         return 1 + (slow - usual) / (compute.forward_s[index] + compute.backward_s[index])
 
     def steps_per_s(self, configuration: Configuration, expected: float) -> float:
-        """Return the measured speed; ``expected`` determines the number of steps."""
+        """Return the measured steps/s; ``expected`` steps/s determine the number of steps."""
         return self.undisturbed(lambda: self._steps_per_s(configuration, expected))
 
     def _steps_per_s(self, configuration: Configuration, expected: float) -> float:
@@ -283,9 +283,9 @@ def main() -> None:
     parser.add_argument("--rates", nargs="+", default=[*RATES, "none"], choices=[*RATES, "none"])
     parser.add_argument("--models", nargs="+", default=[*JOBS], choices=JOBS)
     parser.add_argument("--only", default="", help="only configurations whose line contains this text")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each run")
+    parser.add_argument("--seconds", type=float, default=4.0, help="approximate duration of each run")
     parser.add_argument("--probes", type=Path, help="folder for the probes; probes of earlier calls are reused")
-    parser.add_argument("--json", type=Path, help="append the results to this file")
+    parser.add_argument("--json", type=Path, help="add the results to this file; report all results in it")
     arguments = parser.parse_args()
     one_thread_and_own_kernels()
     use_this_checkout()

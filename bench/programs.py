@@ -3,8 +3,8 @@
     python bench/programs.py --examples DIR --nanogpt DIR [--backend mpitrain] [--only NAME ...]
 
 The two DIRs are checkouts of github.com/pytorch/examples and github.com/karpathy/nanoGPT. Their programs need a GPU.
-The diffs in programs/ let copies of them run on CPUs; they are the same for both launchers. Needs an environment with
-mpitrain, torch, lightning, accelerate, hydra-core, boto3 and requests.
+The diffs in programs/ let copies of these programs run on CPUs; both launchers start the same copies. Needs an
+environment with mpitrain, torch, lightning, accelerate, hydra-core, boto3 and requests.
 
 Each program runs with 2 ranks, one thread each, under torchrun with gloo, and under mpitrain run with gloo or with the
 backend given, which the programs read from the variable BACKEND:
@@ -120,7 +120,7 @@ class Run:
         return self.log.read_text(errors="replace")
 
     def end(self) -> int | None:
-        """Return the exit status; None if it did not end in time."""
+        """Return the exit status; None if the program did not end in time and was terminated."""
         try:
             return self.process.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
@@ -129,7 +129,7 @@ class Run:
             return None
 
     def kill_rank(self, run_dir: Path, marker: str, number: int = signal.SIGKILL) -> int | None:
-        """Send rank 1 a signal after the program has saved; return its process id, None if the program ended before."""
+        """Send rank 1 a signal after the program has saved; return its process id, None if it did not save in time."""
         deadline = time.monotonic() + LIMIT_S
         while marker not in self.output():
             if self.process.poll() is not None or time.monotonic() > deadline:
@@ -144,7 +144,7 @@ class Run:
 
 
 def prepare(folder: Path, examples: Path, nanogpt: Path) -> list[Program]:
-    """Return the programs; the sources of others are copied to a folder and patched."""
+    """Return the programs; copy the sources of other projects to a folder and patch them."""
     tutorial = _patched(examples / "distributed" / "ddp-tutorial-series", folder / "tutorial", "multigpu_torchrun")
     mingpt = _patched(examples / "distributed" / "minGPT-ddp", folder / "mingpt", "mingpt_ddp")
     nano = _patched(nanogpt, folder / "nanogpt", "nanogpt")
@@ -196,7 +196,7 @@ def _patched(sources: Path, copy: Path, name: str) -> Path:
 
 
 def result_of(path: Path) -> object:
-    """Return the content of a result file: text, or all tensors in it."""
+    """Return the content of a result file: text, or the bytes of its tensors; None if the file does not exist."""
     if not path.exists():
         return None
     if path.suffix == ".txt":
@@ -236,7 +236,7 @@ def _processes() -> Iterator[tuple[str, str, str]]:
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
             environment, command, maps = (Path(f"/proc/{name}/{file}").read_bytes() for file in _FILES)
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
         yield environment.decode(errors="replace"), command.replace(b"\0", b" ").decode(), maps.decode()
 

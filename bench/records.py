@@ -3,8 +3,8 @@
     python bench/records.py [ORDERS]
 
 Each order starts in an empty run directory and takes eight random actions. After each action, the state that mpitrain
-runs shows, config.toml and the history must agree with the action; a finished run, or a refused command, must not
-change any file.
+runs shows, config.toml and the history must agree with the action; repeating a finished run, or a refused command, must
+not change any file.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Order:
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder, self.draw = folder, random.Random(seed)
         self.state, self.rate, self.goal = "", 0.01, 0
-        self.versions: list[tuple[object, ...]] = []  # the options of each start that differs from the one before
+        self.versions: list[tuple[object, ...]] = []  # options of starts, each different from those of the start before
 
     def act(self) -> str:
         """Take one action; return a text of its name and the problem, if any."""
@@ -85,7 +85,7 @@ class Order:
         return (None if status == 0 else status), ended
 
     def _refuse(self) -> tuple[int | None, bool]:
-        """Run with a model, or a seed, that does not fit; without a checkpoint this would be a new run."""
+        """Run with a model, or a seed, that does not fit a checkpoint; without a checkpoint, continue training."""
         if not checkpoint.steps(self.folder / "checkpoints"):
             return self._resume()
         if self.state == "finished early":
@@ -116,7 +116,8 @@ class Order:
             run.send_signal(number)
         while states([self.folder])[self.folder] == "running" and time.monotonic() < deadline:
             time.sleep(0.05)  # the ranks of a killed supervisor end a moment later
-        # The launcher of a killed supervisor sends SIGTERM to the ranks, which may have the time to save and record it.
+        # The launcher of a killed supervisor sends SIGTERM to the ranks, which may have time to save and to record the
+        # signal.
         self.state = "stopped" if number == signal.SIGINT or self._received_sigterm() else "died"
         return None, False
 
@@ -155,7 +156,7 @@ class Order:
 
 
 def main() -> None:
-    """Try the orders, and print each."""
+    """Run the orders, and print the results of each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("orders", type=int, nargs="?", default=10)
     given = parser.parse_args()

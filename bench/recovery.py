@@ -2,13 +2,13 @@
 
     python bench/recovery.py [--kills 200] [--mpis openmpi mpich] [--hosts] [--large]
 
-The runs have two or three ranks, in all modes, with restarts from memory and with frequent checkpoints. Processes that
-are killed: a worker, the chief, a server, a reaper, the fork server; one kill in four happens while the run restarts.
-Each run must complete, with the parameters of an undisturbed run in ``sync`` and ``local``, and leave nothing behind.
-With ``--hosts`` (root, iproute2) each rank is on a separate host.
+The runs have two or three ranks, in all modes, with restarts from memory and with frequent checkpoints. A kill ends a
+worker, the chief, a server, a reaper or the fork server. One kill in four does not wait for a step, and may happen
+while the run restarts. Each run must complete and leave nothing behind. In ``sync`` and ``local``, its parameters must
+be those of an undisturbed run. With ``--hosts`` (root, iproute2) each rank is on a separate host.
 
-The time from a kill to the next completed step is measured if nothing else is killed meanwhile, and compared with the
-time of a run of one step; ``--large`` measures a model of 100 million parameters instead.
+On one host, another run then measures the time from a kill to the next completed step, and compares it with the time of
+a run of one step. ``--large`` only does this, with a model of 100 million parameters.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _kill(run: KilledRun, chance: random.Random) -> str:
             pid = parent_of(ranks[0].reaper)
             with contextlib.suppress(OSError):
                 if Path(f"/proc/{pid}/comm").read_bytes().strip() != fork_server.NAME:
-                    pid = 0  # before the first restart
+                    pid = 0  # no fork server before the first restart
         if pid > 1:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -5,8 +5,8 @@
 By default both ranks are on one host. The worker reads and updates (plain SGD) a shard in shared memory, and for
 comparison uses the RPC transports that connect nodes. ``--hosts`` (root, iproute2) puts the ranks in two network
 namespaces joined by a bridge, where only the RPC transports work; ``--rate`` limits each host's link. A push ends when
-the server has the gradient (which it does not apply here), a pull returns parameters; ``bf16`` pushes half the bytes,
-with error feedback. All variants alternate in one run; results are medians.
+the server has the gradient, which only shared memory applies here; a pull returns parameters. ``bf16`` pushes half the
+bytes, with error feedback. All variants alternate in one run; results are medians.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Check that this checkout computes the same bits as another one: parameters, optimizer slots, losses of whole runs.
+"""Check that this checkout computes the same bits as another: parameters, optimizer slots, losses of whole runs.
 
     python bench/same_bits.py --baseline DIR [--cases sync-2 local-2]
 
 Both checkouts train ``jobs/mnist_mlp.py`` on this machine for 200 steps. This checkout then resumes the baseline's
-checkpoint of step 100, which must give the results of the baseline without interruption. Compared are all arrays of the
-last checkpoints and the losses at every logged step. The exit status is 1 if anything differs.
+checkpoint of step 100, which must give the results of the baseline without interruption. All arrays of the last
+checkpoints and the losses at every logged step are compared. The exit status is 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Result:
 def train(checkout: Checkout, case: str, run_dir: Path, *flags: str | Path) -> Result:
     ranks, flags_of_case = CASES[case]
     words = ["-m", "mpitrain", "run", "-n", str(ranks), checkout.folder / "jobs" / "mnist_mlp.py", "--device", "cpu"]
-    if (checkout.folder / "mpitrain" / "core" / "subnormals.py").exists():  # else never flushes
+    if (checkout.folder / "mpitrain" / "core" / "subnormals.py").exists():  # older checkouts never flush
         words.append("--no-flush-denormals")
     words += ["--train-steps", str(STEPS), "--save-steps", str(RESUMED_AT), "--log-steps", "10", "--threads", "1"]
     checkout.run(*words, "--validate-steps", "50", *flags_of_case, "--run-dir", run_dir, *flags)
@@ -58,7 +58,7 @@ def saved(run_dir: Path, step: int) -> Path:
 
 
 def arrays_of(path: Path) -> dict[str, Any]:
-    """Read a checkpoint without the package, because its reader is part of the comparison."""
+    """Read a checkpoint without the package, whose reader may differ between the checkouts."""
     found: dict[str, Any] = {}
 
     def visit(name: str, item: h5py.Group | h5py.Dataset) -> None:

@@ -105,7 +105,7 @@ def probe_of(name: str) -> Probe:
 
 
 def scenario(probe: Probe, link: str, nodes: int, options: dict[str, Any]) -> Scenario:
-    """Return a mode on a number of nodes; modes with servers have one for every 8 ranks."""
+    """Return the scenario of a mode on a number of nodes; if several, modes with servers have one for each node."""
     if options["mode"] in ("async", "backup") and nodes > 1:
         options = {**options, "ps": nodes}
     if nodes == 1:
@@ -174,7 +174,7 @@ def table(names: Sequence[str], nodes: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "scaling")
-    parser.add_argument("--nodes", type=int, default=8, help="of the table")
+    parser.add_argument("--nodes", type=int, default=8, help="nodes of the table")
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
     table([*MODELS], arguments.nodes)

@@ -47,7 +47,7 @@ def run_rank(mib: float, servers: int, steps: int, share: bool) -> None:
         layer_starts=[0],
         placements=assign_servers(layout, servers, "partitioned", dtype.itemsize),
         workers=len(cluster.worker_ranks),
-        validate_steps=len(cluster.worker_ranks),  # a pause after one step per worker, which touches all memory
+        validate_steps=len(cluster.worker_ranks),  # a pause after each worker's first step, which touches all memory
     )
 
     state = TrainingState(layout)

@@ -3,7 +3,8 @@
     python bench/step.py [--rounds 5] [--models mlp100 ...] [--ranks 1 2] [--data DIR]
 
 Each round runs the products (``bench/peers/products.py``, of the same shapes, in as many processes at once) and the
-job, alternating, with one BLAS thread per rank. Prints medians over the rounds, and the ratio of each round.
+job, alternating, with one BLAS thread per rank. Prints medians over the rounds, and the median and the range of the
+rounds' ratios.
 """
 
 from __future__ import annotations

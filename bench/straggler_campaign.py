@@ -80,7 +80,7 @@ def predictions() -> dict[str, dict[str, float]]:
 
 
 def measured(mode: str, factor: float, expected: float) -> float:
-    """Return measured steps/s; ``expected`` determines the number of steps."""
+    """Return measured steps/s; ``expected`` steps/s determine the number of steps."""
     options = MODES[mode]
     every = REPORTS * options.get("local_steps", 1)
     steps = max(3, round(expected * SECONDS / every)) * every
@@ -96,7 +96,7 @@ def measured(mode: str, factor: float, expected: float) -> float:
 
 
 def compare(predicted: dict[str, dict[str, float]], rounds: int) -> None:
-    """Measure every configuration in each round, and print both speeds."""
+    """Measure every configuration in each round, and print the predicted and the measured speeds."""
     speeds: dict[tuple[str, float], list[float]] = defaultdict(list)
     for _ in range(rounds):
         for mode, factor in ((mode, float(factor)) for mode, of_mode in predicted.items() for factor in of_mode):

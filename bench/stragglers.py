@@ -30,7 +30,7 @@ WORKERS = 4
 
 
 def steps_per_s(mode: str, compute_ms: float, slow: bool) -> float:
-    """Return steps/s; with a slow worker, ``async`` runs as many steps as the other three workers complete."""
+    """Return steps/s. A run of ``sync`` with a slow worker has fewer steps, because each step takes longer."""
     steps = 40 if mode == "sync" and slow else 160 * (4 if mode == "async" else 1)
     with tempfile.TemporaryDirectory() as run_dir:
         words = [sys.executable, "-m", "mpitrain", "run", "-n", str(WORKERS), str(ROOT / "bench" / "peers" / "slow.py")]
@@ -57,7 +57,7 @@ def main() -> None:
     print(f"{'mode':8} {'none slow':>11} {'one slow':>11}   remaining")
     for mode in MODES:
         free, slowed = (statistics.median(figures[mode, slow]) for slow in (False, True))
-        # In async the slow worker's own share is not expected from the others.
+        # In async, the other workers are not expected to do the slow worker's share.
         others = free * (WORKERS - 1) / WORKERS if mode == "async" else free
         wanted = "" if mode == "sync" else "   target 80 %"
         of = " of the other workers' combined rate" if mode == "async" else ""

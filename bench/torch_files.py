@@ -6,12 +6,12 @@ The files are those of ``test/distributed`` in PyTorch's repository; the wheel d
 processes or threads themselves. Here each test runs on the ranks of an ``mpirun`` of the size that its class asks for,
 and this backend replaces gloo, as in ``bench/torch_suite.py``.
 
-Most of the tests ask for GPUs, and are skipped without. With ``--cpu`` they run on the CPU: the number of GPUs is
-reported as the number of ranks, ``"cuda"`` in the file is read as ``"cpu"``, and ``.cuda()`` and ``device_ids`` do
-nothing.
+Most of the tests ask for GPUs, and are skipped without GPUs. With ``--cpu``, these tests run on the CPU: the number of
+GPUs is reported as the number of ranks, ``"cuda"`` in the file is read as ``"cpu"``, and ``.cuda()`` and ``device_ids``
+do nothing.
 
-Prints as JSON, for each file and number of ranks, the tests that passed, failed and were skipped, and those that gloo
-passes and this backend does not, with their errors.
+Prints as JSON, for each file and number of ranks, how many tests passed, failed and were skipped, with the errors and
+reasons, and the tests that gloo passes and this backend does not.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MODULE = "torch_test_file"
 
 
 def _run_gpu_tests_on_cpu(count: int) -> None:
-    """Make the decorators and helpers of PyTorch's tests run tests on the CPU that need at most ``count`` GPUs."""
+    """Make the decorators and helpers of PyTorch's tests run tests for at most ``count`` GPUs on the CPU."""
     import torch
     from torch.testing._internal import common_distributed
     from torch.testing._internal.distributed._shard import sharded_tensor
@@ -189,7 +189,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
     parser.add_argument("--cpu", action="store_true", help="run on the CPU the tests that ask for GPUs")
     parser.add_argument("--backends", nargs="*", default=["mpitrain", "gloo"], choices=["mpitrain", "gloo"])
-    parser.add_argument("--tests", default="*", metavar="PATTERN", help="of Class.test_method")
+    parser.add_argument("--tests", default="*", metavar="PATTERN", help="only tests whose Class.test_method matches")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--list", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--rank", nargs=2, metavar=("BACKEND", "FOLDER"), help=argparse.SUPPRESS)

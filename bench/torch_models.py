@@ -4,10 +4,10 @@
 
 Each round runs every program once, in turn, with one thread per rank: mpitrain with 2 ranks and with 1, a Trainer's
 loop with 2 ranks, DDP over gloo with 2 ranks, two plain loops that do not communicate, and one plain loop. All use the
-same module, optimizer and data; the peers use PyTorch's fused Adam. For the model with several buckets, DDP uses the
-best of several bucket sizes, found before the first round. A result is the median over rounds of the median over a
-run's intervals. With ``--optimizers``, the job uses these optimizers of torch, and is compared with DDP with and
-without ``ZeroRedundancyOptimizer``. Start-up and compilation are excluded for all.
+same module, Adam and the same data; the peers use PyTorch's fused Adam. For ``mlp100m``, DDP uses the best of several
+bucket sizes, found before the first round. A result is the median over rounds of the median over a run's intervals.
+With ``--optimizers``, the job uses these optimizers of torch, and is compared with DDP with and without
+``ZeroRedundancyOptimizer``. Start-up and compilation are excluded for all.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BUCKETS_MB = ("1", "25", "100", "500")
 
 
 def ours(name: str, ranks: int, loop: bool = False, optimizer: str = "") -> tuple[float, float]:
-    """Return examples/s of all ranks together, and their memory in bytes; of a job, or of a ``loop`` with a Trainer."""
+    """Return examples/s and memory in bytes of all ranks; of a job, or of a ``loop`` with a Trainer (memory is 0)."""
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder, "run")
         words = [sys.executable, "-m", "mpitrain", "run", "-n", str(ranks)]

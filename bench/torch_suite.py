@@ -7,8 +7,8 @@ They start processes themselves and ask for the backend by name. This harness re
 the ranks of mpirun, with this backend under the name gloo. Each test has a separate process group. A test that fails or
 hangs ends its ranks; new ranks run the remaining tests.
 
-Prints as JSON, for each number of ranks, the tests that passed, failed and were skipped, and those that gloo passes
-and this backend does not, with their errors.
+Prints as JSON, for each number of ranks, how many tests passed, failed and were skipped, the errors, and the tests that
+gloo passes and this backend does not.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def run_suite(words: list[str], ranks: int, names: list[str]) -> dict[str, dict[
     """Run the tests on new ranks as often as needed; return the outcome of each.
 
     Args:
-        words: The Python program that runs the tests on a rank, and its first arguments; the last one is a folder.
+        words: The Python program that runs the tests on a rank, and its arguments, to which a folder is added.
     """
     outcomes: dict[str, dict[str, str]] = {}
     while len(outcomes) < len(names):

@@ -90,7 +90,7 @@ def compare(model: str, ranks: tuple[int, ...], rate: str, changes: str, seconds
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--settings", type=int, nargs="+", default=[*range(len(SETTINGS))])
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each run")
+    parser.add_argument("--seconds", type=float, default=3.0, help="approximate duration of each run")
     parser.add_argument("--rounds", type=int, default=2)
     arguments = parser.parse_args()
     one_thread_and_own_kernels()

@@ -3,8 +3,8 @@
     python bench/undisturbed.py [MINUTES] [--at-once N]
 
 Each run has default settings, three ranks, a random mode and a random slow operation: the start, a step, a hook, the
-validation or a save. A step takes 0.75 of the shortest default limit of --hang-timeout; the other operations have
-longer limits, and take 1.5 of it. Prints one line per run, and a summary. N runs at once load the machine.
+validation or a save. A step takes 0.75 times the shortest default limit of --hang-timeout. The other operations have
+longer limits, and take 1.5 times this limit. Prints one line per run, and a summary. N runs at once load the machine.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 #!/bin/bash
-# Trains a job, validates it, and exports the parameters; each step runs only if the previous one succeeded.
+# Trains a job, validates it, and exports the parameters; each command runs only if the previous command succeeded.
 #
 #     jobs/chain.sh RANKS RUN_DIR JOB [FLAG...]
 #
-# The script can be restarted at any time with the same arguments; completed work is not repeated.
+# The script can be restarted at any time with the same arguments; completed training is not repeated.
 set -euo pipefail
 [ $# -ge 3 ] || { echo "usage: $0 RANKS RUN_DIR JOB [FLAG...]" >&2; exit 2; }
 ranks=$1 run_dir=$2

@@ -1,10 +1,10 @@
-"""A script for PyTorch's DistributedDataParallel, which does not use mpitrain.
+"""A script that uses PyTorch's DistributedDataParallel, but not mpitrain.
 
     mpitrain run -n 2 jobs/ddp_script.py --epochs 3
     torchrun --nproc-per-node 2 jobs/ddp_script.py --epochs 3
 
-It saves a checkpoint after every epoch, continues from it when it is started again, and stops at SIGTERM with status
-75, so that mpitrain submit requeues it.
+The script saves a checkpoint after every epoch, and continues from the checkpoint when it is started again. After
+SIGTERM, it exits with status 75 at the end of the epoch, so that mpitrain submit requeues the job.
 """
 
 import argparse

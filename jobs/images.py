@@ -13,7 +13,7 @@ MOVED = 3  # maximum number of pixels by which an image is moved
 
 
 def augmented(example: tuple[np.ndarray, int], rng: np.random.Generator) -> tuple[np.ndarray, int]:
-    """Move an image by some pixels, and change its contrast."""
+    """Move an image by some pixels, reduce its brightness, and scale it as ``scaled``."""
     image, label = example
     padded = np.pad(image, ((MOVED, MOVED), (MOVED, MOVED), (0, 0)))
     top, left = rng.integers(0, 2 * MOVED + 1, 2)

@@ -1,4 +1,4 @@
-"""One hidden layer on MNIST-format images: the job of the ps/worker tutorials."""
+"""One hidden layer on MNIST-format images, as in TensorFlow's tutorials of parameter servers."""
 
 from pathlib import Path
 

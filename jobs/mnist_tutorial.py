@@ -1,4 +1,4 @@
-"""The tutorials' MNIST network: 500 hidden units, decaying SGD, L2 penalty, and averaged parameters for validation."""
+"""An MNIST network of tutorials: 500 hidden units, decaying SGD, L2 penalty, and averaged parameters for validation."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ def job(
     average_decay: float = 0.99,
     data_dir: Path | None = None,
 ) -> Job:
-    """Train the tutorials' multilayer perceptron.
+    """Train a multilayer perceptron with SGD, an L2 penalty and moving averages of the parameters.
 
     Args:
         hidden_units: Width of the hidden layer.

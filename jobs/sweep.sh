@@ -3,8 +3,8 @@
 #
 #     jobs/sweep.sh RANKS LEARNING_RATE...
 #
-# JOB and FLAGS select another job and additional flags; RUNS is the folder of the runs. An existing run resumes from
-# its newest checkpoint, so that an interrupted sweep can be started again.
+# The environment variables JOB and FLAGS set another job and more flags; RUNS is the folder of the runs. An existing
+# run resumes from its newest checkpoint, so that an interrupted sweep can be started again.
 set -euo pipefail
 [ $# -ge 2 ] || { echo "usage: $0 RANKS LEARNING_RATE..." >&2; exit 2; }
 

@@ -4,7 +4,8 @@ import signal
 import sys
 
 # Ctrl-C while modules are imported ends the program; as an exception, it might be lost in one of these modules. Shells
-# make background programs of scripts ignore SIGINT; 'run' handles it there too, because SIGINT requests a save.
+# make background programs of scripts ignore SIGINT; 'run' handles SIGINT in such programs too, because the signal
+# requests a save.
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler or sys.argv[1:2] == ["run"]:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 

@@ -11,11 +11,11 @@ class UserError(Exception):
     """Invalid user input; the message states the user's value, the valid values and the fix.
 
     Args:
-        on_all_ranks: Whether every rank raises it, so that one rank may report it and all may exit regularly.
+        on_all_ranks: Whether every rank raises the error, so that one rank may report it and all may exit regularly.
     """
 
     exit_status = 2
-    on_all_ranks = False  # a class attribute, for users' subclasses whose constructor does not call this one
+    on_all_ranks = False  # a class attribute, for users' subclasses whose constructor does not call this constructor
 
     def __init__(self, *args: object, on_all_ranks: bool = False) -> None:
         super().__init__(*args)
@@ -57,7 +57,7 @@ class RankMismatch(UserError):
 
 
 class CollectiveFailed(UserError, RuntimeError):
-    """An operation of the torch.distributed backend timed out, or its ranks called different operations."""
+    """In the torch.distributed backend, an operation timed out, a rank ended, or ranks called different operations."""
 
     exit_status = 1
 

@@ -3,8 +3,8 @@
     python bench/gpu_checks/accuracy.py cpu DATA_DIR FILE       writes the accuracies to FILE, on any machine
     python bench/gpu_checks/accuracy.py gpu DATA_DIR FILE       compares with FILE; exit status 1 if any differs
 
-DATA_DIR contains four files in MNIST's format with 10,000 validation images; with fewer, random differences exceed the
-tolerance.
+DATA_DIR contains four files in MNIST's format with 10,000 validation images; with fewer images, random differences may
+exceed the tolerance.
 """
 
 from __future__ import annotations

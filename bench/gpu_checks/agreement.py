@@ -57,13 +57,13 @@ def main() -> None:
 
 
 def write_data(folder: Path) -> None:
-    """Write the data for jobs that do not contain data."""
+    """Write the files of the jobs that read examples from files."""
     for job, output in (("images", "digits"), ("tabular", "loans.parquet")):
         subprocess.run([sys.executable, str(ROOT / "jobs" / f"{job}.py"), output], cwd=folder, check=True)
 
 
 def compare(job: str, folder: Path, arguments: argparse.Namespace) -> bool:
-    """Print the differences of a job; return whether it agrees."""
+    """Print the differences of a job; return whether they are within the tolerance."""
     runs = {
         "float64": ("cpu", "float64"),
         "float64 gpu": (arguments.device, "float64"),

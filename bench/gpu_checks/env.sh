@@ -1,5 +1,6 @@
 # Source this file in the repository's root on a compute node: . bench/gpu_checks/env.sh WHEELS SITE
-# Installs the wheels in the folder WHEELS to the new folder SITE, and sets the paths of programs and CUDA libraries.
+# Installs the wheels in the folder WHEELS to the folder SITE, unless SITE exists, and sets the paths of programs and
+# CUDA libraries.
 if [ ! -d "$2" ]; then
   python3 -m pip install --quiet --no-index --no-deps --no-compile --prefix "$2" "$1"/*.whl || return
 fi

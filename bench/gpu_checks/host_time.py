@@ -1,4 +1,4 @@
-"""Print where a training step spends its time in Python: calls and microseconds per step of each function.
+"""Print where a training step spends its time in Python: calls and microseconds per step of the slowest functions.
 
     python3 bench/gpu_checks/host_time.py [--model mlp1024] [--steps 500] [--device gpu]
 

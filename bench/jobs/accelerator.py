@@ -1,4 +1,4 @@
-"""A network whose layers sleep as long as an accelerator would compute; on one worker they sleep longer."""
+"""A network whose layers sleep as long as an accelerator would compute, and longer on a slow worker."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def job(
     Args:
         layer_ms: Milliseconds that each hidden layer takes in the forward pass.
         layers: Number of hidden layers.
-        width: Their width.
+        width: Width of the hidden layers.
         slow_worker: The rank that takes longer; -1 for none.
         slow_factor: Factor by which that rank takes longer.
     """

@@ -97,7 +97,7 @@ def cpu_seconds() -> float:
 
 
 def rate(split: data.Split, batch: int, seconds: float = 4.0) -> dict[str, float]:
-    """Load batches with two processes; return examples per second, and CPU time per example, after the first ones."""
+    """Load batches with two processes; return examples/s and microseconds of CPU time per example, after 4 batches."""
     loader = split.own_loader(0, Loading(2, 2))
     assert loader is not None
     for step in range(4):
@@ -168,7 +168,7 @@ def _children(pid: int) -> list[int]:
 
 
 def memory(folder: Path) -> dict[str, float]:
-    """Return in MiB: the increase of the total PSS while two processes load, the size of a batch, and the limit."""
+    """Return in MiB: the increase of the total PSS while two processes load, its limit, and the size of a batch."""
     before = _pss(os.getpid())
     split = data.image_folder(folder / "images").random_map(augmented)
     loader = split.own_loader(0, Loading(2, 2))

@@ -1,4 +1,4 @@
-"""A model with 1 GiB of state that records the time of every step, for ``bench/background_save.py``."""
+"""A job with 1 GiB of state that records the time of every step, for ``bench/background_save.py``."""
 
 import json
 import time

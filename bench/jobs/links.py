@@ -12,7 +12,7 @@ def job(data_dir: Path, hidden: int = 1024, layers: int = 1) -> Job:
     Args:
         data_dir: Folder with the four IDX files.
         hidden: Width of the hidden layers.
-        layers: Their number.
+        layers: Number of hidden layers.
     """
     images = data.mnist(data_dir)
     widths = [images.features, *[hidden] * layers]

@@ -71,13 +71,13 @@ OPTIMIZERS = {"RMSprop": {}, "AdamW": {"fused": True}, "Adadelta": {}, "Adafacto
 
 
 def pss_bytes() -> int:
-    """Return the memory of this process in bytes, of which memory shared by n processes counts as 1/n."""
+    """Return the memory of this process in bytes. Memory that n processes share counts as 1/n."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 
 
 class RecordMemory(Hook):
-    """Writes the memory of each rank to a file in the folder ``PSS_FOLDER``."""
+    """Writes the memory of each rank to a file in the folder of the variable ``PSS_FOLDER``, if it is set."""
 
     def end(self, loop: TrainingLoop) -> None:
         if folder := os.environ.get("PSS_FOLDER"):

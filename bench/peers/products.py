@@ -1,4 +1,4 @@
-"""The matrix products of a training step alone, in one or two processes at once; prints microseconds per step as JSON.
+"""The matrix products of a training step alone, in RANKS processes at once; prints microseconds per step as JSON.
 
 python bench/peers/products.py MODEL RANKS STEPS
 """
@@ -17,7 +17,7 @@ BATCH = 100
 
 
 def dense(rows: int, inputs: int, outputs: int, first: bool = False) -> list[tuple[Any, Any, Any]]:
-    """Return the operands and the output of each product of a layer: output, weight gradient, input gradient."""
+    """Return operands and output of a layer's products: output, weight gradient, input gradient unless ``first``."""
     generator = np.random.default_rng(0)
     x, w, y = (
         generator.normal(size=shape).astype(np.float32)
@@ -28,7 +28,7 @@ def dense(rows: int, inputs: int, outputs: int, first: bool = False) -> list[tup
 
 
 def convolution(images: int, side: int, channels: int, filters: int, first: bool = False) -> list[tuple[Any, Any, Any]]:
-    """Return the products of windows of 3 x 3 and a one, for a block of images whose windows stay in cache."""
+    """Return the products of a 3 x 3 convolution with biases, for each block of images whose windows stay in cache."""
     block = max(1, 784 // side**2)
     return dense(block * side**2, 9 * channels + 1, filters, first) * (images // block)
 
@@ -41,7 +41,7 @@ MODELS = {
 
 
 def measure(name: str, steps: int, barrier: Any, results: Any) -> None:
-    """Time the products; the median over ten intervals."""
+    """Put the microseconds of all products into ``results``: the median over ten intervals."""
     model, with_torch = name.removesuffix("-torch"), name.endswith("-torch")
     products, multiply = MODELS[model](), np.matmul
     if with_torch:

@@ -74,8 +74,8 @@ def measure(step: Callable[[int], None], steps: int, is_cuda: bool) -> list[floa
 def make_step(arguments: Any) -> Callable[[int], None]:
     """Return a function that trains on a batch, given its number."""
     torch.manual_seed(0)
-    # These two set TF32 in torch's older and newer interfaces. fp32_precision sets only the newer one; with torch 2.11
-    # and 2.13, reading the older one then raises an error, and Inductor reads it.
+    # The next two lines set TF32 in torch's older and newer interfaces. fp32_precision sets only the newer interface;
+    # in torch 2.11 and 2.13, Inductor then gets an error when it reads the older interface.
     torch.set_float32_matmul_precision("high" if arguments.precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = arguments.precision == "tf32"
     torch.backends.cudnn.benchmark = True

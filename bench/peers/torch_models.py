@@ -3,9 +3,9 @@
     python bench/peers/torch_models.py MODEL RANKS STEPS HOW [OPTIMIZER [zero]]
 
 HOW is the bucket size in MB (``bucket_cap_mb``), or ``alone`` for ranks that do not communicate. With ``zero``,
-the optimizer is wrapped in ``ZeroRedundancyOptimizer``. Prints as JSON the
-examples/s of all ranks for each interval of steps except the first, and the memory of all ranks in bytes (PSS).
-Batches are slices of a tensor in memory, because a DataLoader would be slower.
+``ZeroRedundancyOptimizer`` shards the optimizer. Prints as JSON the examples/s of all ranks for each interval of steps
+except the first, and the memory of all ranks in bytes (PSS). Batches are slices of a tensor in memory, because a
+DataLoader would be slower.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python bench/peers/torchft_diloco.py RANK RANKS FIRST OWN HIDDEN STEPS SYNC_EVERY DELAY SEED DATA_DIR
 
-FIRST and OWN are the addresses of the first host, which runs the lighthouse, and of this rank's. Each rank is a replica
-group of its own. Rank 0 prints JSON: seconds per step in each cycle of SYNC_EVERY steps except the first, and the
-accuracy at the end. Needs torchft and torch, not mpitrain.
+FIRST is the address of the first host, which runs the lighthouse; OWN is the address of this rank's host. Each rank is
+a replica group of its own. Rank 0 prints JSON: seconds per step in each cycle of SYNC_EVERY steps except the first, and
+the accuracy at the end. Needs torchft and torch, not mpitrain.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def read(folder: str, part: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def make_manager(rank: int, ranks: int, first: str, own: str) -> tuple[Manager, list[object]]:
-    """Return the manager of this replica group, and what must live as long."""
+    """Return the manager of this replica group, and the objects that must live as long as the manager."""
     alive: list[object] = [TCPStore(own, PORT + 1 + rank, is_master=True, wait_for_workers=False)]
     if rank == 0:
         alive.append(LighthouseServer(bind=f"0.0.0.0:{PORT}", min_replicas=ranks, join_timeout_ms=60_000))

@@ -1,5 +1,5 @@
 #!/bin/bash
-# count.sh SECONDS: a program that is not Python. Writes its rank after this time.
+# count.sh SECONDS: a program that is not Python. Writes its rank to a file after this time.
 for ((second = 1; second <= $1; second++)); do
     sleep 1
     echo "second $second"

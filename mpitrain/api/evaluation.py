@@ -81,5 +81,5 @@ def _group(trainer: ScriptRun) -> Group:
 
 
 def _inference(trainer: ScriptRun) -> contextlib.AbstractContextManager[None]:
-    """Return a context for inference with the same parameters on all workers."""
+    """Return a context for inference with the model; during training see ``SteppedLoop.inference``."""
     return inference(trainer.model) if trainer._loop is None else trainer._loop.inference()

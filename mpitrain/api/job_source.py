@@ -24,7 +24,7 @@ import sys
 
 import cloudpickle
 
-sys.path[:0] = {paths!r}  # before the folder of this file, which may have the name of a module
+sys.path[:0] = {paths!r}  # before the folder of this file: the file may have the name of a module
 job = cloudpickle.loads(
     base64.b85decode(
         "{pickled}"
@@ -39,7 +39,7 @@ def job_file_text(job: Job | Callable[..., Job]) -> tuple[str, str]:
     The file contains the function, pickled by value if ranks cannot import it.
 
     Raises:
-        JobError: It is not a job or a function, or it cannot be pickled.
+        JobError: ``job`` is neither a Job nor a function, or cannot be pickled.
     """
     import cloudpickle
 
@@ -55,8 +55,8 @@ def job_file_text(job: Job | Callable[..., Job]) -> tuple[str, str]:
     except Exception as error:
         reason = " ".join(str(error).split())
         raise JobError(
-            f"the job {name} cannot be sent to the ranks: {type(error).__name__}: {reason}; make what cannot be "
-            "pickled inside the job function"
+            f"the job {name} cannot be sent to the ranks: {type(error).__name__}: {reason}; make objects that cannot "
+            "be pickled inside the job function"
         ) from error
     paths = [str(Path(path).absolute()) for path in sys.path if path not in _standard_paths()]
     origin = inspect.getsourcefile(job) if inspect.isfunction(job) else None

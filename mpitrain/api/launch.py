@@ -23,7 +23,7 @@ from .run import Run
 
 Command: TypeAlias = "list[str] | tuple[str, ...]"  # the words of a command
 Target: TypeAlias = "Path | Sequence[str]"  # a file, or the words of a command
-_COMMAND_LINE_FLAGS = ("dry_run", "follow", "sweep", "array")  # flags that have no meaning in Python
+_COMMAND_LINE_FLAGS = ("dry_run", "follow", "sweep", "array")  # flags that are not arguments in Python
 
 
 def launch(
@@ -60,7 +60,7 @@ def launch(
 
 
 def submit(job: JobSource | Command, *, run_dir: str | os.PathLike[str] | None = None, **options: Any) -> Run:
-    """Submit a batch job that trains, as ``mpitrain submit`` does, and return immediately.
+    """Submit a batch job that trains or executes a program, as ``mpitrain submit`` does, and return immediately.
 
     Args:
         job: See ``launch``.

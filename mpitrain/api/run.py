@@ -46,7 +46,7 @@ class RunStatus:
             there is no valid record.
         step: Number of completed steps, a few seconds old.
         train_steps: Number of all steps; 0 before the run starts.
-        reason: Why it ended early; else empty.
+        reason: Why the run ended early; else empty.
     """
 
     state: str
@@ -56,7 +56,7 @@ class RunStatus:
 
 
 class Run:
-    """A run, found by its run directory: one that ``launch`` or ``submit`` has started, or any other.
+    """A run, found by its run directory; ``launch``, ``submit`` or any other command may have started it.
 
     Args:
         path: The run directory.
@@ -84,7 +84,7 @@ class Run:
 
     @property
     def status(self) -> RunStatus:
-        """The present state and step of the run. If it runs on another host, reading them may take 15 s."""
+        """The present state and step of the run. For a run on another host, reading this property may take 15 s."""
         recorded = heartbeat.read(self.path)
         is_old = self._is_old(recorded)
         if is_old and self._is_supervised():
@@ -145,7 +145,7 @@ class Run:
 
         Raises:
             RunFailed: The run failed, or its processes have died.
-            TimeoutError: The run has not ended; it continues.
+            TimeoutError: The run has not ended after ``timeout`` seconds; it continues.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         interrupt: KeyboardInterrupt | None = None
@@ -168,7 +168,7 @@ class Run:
         """Ask the run to save a checkpoint and end; return immediately. A second call ends it without saving.
 
         Raises:
-            LaunchError: The run cannot be reached from this host.
+            LaunchError: The run cannot be stopped from this host.
         """
         if self._process is not None:
             if self._process.poll() is None:
@@ -223,8 +223,8 @@ class Run:
     def _has_ended(self) -> bool:
         """Return whether a run that no process on this host supervises has ended.
 
-        A run that Slurm requeues has not ended. On Flux and PBS a requeued run has ended, because the new job has
-        another id; on LSF it has ended, because the state of its jobs is not queried.
+        A run that Slurm requeues has not ended. On Flux and PBS a requeued run counts as ended, because the new job has
+        another id; on LSF it counts as ended, because the states of LSF's jobs are not queried.
         """
         state, recorded = self.status.state, heartbeat.read(self.path)
         job = None if recorded is None else recorded.job

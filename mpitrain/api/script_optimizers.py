@@ -26,10 +26,10 @@ class ScriptOptimizers:
 
     Attributes:
         live: The optimizers of torch.
-        rule: The optimizer of this package that updates with all of them.
+        rule: The optimizer of this package that performs the updates of all of them.
 
     Raises:
-        JobError: The arguments do not fit together.
+        JobError: An argument is not valid, or the arguments contradict each other.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class ScriptOptimizers:
             raise
 
     def begin(self, loop: SteppedLoop) -> None:
-        """Begin to train with the states that the script has given, unless a run resumes. Collective."""
+        """Begin to train, with the states that the script has set unless the run resumes. Collective over workers."""
         for live in self.live:
             if live not in self._with_state or loop.step:  # a resumed run uses the state in its checkpoint
                 live.drop_state()
@@ -166,7 +166,7 @@ class ScriptOptimizers:
 
 
 class _Owner:
-    """Holds the state of an optimizer of a Trainer; implements ``pytorch.live_optimizer.Owner``.
+    """Connects an optimizer of torch with its Trainer; implements ``pytorch.live_optimizer.Owner``.
 
     While the Trainer trains, all methods but ``drop_state`` are collective over the workers. Before training, the
     methods for the state do nothing.

@@ -59,7 +59,7 @@ class ScriptState:
         """Save the state of an object: every worker's state, or the chief's.
 
         Raises:
-            JobError: The object has no state, or the name is not valid.
+            JobError: The object has no state, or the name or a key is not valid.
         """
         where = f"trainer.register({name!r}, ...)"
         if not isinstance(name, str) or not name or "/" in name:

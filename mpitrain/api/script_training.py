@@ -82,7 +82,7 @@ class ScriptTraining(ScriptRun):
             self._began_at = self._loop.step
             self._optimizers.begin(self._loop)
             self._script.extra_state()  # raises an error for values that cannot be saved
-            self._optimizers.advance_schedulers(self._loop)  # for values that have no state in the checkpoint
+            self._optimizers.advance_schedulers(self._loop)  # for a scheduler that has no state in the checkpoint
             return self._loop
 
     def _close(self) -> None:

@@ -72,16 +72,17 @@ class Trainer(ScriptTraining):
         optimizer: Any optimizer of torch except LBFGS and SparseAdam, or one of ``mpitrain.optim``. Ranks divide its
             work and state: by ranges of elements for optimizers of ``torch.optim`` whose update of an element depends
             on no other element; by tensors for Adafactor, Muon, and classes with ``updates_tensors_separately = True``.
-            With other classes one rank updates. All but the first kind need ``sync`` or ``local``, on CPUs, as does a
-            list of several optimizers of torch, each with its own parameters. The work of a list is divided by tensors,
-            the arguments of ``backward`` and ``step`` select optimizers, and ``scheduler`` and ``clip_norm`` are None.
+            With other classes one rank updates. Only the first kind works in all modes and on GPUs; the others need
+            ``sync`` or ``local`` on CPUs. So does a list of several optimizers of torch, each with its own parameters.
+            The work of a list is divided by tensors, the arguments of ``backward`` and ``step`` select optimizers, and
+            ``scheduler`` and ``clip_norm`` are None.
         scheduler: A learning-rate scheduler of the optimizer whose ``step`` the Trainer calls; None if there is none,
             or if the loop calls it.
-        scheduler_interval: Whether the Trainer calls it after each epoch or after each step.
+        scheduler_interval: Whether the Trainer calls the scheduler after each epoch or after each step.
         clip_norm: Maximum Euclidean norm of the averaged gradient.
         overlap: Whether gradients are averaged and applied during the backward pass, so that the loop cannot use or
-            change them, and calls ``backward`` and ``step`` once for each batch. None lets the first step decide: not
-            if it uses a gradient, or calls ``backward`` several times.
+            change them, and calls ``backward`` and ``step`` once for each batch. With None, the first step decides: the
+            work overlaps unless this step uses a gradient or calls ``backward`` several times.
         mode: How workers agree on the parameters.
         options: The flags of ``mpitrain train``, such as ``ps=1, run_dir="runs/first", save_secs=600``.
 
@@ -201,7 +202,7 @@ class Trainer(ScriptTraining):
         """Return the loader of training examples, in place of ``DataLoader`` and ``DistributedSampler``.
 
         Iterating yields this worker's batches of one epoch, on the model's device; each example of an epoch is in the
-        batch of one worker. Call it once.
+        batch of one worker. Call ``loader`` once.
 
         Args:
             dataset: A ``torch.utils.data.Dataset``, any object with ``__len__`` and ``__getitem__``, or a split of
@@ -258,8 +259,8 @@ class Trainer(ScriptTraining):
         """Yield the steps to train, from 0, or from the step at which a resumed run has stopped, to ``count - 1``.
 
         This replaces a loader and ``epochs`` in loops that make their own data. At each step the random generators of
-        torch, NumPy and Python are seeded by the run's seed, the rank and the step, so that a resumed run equals one
-        that was not interrupted. Otherwise like ``epochs``.
+        torch, NumPy and Python are seeded by the run's seed, the rank and the step, so that a resumed run gives the
+        same results as an uninterrupted run. Otherwise like ``epochs``.
         """
         with self._rank.errors_end_the_run():
             if self._loader is not None:

@@ -50,7 +50,7 @@ class Tuning:
     Attributes:
         probe: The measurements before the first run.
         candidates: All configurations, the best prediction first.
-        measured: The configurations that were run; the first one is the user's.
+        measured: The configurations whose runs have succeeded; the first one is the user's.
     """
 
     probe: Probe
@@ -131,7 +131,8 @@ def flags_of(candidate: Candidate) -> list[str]:
 def _to_measure(possible: list[Candidate]) -> list[Candidate]:
     """Return the user's configuration, and the best configurations that are predicted to be faster.
 
-    If configurations differ only in bucket size and have equal predictions, only that with the fewest options is used.
+    If configurations differ only in bucket size and have equal predictions, only the configuration with the fewest
+    options is used.
     """
     own = next(candidate for candidate in possible if not candidate.options)
     distinct: list[Candidate] = []

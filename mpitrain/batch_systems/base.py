@@ -72,8 +72,8 @@ class BatchSystem(ABC):
         node_check: A shell command that fails if a node of the job does not answer; empty if there is none.
         remote_agent: The program that runs a command on a host of the allocation, with host and command as its last
             arguments; empty if it is ``ssh``.
-        restart_arguments: Arguments with which ``mpirun``'s own start command, such as ``srun``, can start its daemons
-            again in an allocation while those on a failed node count as running.
+        restart_arguments: Arguments for the command with which ``mpirun`` starts its daemons in an allocation, such as
+            ``srun``; with them it can start daemons while the earlier daemons on a failed node still count as running.
         restart_count_variable: The variable with the number of requeues; needed for ``node_check``.
         can_follow: Whether ``states`` and ``log_path`` suffice for ``--follow``.
         advice: Pairs of a word in the reason of a rejected job, and advice on how to fix it.
@@ -103,7 +103,7 @@ class BatchSystem(ABC):
     advice: ClassVar[tuple[tuple[str, str], ...]] = ()
 
     def check(self, batch: Batch) -> None:
-        """Check that the batch system supports what a job requests.
+        """Check that the batch system supports the options of a job.
 
         Raises:
             ConfigError: The batch system does not support an option.
@@ -152,7 +152,7 @@ class BatchSystem(ABC):
         """Return the MPI plugin that a starter needs; empty if it needs none.
 
         Args:
-            requested: The value of ``--mpi``; None if it is chosen.
+            requested: The value of ``--mpi``; None if this method chooses the plugin.
             flavor: Returns the flavor of the MPI library, such as ``openmpi``. Loads the library, so it is called only
                 if the answer depends on it.
 
@@ -172,7 +172,7 @@ class BatchSystem(ABC):
         return "TERM"
 
     def log_path(self, batch: Batch, job_id: str) -> Path:
-        """Return the log of a job, or the log directory if there are several or the name is not known."""
+        """Return the log of a job; the log directory if there are several logs, or the log's name is not known."""
         return batch.log_dir if batch.in_tasks else batch.log_dir / f"{job_id}.log"
 
     def task_id(self, job_id: str, index: int) -> str:
@@ -198,18 +198,19 @@ class BatchSystem(ABC):
         return {environ[name] for name in self.id_variables if environ.get(name)}
 
     def allocated_hosts(self, environ: Mapping[str, str]) -> list[tuple[str, int]]:
-        """Return the hosts of the allocation and their numbers of ranks; empty outside one, or if it is not known."""
+        """Return the hosts of the allocation and their numbers of ranks; empty if these are not known."""
         return []
 
     def allocated_ranks(self, environ: Mapping[str, str]) -> int | None:
-        """Return the number of ranks (tasks) of the allocation; None outside one, or if it is not known."""
+        """Return the number of ranks (tasks) of the allocation; None if it is not known."""
         return None
 
 
 def query(
     words: Sequence[str], environ: Mapping[str, str] | None = None, timeout_s: float = _QUERY_TIMEOUT_S
 ) -> subprocess.CompletedProcess[str] | None:
-    """Run a command that queries a batch system; None if it is not installed here or does not answer.
+    """Run a command that queries a batch system; return None if the command is not installed or does not answer in
+    time.
 
     Args:
         environ: Variables to set for the command.

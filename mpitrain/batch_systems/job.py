@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import ConfigError
 from .resources import Resources
 
-# The flag with the run directory, as shell text, placed before the program of the ranks.
+# The flag with the run directory, as shell text; it precedes ``Batch.arguments``.
 RUN_DIR = '--run-dir "$run_dir"'
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./&|()\[\]{}*-]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -44,7 +44,7 @@ class Batch:
         run_dir: The run directory; for an array, the parent of its tasks' run directories.
         python: The Python interpreter that has mpitrain installed.
         arguments: The job, script or program that the ranks execute, with its flags, without ``--run-dir``.
-        rank_command: The ``mpitrain`` command that each rank runs, where no ``mpitrain run`` starts the ranks.
+        rank_command: The ``mpitrain`` command that each rank runs if ``mpitrain run`` does not start the ranks.
         keeps_checkpoints: Whether checkpoints in the run directory show that a run has made progress.
         starter: The program that starts the ranks: one of the batch system's ``starters``.
         points: The points of a sweep; each array task trains one.
@@ -151,7 +151,7 @@ def run_command(batch: Batch, hosts_flag: str, hosts: str) -> str:
     """Return the shell command that starts the ranks with ``mpitrain run``.
 
     Args:
-        hosts_flag, hosts: The flag that names the hosts, and its value, quoted for the shell; for several nodes.
+        hosts_flag, hosts: The flag that names the hosts, and its value, quoted for the shell; used with several nodes.
     """
     words = [batch.python, "-m", "mpitrain", "run", "-n", str(batch.resources.ranks)]
     several = f" {hosts_flag} {hosts}" if batch.resources.nodes > 1 else ""

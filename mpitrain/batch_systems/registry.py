@@ -39,13 +39,13 @@ def remote_agent(environ: Mapping[str, str]) -> str | None:
 
 
 def restart_arguments(environ: Mapping[str, str]) -> str:
-    """Return the arguments with which ``mpirun`` starts its daemons again in this environment's allocation."""
+    """Return ``BatchSystem.restart_arguments`` of this environment's allocation; empty if there are none."""
     systems = (system for system in SYSTEMS.values() if system.allocation_variable in environ)
     return next((system.restart_arguments for system in systems if system.restart_arguments), "")
 
 
 def is_allocation(environ: Mapping[str, str]) -> bool:
-    """Return whether ``mpirun`` recognizes an allocation in this environment, and takes its hosts from it."""
+    """Return whether ``mpirun`` recognizes an allocation in this environment, and uses the hosts of the allocation."""
     return any(system.allocation_variable in environ for system in SYSTEMS.values() if system.allocation_variable)
 
 

@@ -23,7 +23,7 @@ class Resources(OptionGroup):
     The scheduler's defaults apply to options that are None.
 
     Raises:
-        ConfigError: A value is invalid.
+        ConfigError: A value is invalid, or options contradict each other.
     """
 
     nodes: int = option(1, "Number of nodes.", "N", minimum=1, also="-N", is_common=True)

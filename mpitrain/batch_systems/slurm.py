@@ -228,7 +228,7 @@ def _shared(batch: Batch, partition: str | None) -> list[str]:
 
 
 def _gpus(batch: Batch) -> str:
-    """Return the GPUs per rank; per node for ``mpirun``, because Slurm's tasks are then its daemons."""
+    """Return the option for GPUs per rank; for ``mpirun`` per node, because Slurm's tasks are then its daemons."""
     resources = batch.resources
     if batch.starter == "srun":
         return f"--gpus-per-task={resources.gpus_per_task}"

@@ -15,7 +15,7 @@ from ..plan.options import examples
 if TYPE_CHECKING:
     from ..checkpoint import Checkpoint
 
-# Each command imports the checkpoint package when it runs, so that ranks that train do not wait for the import.
+# Each command imports the checkpoint package when it runs, so that --help does not wait for the import.
 _PATH = click.Path(path_type=Path)
 _PATH_HELP = "PATH is a checkpoint, a run directory (uses its newest checkpoint), or RUN/best."
 
@@ -25,8 +25,8 @@ _PATH_HELP = "PATH is a checkpoint, a run directory (uses its newest checkpoint)
 def verify(paths: tuple[Path, ...]) -> int:
     """Check that checkpoints are undamaged.
 
-    PATH is a checkpoint, or a run directory (checks all of its checkpoints). The exit status is 1 if any is damaged, or
-    contains values that are not finite.
+    PATH is a checkpoint, or a run directory (checks all of its checkpoints). The exit status is 1 if any checkpoint is
+    damaged, or contains values that are not finite.
     """
     from .. import checkpoint
 

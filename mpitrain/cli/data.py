@@ -50,7 +50,7 @@ def data_command() -> JobCommand:
             type=click.FloatRange(0, min_open=True),
             default=3.0,
             metavar="S",
-            help="Time for loading, and for computing. [3]",
+            help="Time for measuring loading, and for measuring computing. [3]",
         ),
     ]
     about = "Show a job's examples, the memory they need, and whether loading or computing limits the speed."

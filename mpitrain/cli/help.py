@@ -44,7 +44,7 @@ def _show_all(context: click.Context, option: click.Parameter, value: bool) -> N
 
 
 def write_options(context: click.Context, formatter: click.HelpFormatter, options: Iterable[click.Option]) -> None:
-    """Write the common options, or after ``--help-all`` all of them, by their groups; options without a group last."""
+    """Write the common options, or all options after ``--help-all``, in groups; options without a group come last."""
     shown = [option for option in options if getattr(option, "is_common", True) or _SHOWS_ALL in context.meta]
     records = {option: record for option in shown if (record := option.get_help_record(context)) is not None}
     width = max(len(flag) for flag, _ in records.values() if len(flag) <= _WIDEST_FLAG)

@@ -13,8 +13,8 @@ from ..version import __version__
 
 _NOT_NEGATIVE = click.FloatRange(min=0)
 
-# Options that are named after a variable set this variable for ``mpitrain.horovod``. The others, except for the options
-# of ssh, are named after the flag of ``mpitrain run`` that replaces them.
+# Options that are named after a variable set this variable for ``mpitrain.horovod``. Other options, except ``--mpi``
+# and the options of ssh, are named after the flag of ``mpitrain run`` that replaces them.
 _OPTIONS = [
     click.Option(["ranks", "-np", "--num-proc"], type=click.IntRange(min=1), metavar="N", help="Number of ranks."),
     click.Option(["hosts", "-H", "--hosts"], metavar="HOST:RANKS,...", help="Hosts, and the ranks on each."),
@@ -29,7 +29,7 @@ _OPTIONS = [
         metavar="N",
         help="Restart without lost hosts, with at least N ranks.",
     ),
-    click.Option(["max_restarts", "--reset-limit"], type=click.IntRange(min=0), metavar="N", help="Restarts."),
+    click.Option(["max_restarts", "--reset-limit"], type=click.IntRange(min=0), metavar="N", help="Most restarts."),
     click.Option(
         ["HOROVOD_FUSION_THRESHOLD", "--fusion-threshold-mb"],
         type=_NOT_NEGATIVE,
@@ -53,13 +53,13 @@ _OPTIONS = [
         ["HOROVOD_STALL_CHECK_TIME_SECONDS", "--stall-check-warning-time-seconds"],
         type=_NOT_NEGATIVE,
         metavar="SECONDS",
-        help="Time until such tensors are reported.",
+        help="Time until tensors that some ranks have not submitted are reported.",
     ),
     click.Option(
         ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "--stall-check-shutdown-time-seconds"],
         type=_NOT_NEGATIVE,
         metavar="SECONDS",
-        help="Time until such tensors are an error.",
+        help="Time until tensors that some ranks have not submitted are an error.",
     ),
     click.Option(["--mpi"], is_flag=True, expose_value=False, help="Without effect."),
 ]

@@ -19,8 +19,8 @@ _RUN_HELP = "RUN is a run directory (uses its newest checkpoint), RUN/best, or a
 
 @click.command(
     help="Measure loss, accuracy and metrics of a trained model on the job's validation examples, as in training.\n\n"
-    f"{_RUN_HELP} The default is the latest run in the folder runs. If the job has a moving average, it is "
-    "evaluated.",
+    f"{_RUN_HELP} The default is the latest run in the folder runs. If the job has moving averages, these "
+    "are evaluated.",
     epilog=examples("mpitrain evaluate", "mpitrain evaluate runs/mnist_mlp-20261121-141119/best"),
 )
 @click.argument("run", required=False, type=_PATH)
@@ -41,8 +41,8 @@ def evaluate(run: Path | None, as_json: bool) -> None:
 
 @click.command(
     help="Write a trained model's outputs for the examples in a file.\n\n"
-    f"{_RUN_HELP} Examples have the form in which the training data stores them, or if "
-    "it has transforms (map), the form that these return. The run must be one of a job file.",
+    f"{_RUN_HELP} Examples have the form in which the training data stores them or, if "
+    "it has transforms (map), the form that the transforms return. The run must be the run of a job file.",
     epilog=examples("mpitrain predict runs/mnist_mlp-20261121-141119 --input x.npy --output y.npy"),
 )
 @click.argument("run", type=_PATH)
@@ -77,7 +77,7 @@ def _read(path: Path) -> Array | Mapping[str, Array]:
     """Return the array of a .npy file, or the arrays of a .npz file by name; executes no code from the file.
 
     Raises:
-        DataError: The file cannot be read, is neither of these, or has values that are not numbers.
+        DataError: The file cannot be read, is not a .npy or .npz file, or has values that are not numbers.
     """
     try:
         loaded = np.load(path, allow_pickle=False)

@@ -59,7 +59,7 @@ class JobCommand(click.Command):
         return super().parse_args(ctx, args)
 
     def script_in(self, args: Sequence[str]) -> int | None:
-        """Return the index of a script in the arguments; None if they name no script, for example a job file."""
+        """Return the index of a script in the arguments; None if they are invalid, or name no script."""
         with contextlib.suppress(click.UsageError), click.Context(self) as context:
             at = self._find_job(context, list(args))
             return at if at is not None and is_script(Path(args[at])) else None
@@ -74,7 +74,7 @@ class JobCommand(click.Command):
         return args[: at + 1]
 
     def _add_job_options(self, ctx: click.Context, args: list[str]) -> None:
-        """Load the job file, if there is one among the arguments, and read the ``--config`` file."""
+        """Load the job file, if the arguments name one, and read the ``--config`` file of a job or script."""
         at = self._find_job(ctx, list(args))
         if at is not None and "script_arguments" in ctx.meta:
             ctx.default_map = self._config_file(ctx, list(args))
@@ -105,7 +105,7 @@ class JobCommand(click.Command):
         return len(args) - len(rest) if rest else None
 
     def _config_file(self, ctx: click.Context, args: list[str]) -> dict[str, Any]:
-        """Return the options in the ``--config`` file; it must be read before the other flags are parsed."""
+        """Return the options in the ``--config`` file, which must be read before the other flags are parsed."""
         with click.Context(self, resilient_parsing=True) as context:
             options, _, _ = self.make_parser(context).parse_args(args)
         if not options.get("config"):
@@ -113,7 +113,7 @@ class JobCommand(click.Command):
         return flags.read_config_file(Path(str(options["config"])), [*self._run, *self._job])
 
     def job_request(self, values: Mapping[str, Any]) -> JobRequest:
-        """Return the job to train, from the values of all flags of the current command."""
+        """Return the job or script to run, from the values of all flags of the current command."""
         context = click.get_current_context()
 
         def without_defaults(options: Sequence[click.Option]) -> dict[str, Any]:

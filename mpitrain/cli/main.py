@@ -37,7 +37,7 @@ _COMMANDS = {
     "simulate": ("cli.simulate", "simulate_command", "Predict a job's speed on other ranks, links and modes."),
     "tune": ("cli.tune", "tune_command", "Choose a job's options by prediction and measurement."),
     "submit": ("cli.submit", "SubmitCommand", "Train in a batch job: write the script and submit it."),
-    "data": ("cli.data", "data_command", "Show a job's examples, and what limits their speed."),
+    "data": ("cli.data", "data_command", "Show a job's examples, and whether loading or computing limits the speed."),
     "placement": ("cli.placement", "placement_command", "Print which server holds which variable, without training."),
     "doctor": ("doctor.command", "doctor_command", "Check whether this machine can train."),
     "runs": ("report.runs", "runs_command", "List the runs in a folder: job, mode, ranks, step, state, age."),
@@ -55,7 +55,7 @@ _COMMANDS = {
 
 
 class _Commands(click.Group):
-    """The commands; each is imported when it is used, because every rank and completion would wait for all imports.
+    """The commands; each is imported only when it is used, because ranks and shell completion wait for the imports.
 
     If a Python file is given without a command, the error suggests ``mpitrain run``.
     """

@@ -122,7 +122,7 @@ def program_options(values: dict[str, Any]) -> ProgramOptions:
 def exec_command(program: tuple[str, ...], **values: Any) -> ProgramRequest:
     """Execute a program on this rank, under mpirun or srun.
 
-    Its environment has the variables that torchrun sets. mpitrain run uses this command.
+    The program gets the environment variables that torchrun sets. mpitrain run uses this command.
     """
     return command_request(program, program_options(values))
 

@@ -30,8 +30,8 @@ class RunCommand(JobCommand):
 
     def __init__(self, start: Callable[[LaunchRequest], Any] | None = None) -> None:
         description = (
-            f"Start ranks with the mpirun that mpi4py was built for. {JOB_HELP} Or it is any other Python script; with "
-            "-m a module; after -- a command."
+            f"Start ranks with the mpirun that mpi4py was built for. {JOB_HELP} JOB may also be any other Python "
+            "script, a module after -m, or a command after --."
         )
         super().__init__("run", [*flags.options_of(LaunchOptions), MODULE], self._launch, description, _EXAMPLES)
         self._program = own_options()

@@ -18,8 +18,8 @@ def scale_command(run: Path, ranks: int | None, hosts: str | None) -> None:
     """Continue a live run on another number of ranks, or on other hosts.
 
     RUN is the directory of a run that mpitrain run has started. The run saves a checkpoint, and its ranks start again
-    from it; this does not count as one of its --max-restarts. If this is impossible, a message states the reason, and
-    the run continues unchanged.
+    from this checkpoint. --max-restarts does not count this restart. If this is impossible, a message states the
+    reason, and the run continues unchanged.
     """
     send_request(run, ScaleRequest(ranks, hosts))
     click.echo(f"{run} saves a checkpoint, and its ranks start again")

@@ -49,7 +49,12 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class Forecast:
-    """A prediction and its configuration; ``options`` are the options of the mode."""
+    """A prediction and its configuration.
+
+    Attributes:
+        options: The options of the mode.
+        seconds: The time to train on ``--examples`` examples; None without this option.
+    """
 
     mode: str
     options: dict[str, Any]
@@ -114,7 +119,7 @@ def simulate_command() -> click.Command:
     """Return ``mpitrain simulate``, which predicts the speed of other configurations from a probe."""
     about = (
         "Predict the speed of a job on other ranks, links and modes, from PROBE, a file of mpitrain probe. Without "
-        "--mode, all modes are predicted; modes with servers then have one for every 8 ranks on several nodes."
+        "--mode, all modes are predicted. On several nodes, modes with servers have one for every 8 ranks by default."
     )
     probe = click.Argument(["probe"], type=flags.PATH, metavar="PROBE")
     examples = flags.examples(
@@ -156,7 +161,7 @@ def _check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """Check options that need other options, and ``--plot``.
 
     Raises:
-        ConfigError: An option has no effect, or ``--plot`` cannot be written.
+        ConfigError: An option has no effect or is not valid in any mode, or ``--plot`` cannot be written.
     """
     if values["node_mtbf"] is not None and values["examples"] is None:
         raise ConfigError("--node-mtbf has no effect without --examples N; add it")

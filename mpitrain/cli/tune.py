@@ -30,7 +30,7 @@ def tune_command() -> JobCommand:
         click.Option(
             ["--may-change"],
             metavar="WHAT,...",
-            help=f"Options that may change although results change: {', '.join(CHANGES)}.  [default: nothing]",
+            help=f"Options that tune may change; the results then differ: {', '.join(CHANGES)}.  [default: nothing]",
         ),
         click.Option(
             ["--seconds"],

@@ -1,4 +1,4 @@
-"""``mpitrain doctor``: starts ranks to run the checks; under a launcher it runs them on that launcher's ranks."""
+"""``mpitrain doctor``: runs the checks on new ranks, or on the ranks of the launcher that has started it."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _PIPE_COLUMNS = 1000
 def doctor_command(ranks: int | None, run_dir: Path, json_: bool, timeout: int) -> int:
     """Check whether this machine can train.
 
-    Prints all findings, with advice for warnings and failures. The exit status is 1 if any check fails. Start it with
-    mpirun or srun to check and compare the ranks of that launcher.
+    Prints all findings, with advice for warnings and failures. The exit status is 1 if any check fails. To check and
+    compare the ranks of mpirun or srun, start this command with it.
     """
     if is_launched(os.environ):
         findings = examine(run_dir, timeout)
@@ -107,7 +107,7 @@ class _Watchdog(threading.Timer):
 
 
 def _start_ranks(ranks: int | None, run_dir: Path, timeout_s: float) -> list[Finding]:
-    """Start ranks that run the checks, and return their findings; if none can be started, check in this process."""
+    """Start ranks that run the checks, and return their findings; if no rank can be started, check in this process."""
     from ..launcher.command_line import compose
     from ..launcher.mpi_flavors import find_launcher
     from ..launcher.mpi_launcher import LaunchSpec, LocalMachine

@@ -134,7 +134,8 @@ def _shared(cluster: Cluster, folder: Path) -> Finding:
     blind = sorted({host for is_visible, _, host in all_ranks if not is_visible})
     if blind:
         advice = (
-            "pass a --run-dir on a file system that all hosts share, or copy the run directory to all before a restart"
+            "pass a --run-dir on a file system that all hosts share, "
+            "or copy the run directory to all hosts before a restart"
         )
         return Finding(TOPIC, "visible on all hosts", "warning", f"not on {', '.join(blind[:8])}", advice)
     return Finding(TOPIC, "visible on all hosts", "pass", f"after {max(s for _, s, _ in all_ranks):.1f} s")

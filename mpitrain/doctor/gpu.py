@@ -35,7 +35,7 @@ import cudnn
 print(cudnn.backend_version_string())
 """
 _NCCL = "from cupy.cuda import nccl; print(nccl.get_version())"
-# Sends device memory through MPI; an MPI library without CUDA support crashes the process.
+# Sends device memory through MPI; an MPI library without CUDA support may crash the process.
 _CUDA_AWARE = """
 import cupy, numpy
 from mpi4py import MPI
@@ -122,7 +122,7 @@ def _cupy() -> str:
 
 
 def _kernels() -> Finding:
-    """Check that the kernels of gpu:0 can be compiled. Local."""
+    """Check that a kernel can be compiled for gpu:0. Local."""
     status, output = _run(_KERNELS)
     if status:
         details, _, advice = output.removeprefix("mpitrain.errors.DeviceError: ").partition("; reinstall CuPy: ")
@@ -164,7 +164,7 @@ def _run(code: str) -> tuple[int, str]:
     """Run Python code in a child process, which may crash.
 
     Returns:
-        Its exit status, and the last line of its standard output, or of its standard error if it failed.
+        The exit status, and the last line of standard output, or of standard error if the child failed.
     """
     # The child must not see the launcher's variables: it runs MPI on its own.
     prefixes = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDI_", "MPI_LOCAL", "SLURM_")

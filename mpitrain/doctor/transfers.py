@@ -19,7 +19,7 @@ _SHARED_BYTES = 64 << 20
 _MESSAGE_BYTES = 4 << 20
 _LARGE_BYTES = (1 << 31) + 8  # more bytes than a C int can count, but fewer elements of 4 bytes
 _LARGE_S = 15.0
-_SENT = 1  # tag of the message that follows a large one
+_SENT = 1  # tag of the message that follows a large message
 _AWAY_S = 0.4
 
 

@@ -182,5 +182,5 @@ def _fault_tolerance() -> Finding:
         if re.search(r"^option:ft_mpi_support:yes|FT MPI support: yes", answer.stdout, re.MULTILINE):
             support = "the library has ULFM, off by default"
     return Finding(
-        TOPIC, "fault tolerance", "pass", f"{support}; mpitrain run --max-restarts N resumes from a checkpoint"
+        TOPIC, "fault tolerance", "pass", f"{support}; mpitrain run --max-restarts N restarts it from its newest state"
     )

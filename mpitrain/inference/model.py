@@ -87,7 +87,7 @@ def load(
 
 
 def _load_module(path: Path, module: TorchModule, averages: bool) -> TorchModule:
-    """Set the values of a module to the values in a checkpoint."""
+    """Set the values of a module to the values in a checkpoint; return the module, in evaluation mode."""
     from ..pytorch.network import layout_of, load_values
 
     with checkpoint.Checkpoint(checkpoint.find(path)[0]) as opened:
@@ -174,7 +174,7 @@ class Predictor:
 
     @cached_property
     def _floating_point_input(self) -> str:
-        """The dtype of the model's input, if a dataset makes it and it is a floating-point type; else empty."""
+        """The dtype of a dataset's inputs if it is a floating-point type; empty for other dtypes and other splits."""
         train, dtype = self._trained.job.train_split, ""
         if isinstance(train, DatasetSplit):
             with suppress(DataError):  # the first example is no longer available

@@ -38,7 +38,7 @@ class Trained:
     Attributes:
         job: The job, whose model still has its initial values.
         path: The checkpoint.
-        step: Its number of completed steps.
+        step: The number of completed steps.
         layout: The layout of ``params``.
         params: Shape (layout.size,): the parameters, or their moving averages.
         extra_state: The model's buffers that are not in ``params``.
@@ -105,7 +105,7 @@ def _record(opened: checkpoint.Checkpoint) -> RecordedJob:
 
 def _config(record: RecordedJob) -> RunConfig:
     """Return the options of a run on which its model depends."""
-    # Versions that did not record the option did not flush.
+    # Versions of mpitrain that did not record this option did not flush denormals.
     recorded = {"flush_denormals": False, **record.tables.get("run", {})}
     config = run_config({name: recorded[name] for name in _USED if name in recorded})
     return _with_bfloat16(config) if recorded.get("precision") == "bfloat16" else config

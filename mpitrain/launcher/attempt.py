@@ -30,11 +30,11 @@ from .scaling import ScaleRequest, read_request
 from .terminal import forward, say
 
 _GRACE_S = 3.0  # time between SIGTERM and SIGKILL to the launcher
-_POLL_S = 0.05  # interval of the checks for signals and killed ranks
+_POLL_S = 0.05  # interval of the supervision loop
 _FLUSH_REMOTE_S = 0.3  # time for output of ranks on other hosts to arrive
 _FLUSH_S = 0.05  # time for the launcher to forward the output that ranks have written
 _LOOK_S = 5.0  # interval of the checks of the ranks' progress
-_STOP_S = 4.0  # time without a busy rank, after the ranks were asked to save and exit
+_STOP_S = 4.0  # time without a busy rank until ranks that were asked to save and exit are ended
 _OUTSTAYS_S = 30.0  # time for the launcher to exit after all ranks have ended
 _EARLY_S = 60.0  # time for the other ranks to exit after the first one
 _LISTED = 8  # maximum number of ranks named in a message
@@ -105,7 +105,7 @@ class Attempt:
         self._stopping, self._accepts = stopping, accepts
         self._output = bytearray()
         self._filtered_output = ""
-        # In the phase ``STOPPING``, the time when a rank was last busy.
+        # In the phase ``STOPPING``, ``_phase_began`` advances while a rank is busy.
         self._phase, self._phase_began = _Phase.RUNNING, 0.0
         self._all_ended_at: float | None = None  # when all ranks were first seen to have ended
         self._stopped_reapers: set[int] = set()  # process ids
@@ -218,7 +218,7 @@ class Attempt:
         self._stopped_reapers = set(stopped)
 
     def _check_progress(self, process: subprocess.Popen[bytes], now: float) -> None:
-        """End a launcher that hangs; repeat the stop request to ranks that have not ended."""
+        """Report ranks that exited early; end a launcher that outlives its ranks; repeat the request to stop."""
         statuses = rank_status.read(self._run_dir)
         self._check_reapers(statuses)
         running = sum(not (status.done or status.ended_at) for status in statuses)
@@ -239,7 +239,7 @@ class Attempt:
             self._stop(process)
 
     def _report_early_exits(self, statuses: Sequence[rank_status.RankStatus]) -> None:
-        """Report once that some ranks exited long ago while others still run, which may wait for them forever."""
+        """Report once if some ranks exited long ago, because the ranks that still run may wait for them forever."""
         ended = [status for status in statuses if status.ended_at]
         running = [status.rank for status in statuses if not status.ended_at]
         if ended and running and not self._reported_early_exits:
@@ -253,7 +253,7 @@ class Attempt:
                 )
 
     def _check_stop(self, process: subprocess.Popen[bytes], ranks: int, now: float) -> None:
-        """Repeat the request to save and exit; end the ranks if no rank can fulfil it."""
+        """Repeat the request to save and exit; after Ctrl-C, end the ranks if no rank can fulfil the request."""
         doing = rank_status.read_activities(self._run_dir)
         interrupted = self._interrupts.received[:1] == [signal.SIGINT]  # a scheduler sets its own limit
         if not interrupted or len(doing) < ranks or any(activity.busy for activity in doing.values()):
@@ -266,7 +266,7 @@ class Attempt:
         process.send_signal(signal.SIGUSR1)
 
     def _handle_signals(self, process: subprocess.Popen[bytes]) -> None:
-        """Ask the ranks to save and exit on the first signal; terminate the launcher on the second."""
+        """On the first signal, ask the ranks to save and exit, if they are ready; otherwise, end the launcher."""
         count = len(self._interrupts.received)  # the handler may append meanwhile
         if count == 1 and self._phase is _Phase.RUNNING and self._all_ranks_ready():
             self._stop(process)
@@ -337,7 +337,7 @@ class Attempt:
             return {}
         _kill_group(process)  # for example an ssh whose remote side waits for the dead launcher
         host_watcher.end_ranks(str(self._run_dir))  # and the processes that they have started
-        # A killed Open MPI launcher leaves a session directory that breaks a later one with the same process id.
+        # A killed Open MPI launcher leaves a session directory that breaks a later launcher with the same process id.
         within_s = time.time() - began + 1.0
         files = host_watcher.remove_ended_sessions(str(self._run_dir), within_s)
         threading.Thread(target=host_watcher.remove_unused, args=(files,)).start()  # a restart need not wait

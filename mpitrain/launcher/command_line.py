@@ -40,8 +40,8 @@ def compose(
 ) -> Command:
     """Return the command line that starts the ranks, each of which runs ``mpitrain COMMAND ARGUMENTS``.
 
-    Settings in the user's environment or in ``spec.words`` take precedence. After a restart, the fork server of each
-    host starts the ranks.
+    Settings in the user's environment or in ``spec.words`` take precedence. On a restart, the fork server of each host
+    starts ranks that run ``train``.
     """
     words, environment = launcher.arguments(spec, machine)
     # Include variables that this package set in this process: a shell into which a user pastes the command lacks them.

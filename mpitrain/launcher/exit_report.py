@@ -46,7 +46,7 @@ class RankExit(NamedTuple):
 
 
 def parse_exits(output: str) -> list[RankExit]:
-    """Return the ended processes in a launcher's output; processes killed by its cleanup come last."""
+    """Return the ended processes in a launcher's output; processes killed by SIGTERM or SIGKILL come last."""
     exits = [RankExit(int(r), int(p) or None, h, int(s), 0) for r, p, h, s in _OPEN_MPI_SIGNAL.findall(output)]
     exits += [RankExit(int(r), None, "", 0, int(s)) for r, s in _OPEN_MPI_STATUS.findall(output)]
     for rank, pid, host, number, by_signal in _INTEL.findall(output):

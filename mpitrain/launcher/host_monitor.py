@@ -29,7 +29,8 @@ class HostMonitor:
 
     Args:
         hosts: The other hosts.
-        timeout_s: Seconds without an answer after which a host is lost, and its watcher ends its ranks.
+        timeout_s: Seconds without an answer after which a host is lost. The watcher on a lost host ends the host's
+            ranks 5 s later.
     """
 
     def __init__(self, agent: RemoteAgent, hosts: Sequence[str], run_dir: Path, timeout_s: float) -> None:
@@ -45,7 +46,7 @@ class HostMonitor:
             thread.start()
 
     def look(self) -> list[str]:
-        """Return messages about hosts that stopped answering, or answer again, since the last call; call it often."""
+        """Return messages about hosts that stopped answering, or answer again, since the last call. Call this often."""
         now = time.monotonic()
         elapsed_s, self._looked_at = min(now - self._looked_at, _LONGEST_LOOK_S), now
         lines = []

@@ -29,7 +29,7 @@ def parse_hosts(text: str) -> list[Host]:
     """Parse the value of ``--hosts a:4,b:4``.
 
     Raises:
-        LaunchError: The text names no host, or a number of ranks is invalid.
+        LaunchError: The text names no host, or an entry is invalid.
     """
     return _merged([_parse(part, f"--hosts {text}") for part in text.split(",") if part.strip()], f"--hosts {text}")
 

@@ -34,7 +34,8 @@ class LaunchSpec:
     Attributes:
         ranks: Number of ranks; None for as many as the launcher has slots for in an allocation.
         hosts: Hosts and their numbers of ranks; None for the launcher's default: the allocation's hosts, or this host.
-        agent: Program that starts processes on other hosts; None for ``ssh``, or the user's environment.
+        agent: Program that starts processes on other hosts; None for ``ssh``, or the program that the environment
+            names.
         network: Network between the hosts, as ``10.1.0.0/16`` or an interface name; None for the launcher's choice.
         env: Variables for the ranks.
         words: Extra arguments for the launcher.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from .mpi_launcher import Arguments, Launcher, LaunchSpec, LocalMachine, binds_itself, is_oversubscribed
 
-# Variables to forward to ranks on other hosts if set: Open MPI forwards only its own variables.
+# Prefixes of variables to forward to ranks on other hosts: Open MPI itself forwards only its own variables.
 _PASSED = (
     "MPITRAIN_",
     "PYTHON",
@@ -70,8 +70,7 @@ def _binding(spec: LaunchSpec, machine: LocalMachine) -> list[str]:
     if binds_itself(spec, machine):
         return []
     if spec.hosts is not None or spec.ranks is None or machine.allocated:
-        # The core counts of remote hosts are unknown, so ranks are not bound; the threads of all ranks divide the
-        # cores.
+        # The core counts of remote hosts are unknown, so ranks are not bound.
         return ["--bind-to", "none"]
     if spec.ranks > machine.cores:
         return ["--oversubscribe", "--bind-to", "none"]

@@ -65,7 +65,7 @@ class Outcome:
 
     @property
     def has_failed(self) -> bool:
-        """Whether a restart may help."""
+        """Whether the attempt has failed, so that a restart may help."""
         return self.kind in (Kind.FAILED, Kind.LAUNCH_FAILED)
 
 
@@ -81,7 +81,7 @@ def classify(result: AttemptResult, ranks: int, launcher: str, is_recorded_as_st
     if outcome.kind is Kind.FINISHED and is_recorded_as_stopped:
         outcome = Outcome(Kind.STOPPED)  # the signal also ended the launcher's daemons; the launcher then exits with 0
     if result.is_reported and outcome.kind in (Kind.STOPPED, Kind.FAILED):
-        outcome = Outcome(Kind.FAILED, step=outcome.step)  # STOPPED if suspended ranks were continued at the end
+        outcome = Outcome(Kind.FAILED, step=outcome.step)  # STOPPED: suspended ranks continued at the end
     return replace(
         outcome,
         is_transient=outcome.kind is Kind.LAUNCH_FAILED and (_TRANSIENT_ERROR in result.output or result.status < 0),
@@ -249,7 +249,7 @@ def _step_of(statuses: Sequence[RankStatus]) -> int | None:
 
 
 def _step_at_end(status: RankStatus | None, evidence: _Evidence) -> int | None:
-    """Return the last step that a rank has completed, or any rank if this one is unknown or a server."""
+    """Return the last step that a rank has completed; that of all ranks if this rank is unknown or a server."""
     step = None if status is None else _step_of([status])
     return evidence.step if step is None else step
 

@@ -116,7 +116,7 @@ class LauncherFilter:
             if len(self._block) <= _LONGEST_BLOCK:
                 return b""
             block, self._block = b"".join(self._block), None
-            return block  # the line is not from the launcher: a rank printed it
+            return block  # the block is no comment of the launcher: a rank printed it
         if (warning := _WARNING.match(line)) is not None:
             repeated, by_chief = warning[2] in self._warned, warning[1] is None
             chief_was_first = self._warned.setdefault(warning[2], by_chief)

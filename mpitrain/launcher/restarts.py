@@ -34,7 +34,7 @@ class Restarts:
 
     Attributes:
         count: The number of restarts.
-        interruption: The interruption that the next attempt is to end; None if no failure precedes this attempt.
+        interruption: The interruption that the next attempt is to end; None if no failure precedes that attempt.
     """
 
     def __init__(self, max_restarts: int, resumes_from_state: bool, time_limit_s: float | None) -> None:
@@ -84,7 +84,7 @@ def restart_delay_s(restart: int) -> float:
 def has_advanced(now: Outcome, before: Outcome | None, ranks: int) -> bool:
     """Return whether training has advanced since the failure before this one; True at the first failure.
 
-    As ranks may be at different steps, an advance counts only if it is more steps than there are ranks.
+    As ranks may be at different steps, an advance counts only if it has more steps than there are ranks.
     """
     return before is None or (now.step is not None and (before.step is None or now.step > before.step + ranks))
 

@@ -1,8 +1,8 @@
 """Requests to continue a live run on other ranks or hosts, sent by ``mpitrain scale`` and answered by the supervisor.
 
-A request is a file in the run directory. It exists until the supervisor has refused it or the ranks have ended, so that
-a run has one request at a time, and ranks that stop can see why. The answer is another file, which stays until the run
-ends; an identifier shows to which request the answer belongs.
+A request is a file in the run directory. The file exists until the supervisor has refused the request or the ranks have
+ended. A run therefore has one request at a time, and ranks can read why they are asked to stop. The answer is another
+file, which stays until the run ends; an identifier shows to which request the answer belongs.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def _wait_for_other_run(folder: Path) -> None:
     Ranks whose launcher was killed still save, which takes time; a second chief would write to the same files.
 
     Raises:
-        LaunchError: Such a rank is still running after the timeout.
+        LaunchError: A rank of another run still runs after the timeout.
     """
     deadline = time.monotonic() + _OTHER_RUN_S
     while left := [e for e in rank_status.read(folder) if is_local(e.host) and is_alive(e.pid, e.start)]:
@@ -130,7 +130,7 @@ class _Supervisor:
         self._restarts = Restarts(options.max_restarts, workload.keeps_checkpoints, workload.time_limit)
         self._continues = False  # whether the present attempt follows another one
         self._next_spec: LaunchSpec | None = None  # ranks of the next attempt; set while the present ranks stop for it
-        self._ranks_were_killed = False  # whether the ranks of the last attempt were killed
+        self._ranks_were_killed = False  # whether ranks of the last attempt may have been killed
         if not (launch.keeps_state and launch.request.workload.resumes):
             state_folder.remove(str(launch.run_dir))  # left by a run whose supervisor was killed
         self._saved = SavedStates(launch.run_dir, launch.request.workload.resumes, launch.keeps_state)
@@ -338,7 +338,7 @@ class _Supervisor:
         return 128 + number
 
     def _save_state(self) -> None:
-        """Write the newest state in memory as a checkpoint, because the run ends without a checkpoint of its step."""
+        """Save the newest state in memory as a checkpoint at the end of a run, if it is newer than the checkpoints."""
         if message := self._saved.save_state():
             say(message)
 

@@ -61,7 +61,7 @@ class RunEnd(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchJob:
-    """A job of a batch system, whose name in ``batch_systems.registry`` is ``scheduler``."""
+    """A job of the batch system with the name ``scheduler`` in ``batch_systems.registry``."""
 
     scheduler: str
     job_id: str
@@ -70,7 +70,7 @@ class BatchJob:
 
 @dataclass(frozen=True)
 class Status:
-    """The content of the file.
+    """The content of ``status.json``.
 
     Attributes:
         state: ``submitted`` before the run starts, ``running`` until it records how it ended; never ``died``.
@@ -138,7 +138,8 @@ class Heartbeat:
 def new_status(folder: Path, ranks: str, step: int = 0, train_steps: int = 0) -> Status:
     """Return the status of a run that this process begins.
 
-    It keeps the batch job of an earlier status if the run was only submitted, or if this process is part of that job.
+    The new status has the batch job of the earlier status if the run was only submitted, or if this process is part of
+    that job.
     """
     pid, before = os.getpid(), read(folder)
     job = None if before is None else before.job
@@ -217,7 +218,7 @@ def classify(
 
     Args:
         own_host: The reader's host.
-        age_s: By the file system's clock, or if that is not available by this host's; None if unknown.
+        age_s: Measured by the file system's clock, or by this host's clock if there is no other; None if unknown.
         alive: Returns whether the process with an id and start time is alive; called only for this host.
     """
     if status.state != "running":
@@ -254,7 +255,7 @@ def _age(folder: Path) -> float | None:
 
 
 def _clock_of(folder: Path) -> float:
-    """Return the current time by the clock that stamps files in a folder, if writable, else by this host's clock."""
+    """Return the time by the clock that stamps files in a folder, or by this host's clock if it is not writable."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"\0")

@@ -1,7 +1,8 @@
 """Numbers and options of a run in Weights & Biases or MLflow; chief only.
 
 The services' own environment variables, such as ``WANDB_MODE`` and ``MLFLOW_TRACKING_URI``, determine where they
-record. A run that resumes continues the record of the service: its id is in ``logger.json`` in the run directory.
+record. A run that resumes continues its record in the service; ``logger.json`` in the run directory has the record's
+id.
 """
 
 from __future__ import annotations
@@ -104,7 +105,8 @@ def check_installed(name: str) -> None:
 
 
 class Logger:
-    """Passes a run's numbers to a service; if that fails, one warning is logged, and the run continues without it.
+    """Passes a run's numbers to a service. If this fails, one warning is logged, and the run continues without the
+    service.
 
     Args:
         name: The value of ``--logger``.

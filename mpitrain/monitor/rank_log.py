@@ -1,7 +1,7 @@
 """A rank's messages from ``logging`` and ``warnings``: in ``logs/rank-N.log`` with timestamps, and on the terminal.
 
-The chief prints what this package and the job file log at level INFO and above, and all warnings. Modules of this
-package use ``logging.getLogger(__name__)``; level DEBUG is for the file only.
+The chief prints the messages of this package and of the job file at level INFO and above, and all warnings. Modules of
+this package use ``logging.getLogger(__name__)``; level DEBUG is for the file only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def path_for(folder: Path, rank: int) -> Path:
 class RankLog:
     """Captures the process's log messages and warnings until it is closed. Every rank has its own.
 
-    Messages are written to the file from ``open`` on, with those captured before.
+    Messages are written to the file from ``open`` on, including the messages captured before.
 
     Args:
         console: The chief's console; None on other ranks.

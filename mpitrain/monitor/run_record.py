@@ -2,7 +2,7 @@
 
 ``config.toml`` holds the options of the last start. ``history`` has a directory for each start that differs from the
 one before: with ``config.toml``, the job file and, if the job file is in a git checkout, the commit and the difference
-to it.
+to this commit.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RunRecord:
         ranks: A table of the ranks.
 
     Attributes:
-        tables: As given; stored with every checkpoint.
+        tables: As given, with the absolute path of the job file; stored with every checkpoint.
     """
 
     def __init__(self, folder: Path, tables: Mapping[str, Mapping[str, Any]], job_file: Path, ranks: str) -> None:
@@ -51,7 +51,7 @@ class RunRecord:
         before, now = _compared(_read(self._folder / CONFIG)), _compared(self.tables)
         changed: list[str] = []
         if PROGRAM in (before.get("run", {}).get("mode"), now["run"].get("mode")):
-            return changed  # the options of a job say nothing about a program
+            return changed  # the options of a job cannot be compared with those of a program
         for table in ("run", "job") if before else ():
             old, new = before.get(table, {}), now[table]
             names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
@@ -168,7 +168,7 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def _git_state(folder: Path) -> dict[str, bytes]:
-    """Return the commit of the checkout that contains ``folder``, and the difference to it, as files; else nothing."""
+    """Return the commit of the checkout that contains ``folder``, and the difference to it, as files; else empty."""
     if not any((parent / ".git").exists() for parent in (folder.resolve(), *folder.resolve().parents)):
         return {}
     commit = _git(folder, "rev-parse", "HEAD")

@@ -104,7 +104,7 @@ class Events:
         self._put(step=step + 1, session_log=start)
 
     def scalars(self, step: int, measured: Mapping[str, Any]) -> None:
-        """Add values measured at ``step``: numbers, and the worker and staleness statistics of the ps modes."""
+        """Add values measured at ``step``: numbers, and, in modes with servers, statistics of workers and staleness."""
         values = {_tag(n): v for n, v in measured.items() if isinstance(v, (int, float))}
         for stats in measured.get("workers", []):
             prefix = f"worker{stats.get('worker', '')}"

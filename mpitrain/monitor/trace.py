@@ -4,8 +4,8 @@ Code marks its phases with ``span``, as a decorator or a context manager. Withou
 a microsecond, and only marks the activity that the rank's reaper watches.
 
 Totals cover the whole run. Individual spans are kept only for the last steps, in preallocated arrays. At the end the
-chief gathers them, converts them to its own clock, and writes the Trace Event Format (JSON), which Perfetto and
-chrome://tracing can open.
+chief gathers the spans, converts their times to its own clock, and writes the Trace Event Format (JSON), which Perfetto
+and chrome://tracing can open.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ KINDS = activity.KINDS[: activity.KINDS.index("hooks") + 1]
 _STEP, _WAIT = KINDS.index("step"), KINDS.index("wait")
 _SPANS_A_STEP = 32  # sets the array size; if steps have more spans, fewer steps are kept
 
-_BACKGROUND_STEPS = 100  # steps for which the track of a background thread keeps spans; it has few
+_BACKGROUND_STEPS = 100  # steps for which the track of a background thread keeps spans; such a thread has few spans
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Track:
-    """The spans of one thread of a rank. Every method is local, and only that thread may call it.
+    """The spans of one thread of a rank. All methods are local; only that thread may call ``begin`` and ``end``.
 
     A span's own time excludes the spans inside it. ``seconds`` sums own times by kind.
 
@@ -270,7 +270,7 @@ def summarize(ranks: Sequence[RankTrace], aligned: dict[int, Spans], waited: dic
 
     Args:
         aligned: The workers' training spans, on one clock.
-        waited: The result of ``waited_for``; empty if they take different steps.
+        waited: The result of ``waited_for``; empty if the workers take different steps.
     """
     return {
         "ranks": [

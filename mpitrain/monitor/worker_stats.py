@@ -1,4 +1,4 @@
-"""Statistics of each worker and server in the asynchronous modes: for metrics, tables and warnings."""
+"""Statistics of each worker and server in the modes with servers: for metrics, tables and warnings."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class RunConfig:
     """Options of a training run, grouped. Flags and TOML keys are flat. ``merged`` replaces None with the job's values.
 
     Raises:
-        ConfigError: An option is out of range; the message states the valid values.
+        ConfigError: An option is not valid, or options contradict each other.
     """
 
     parallel: ParallelConfig = ParallelConfig()
@@ -137,7 +137,7 @@ class RunConfig:
             raise ConfigError("--no-soft-placement requires GPUs, but --device cpu is set; remove one")
 
     def _check_modes(self) -> None:
-        """Reject options that have no effect in this mode; the user probably meant another mode."""
+        """Reject options that have no effect in this mode, and more ``--ps-hosts`` than servers."""
         mode, hosts, ps = self.mode, self.servers.ps_hosts, self.servers.ps
         options = self.options()
         for name, field in FIELDS.items():
@@ -212,7 +212,7 @@ FIELDS = {field.name: field for group in GROUPS for field in dataclasses.fields(
 
 
 def plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values that TOML and JSON can hold: None is left out, other types become their text."""
+    """Return values that TOML and JSON can hold: None is left out, objects of other types become text."""
     return {name: _plain(value) for name, value in options.items() if value is not None}
 
 

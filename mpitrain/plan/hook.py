@@ -21,7 +21,7 @@ class TrainingLoop(Protocol):
         data_cursor: Examples that all workers combined have consumed from the stream of examples.
         train_steps: The step at which training ends.
         loss: Mean loss of the last step, as known to this worker; NaN before the first step.
-        skipped: Whether the last gradient was discarded: not finite (loss, or gradient in float16), or too late.
+        skipped: Whether the last gradient was discarded: too late, or the loss (or gradient in float16) was not finite.
         learning_rate: Learning rate of the last step.
         params: Shape (layout.size,): the parameters used by the model.
         grads: Shape (layout.size,): this worker's last gradient.
@@ -106,7 +106,7 @@ class Hook:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the chief's state. Called before ``begin`` on all workers of a resumed run."""
+        """Restore the chief's state. Called before ``begin`` on all workers of a resumed run, if it is not empty."""
 
     def begin(self, loop: TrainingLoop) -> None:
         """Called once on all workers, before the first step."""

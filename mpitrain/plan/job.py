@@ -102,7 +102,7 @@ class Job:
 
     @property
     def network(self) -> Network:
-        """The model and its loss as the rest of the package uses them; made again if one was replaced."""
+        """The model and its loss as the rest of the package uses them; made again if model or loss was replaced."""
         if self._network.model is not self.model or self._network.loss is not self.loss:
             self._network = make_network(self.model, self.loss)
         return self._network
@@ -126,7 +126,7 @@ class Job:
         """The validation examples, or None.
 
         Raises:
-            DataError: The classes have other names than the classes of the training examples.
+            DataError: The names of the classes, or their order, differ from those of the training examples.
         """
         split = self._split("validation")
         names, own = (getattr(one, "class_names", ()) for one in (self.train_split, split))
@@ -154,7 +154,7 @@ class Job:
         return self._splits[name][1]
 
     def facts(self) -> dict[str, object]:
-        """Return the properties that must be the same on every rank, except the model's.
+        """Return the properties that must be the same on every rank, except the layout of the model's parameters.
 
         Raises:
             DataError: A data file does not match its header.
@@ -200,7 +200,7 @@ def load_job_file(path: Path) -> JobFunction:
     """Run a job file and return its function ``job``.
 
     Raises:
-        JobError: The file does not exist, raises, or defines no ``job``.
+        JobError: The file does not exist, raises an exception, or defines no function ``job``.
     """
     if path.is_dir():
         raise JobError(f"{path} is a directory; give a Python file, such as {path / 'train.py'}, or a module after -m")
@@ -216,8 +216,7 @@ def load_job_file(path: Path) -> JobFunction:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    # Job files can share code this way. Unlike ``python -m``, the console command does not search the current
-    # directory.
+    # Job files can import modules from their folder and from the current folder, which ``mpitrain`` does not search.
     sys.path[:0] = [str(path.parent.resolve()), str(Path.cwd())]
     with _errors_described(path):
         spec.loader.exec_module(module)
@@ -241,11 +240,11 @@ def _without_job(path: Path, functions: Sequence[str]) -> str:
 def make_job(path: Path, function: JobFunction, arguments: dict[str, Any], seed: int) -> Job:
     """Call a job file's function and return its job.
 
-    If the file has imported torch, its random numbers are seeded first: a module gets its initial values when it is
-    made, and they must be the same on all ranks. If the function imports torch, it is called again.
+    If the file has imported torch, torch is seeded first: a module gets its initial values when it is made, and these
+    must be the same on all ranks. If only the function imports torch, the function is called a second time.
 
     Raises:
-        JobError: The function raises, or does not return a Job.
+        JobError: The function raises an exception, or does not return a Job.
     """
     if (torch := sys.modules.get("torch")) is not None:
         torch.manual_seed(seed)

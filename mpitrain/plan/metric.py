@@ -39,14 +39,14 @@ class Goal(NamedTuple):
 
     Attributes:
         name: The name of the metric, without ``PREFIX``.
-        is_higher_better: Whether higher values are better; else lower ones are.
+        is_higher_better: Whether higher values are better; else lower values are better.
     """
 
     name: str
     is_higher_better: bool
 
     def is_better(self, value: float, best: float) -> bool:
-        """Return whether a value is better than the best one so far; NaN never is."""
+        """Return whether a value is better than the best value so far; NaN is never better."""
         return value > best if self.is_higher_better else value < best
 
 

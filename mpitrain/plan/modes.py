@@ -31,8 +31,8 @@ class Mode:
             lead over the slowest worker.
         drops_late_gradients: Whether a step uses the first gradients of several workers, and drops later ones.
         averages_params: Whether workers train parameters of their own, which are averaged in place of gradients.
-        keeps_vectors_on_gpus: Whether the vectors are on every worker's GPU if all have one. float16 requires this,
-            because its loss scale is the same on all GPUs.
+        keeps_vectors_on_gpus: Whether the vectors are on every worker's GPU if all workers have GPUs. float16 requires
+            this, because its loss scale is the same on all GPUs.
         compressions: The values of ``--compress`` that the mode supports, without their numbers.
     """
 
@@ -91,7 +91,7 @@ MODES = {
 
 
 def find_mode(name: str) -> Mode:
-    """Return a mode by its name. A strategy of the user's own, ``package.module:Class``, has the options of ``sync``.
+    """Return a mode by its name. The user's own class, ``package.module:Class``, has the options of ``sync`` on CPUs.
 
     Raises:
         ConfigError: There is no such mode.

@@ -45,7 +45,7 @@ class Network(Protocol):
     loss: Any
 
     def as_split(self, dataset: object) -> object:
-        """Return a dataset that the model can use as a split of its examples; return any other object unchanged."""
+        """Return the split of a dataset that the model can use; return any other object unchanged."""
 
     def rule_of(self, optimizer: Any) -> Any:
         """Translate a PyTorch optimizer, or a function that makes one, for this model; return other objects unchanged.

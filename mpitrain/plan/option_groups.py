@@ -98,7 +98,7 @@ class TrainingConfig(OptionGroup):
 
     @property
     def goal(self) -> Goal | None:
-        """``stop_metric``, with its direction."""
+        """``stop_metric``, with its direction; None if it is not given."""
         return None if self.stop_metric is None else parse_goal("--stop-metric", self.stop_metric)
 
 
@@ -151,7 +151,7 @@ class SavingConfig(OptionGroup):
     save_secs: float = option(0.0, "Save a checkpoint every S seconds; 0: never.", "S", minimum=0)
     keep: int = option(
         0,
-        "Keep the newest N checkpoints, and always at least one complete one; 0: keep all.",
+        "Keep the newest N checkpoints, and always a complete checkpoint; 0: keep all.",
         "N",
         minimum=0,
         is_common=True,
@@ -183,8 +183,8 @@ class RunDirConfig(OptionGroup):
     run_dir: Path | None = option(None, "Output directory.", "DIR", default_text="runs/JOB-TIME", is_common=True)
     resume: str = option(
         "auto",
-        "auto: resume from the newest checkpoint in the run directory; never; or from PATH: a checkpoint, or a run "
-        "directory (uses its newest checkpoint).",
+        "auto: resume from the newest checkpoint in the run directory; never: do not resume; PATH: resume from this "
+        "checkpoint, or from the newest checkpoint in this run directory.",
         "auto|never|PATH",
         is_common=True,
     )

@@ -79,7 +79,7 @@ class CommaSeparated(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 
 
 def nearest(word: str, valid: list[str]) -> str:
-    """Return the valid word most similar to the given one; empty if none is similar."""
+    """Return the valid word that is most similar to ``word``; empty if none is similar."""
     return next(iter(difflib.get_close_matches(word, valid, n=1)), "")
 
 
@@ -197,7 +197,7 @@ def flag_words(values: Mapping[str, Any]) -> list[str]:
 
 
 def group_words(group: OptionGroup) -> list[str]:
-    """Return the flags of the options that do not have their default."""
+    """Return the flags of the options whose values are not the defaults."""
     words = []
     for field in dataclasses.fields(group):
         value = getattr(group, field.name)
@@ -219,7 +219,8 @@ def job_options(path: Path, function: JobFunction) -> list[click.Option]:
     """Return an option for each parameter of a job function, with help from its docstring, in the job's group.
 
     Raises:
-        JobError: A parameter's type cannot be parsed from a flag, or its name is an option of every run.
+        JobError: A parameter's type cannot be parsed from a flag, its annotation cannot be read, or its name is an
+            option of every run.
     """
     documentation = docstring_parser.parse(inspect.getdoc(function) or "")
     described = {p.arg_name: p.description or "" for p in documentation.params}

@@ -33,7 +33,7 @@ class ParallelConfig(OptionGroup):
     mode: str = option("sync", f"{', '.join(MODES)}; or MODULE:CLASS, a strategy of your own.", "MODE", is_common=True)
     staleness: int | None = option(
         None,
-        "Maximum number of steps a worker may be ahead of the slowest one.",
+        "Maximum number of steps that a worker may be ahead of the slowest worker.",
         "S",
         minimum=0,
         default_text=STALENESS,
@@ -173,10 +173,10 @@ class ParallelConfig(OptionGroup):
         return min(BACKUP_WORKERS, workers - 1) if self.backup_workers is None else self.backup_workers
 
     def check_outer_optimizer(self, mode: Mode) -> None:
-        """Reject options of an outer optimizer without one, and schedules in which exchanges overlap.
+        """Reject options that need an outer optimizer if there is none, and schedules in which exchanges overlap.
 
         Raises:
-            ConfigError: The options do not fit together.
+            ConfigError: The options contradict each other.
         """
         if self.outer_optimizer is None:
             for name in (*_OUTER_OPTIONS, *(["compress"] if mode.averages_params else [])):

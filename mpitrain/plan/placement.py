@@ -19,7 +19,7 @@ class Placement:
 
     Attributes:
         entry: The variable.
-        start, stop: Elements of the flat vector.
+        start, stop: The range [start, stop) of the flat vector.
         server: Task index of the server that holds it.
     """
 
@@ -36,8 +36,8 @@ def assign_servers(
 
     ``round_robin`` assigns variables in the order of the vector; ``greedy`` assigns the largest remaining variable to
     the server with the fewest bytes (longest processing time first, Graham 1969); ``partitioned`` splits every variable
-    into as many ranges as there are servers. A pinned variable is placed unsplit on its server; ``greedy`` counts its
-    bytes.
+    into a range for each server, a small variable into fewer ranges. A pinned variable is placed unsplit on its server;
+    ``greedy`` counts its bytes.
 
     Args:
         itemsize: Bytes of an element.

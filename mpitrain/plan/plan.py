@@ -107,7 +107,7 @@ class Plan:
 
     @property
     def layer_borders(self) -> dict[int, int]:
-        """The index of each layer whose completion in backward completes a bucket, and the bucket's first element."""
+        """The first element of each bucket that does not begin at 0, by the layer whose backward pass completes it."""
         latest = {start: layer for layer, start in enumerate(self.layer_starts)}
         return {latest[bucket.lo]: bucket.lo for bucket in self.buckets if bucket.lo > 0}
 

@@ -137,7 +137,7 @@ def command_request(words: Sequence[str], options: ProgramOptions) -> ProgramReq
     """Return the request for a command.
 
     Raises:
-        LaunchError: There is no such program, or the program starts ranks itself.
+        LaunchError, ConfigError: There is no such program, the program starts ranks itself, or there are no words.
     """
     if not words:
         raise ConfigError("there is no command after --; give one, such as -- python train.py")

@@ -83,7 +83,7 @@ class JobRequest:
         script_arguments: The command line of a script; None for a job file.
 
     Raises:
-        ConfigError: The options contradict each other.
+        ConfigError: An option is not valid, or options contradict each other.
     """
 
     path: Path
@@ -180,7 +180,7 @@ def workload_request(
     Args:
         target: A file, or the words of a command.
         values: As for ``job_request``; for a program its options, and for a Python script also the script's flags.
-        other_names: Names that the caller takes, to suggest for a mistyped one.
+        other_names: Names of arguments that the caller takes; they are suggested for mistyped names.
         is_job: Whether the file is known to be a job file.
 
     Raises:
@@ -202,9 +202,9 @@ def job_request(path: Path, values: Mapping[str, Any], other_names: Iterable[str
     """Return the request for a job file or script with keyword arguments. Runs the job file.
 
     Args:
-        values: Options of the run, ``config`` for a TOML file with more of them, and the parameters of the job; the
-            flags of a script. None leaves an option at its default.
-        other_names: Names that the caller takes, to suggest for a mistyped one.
+        values: Options of the run, ``config`` for a TOML file with more options, and the parameters of the job or the
+            flags of the script. None leaves an option at its default.
+        other_names: Names of arguments that the caller takes; they are suggested for mistyped names.
 
     Raises:
         ConfigError: A name is not known, or a value is not valid.

@@ -81,7 +81,7 @@ def only_defines(path: Path) -> bool:
 
 
 def may_define_job(path: Path) -> bool:
-    """Return whether a Python file contains the name ``job`` in any form, or imports all names of a module."""
+    """Return whether a file contains the name ``job``, imports all names of a module, or cannot be parsed."""
     tree = _parsed(path)
     return tree is None or any(
         "job" in _names_defined(node)
@@ -159,14 +159,14 @@ def _imports_package(tree: ast.Module) -> bool:
 
 
 def _is_constant(node: ast.stmt) -> bool:
-    """Return whether a statement is a docstring, or assigns a literal to a name."""
+    """Return whether a statement is a docstring or ``pass``, or assigns a literal to a name."""
     if isinstance(node, (ast.Expr, ast.Assign, ast.AnnAssign)):
         return node.value is None or all(isinstance(part, _LITERALS) for part in ast.walk(node.value))
     return isinstance(node, ast.Pass)
 
 
 def _is_guard(node: ast.stmt) -> bool:
-    """Return whether a statement is ``if __name__ == "__main__"``."""
+    """Return whether a statement is an ``if`` that tests ``__name__``."""
     return isinstance(node, ast.If) and any(
         isinstance(part, ast.Name) and part.id == "__name__" for part in ast.walk(node.test)
     )

@@ -58,7 +58,7 @@ def parse_changes(text: str | None) -> frozenset[str]:
 
 
 def candidates(probe: Probe, run_options: Mapping[str, Any], changes: Collection[str]) -> list[Candidate]:
-    """Return the user's configuration and all others that are possible on the probe's ranks, the best first.
+    """Return the user's configuration and others that are possible on the probe's ranks, at most 40, the best first.
 
     Args:
         run_options: The options of the run that the user has given.

@@ -47,7 +47,7 @@ class Sender:
 
     Args:
         scale: Number of equal links that this object represents.
-        burst_s_per_byte: As of ``Senders``.
+        burst_s_per_byte: See ``Senders``.
 
     Attributes:
         sent: Bytes that were sent over all of these links.

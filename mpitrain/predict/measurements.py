@@ -130,7 +130,7 @@ class LinkTimes:
 
     Attributes:
         latency_s: Half the time in which a message of 8 bytes goes to the other rank and back.
-        message_s: Time that a rank needs to post one such message and its counterpart.
+        message_s: Time for one message of 8 bytes in each direction, if many are posted at once.
         bytes_per_s: Bandwidth of one pair of ranks, in each direction, while both directions are used.
         node_bytes_per_s: Total bandwidth of all pairs of ranks of two nodes at once, in each direction.
         burst_bytes: Bytes that a shaped link carries at once after a pause; 0 if it has one rate.
@@ -151,7 +151,7 @@ class ExchangeTimes:
 
     Attributes:
         sum_s_per_byte: Seconds in which nodes sum a gradient and return parameters, for each byte that a node sends.
-        low_rank_s: Seconds in which nodes sum a gradient with ``powersgd:4``; 0 if that compresses nothing.
+        low_rank_s: Seconds in which nodes sum a gradient with ``powersgd:4``; 0 if no parameter can be compressed.
         request_s: Seconds of a request to a server on another node, without a vector.
         push_s_per_byte, pull_s_per_byte: Additional seconds for each byte of a vector.
     """
@@ -213,7 +213,7 @@ def read_probe(path: Path) -> Probe:
     """Return the measurements in a file of ``mpitrain probe``.
 
     Raises:
-        RecordError: The file cannot be read, or has another version.
+        RecordError: The file cannot be read, has another version, or is not complete.
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))

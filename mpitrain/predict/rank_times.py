@@ -14,7 +14,7 @@ from .measurements import CodecTimes, Probe
 from .scenario import Scenario
 
 # Processor time of an MPI transfer relative to plain TCP: the value without a measurement, and the maximum of a
-# measured value; a longer measured time is that of the link.
+# measured value; a longer measured time is due to the link.
 _TYPICAL, _MOST = 4.0, 6.0
 _LEAST_NBYTES = 16 << 20  # as in ``comm.background_sums``
 _NOTICE_S = 100e-6  # time until a server that polls notices a request
@@ -157,7 +157,7 @@ class RankTimes:
         """Return the buckets in which ``sync`` averages gradients, in the order in which they are ready.
 
         MPI moves data only inside of calls, which backward makes after each layer: a large message is announced in the
-        first, accepted by its receiver in the second, and sent in the third. For large vectors, a thread makes the
+        first call, accepted by its receiver in the second, and sent in the third. For large vectors, a thread makes the
         calls.
         """
         job, scenario = self._probe.job, self._scenario
@@ -171,7 +171,7 @@ class RankTimes:
         return buckets
 
     def factors(self, random: np.random.Generator, steps: int) -> Array:
-        """Return the factors of compute times of each worker in some steps, shape (steps, workers)."""
+        """Return the factors of compute times of each worker in ``steps`` steps, shape (steps, workers)."""
         scenario, count = self._scenario, len(self._scenario.workers)
         measured = np.array(self._probe.step_factors if scenario.spreads else (1.0,))
         factors = random.choice(measured, (steps, count))

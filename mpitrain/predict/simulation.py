@@ -73,7 +73,7 @@ def check_simpy() -> None:
 
 
 def simulate(probe: Probe, scenario: Scenario, steps: int, seed: int = 0, records: bool = False) -> Timeline:
-    """Return the timeline of a number of steps; in ``async`` and ``ssp``, of this number of steps of every worker."""
+    """Return the timeline of ``steps`` steps, fewer with many workers; in ``async`` and ``ssp``, steps per worker."""
     mode = scenario.config.mode
     if mode.uses_servers:
         check_simpy()

@@ -36,7 +36,7 @@ _NOISE_BATCHES = 8
 
 @dataclass(frozen=True)
 class BatchTimes:
-    """Medians for one batch size, in seconds; ``ready`` is the time until each layer's gradient is final."""
+    """Medians for one batch size, in seconds; ``ready_s``: from the loss until each layer's gradient is final."""
 
     load_s: float
     forward_s: float
@@ -173,10 +173,11 @@ class RankModel:
     def codec_times(self, name: str, seconds: float) -> CodecTimes | None:
         """Return the times of a compression of the whole vector, for this number of seconds. Local.
 
-        A gradient is computed before each repetition, as in training: its elements are only partly in the caches.
+        Except for ``powersgd``, a gradient is computed before each repetition, as in training: its elements are only
+        partly in the caches.
 
         Returns:
-            None if the codec cannot encode vectors of this type.
+            None if the codec cannot encode vectors of this type, or has no effect on them.
         """
         compression = parse_compression(name)
         if compression.rank:
@@ -209,7 +210,8 @@ class RankModel:
         """Return the gradient noise scale of this rank's parameters, from several batches of ``count`` examples. Local.
 
         The expected squared norm of a mean of B gradients is the squared norm of the gradient plus the trace of the
-        gradients' covariance over B (McCandlish et al. 2018, appendix A.1); two values of B give both.
+        gradients' covariance over B (McCandlish et al. 2018, appendix A.1); the norms for two values of B determine
+        both terms.
         """
         total, of_batches = np.zeros(self.plan.layout.size), list[float]()
         for _ in range(_NOISE_BATCHES):
@@ -225,7 +227,7 @@ class RankModel:
 
 @contextmanager
 def _two_cores() -> Iterator[Callable[[Callable[[], object]], object] | None]:
-    """Keep this thread on one core; yield a function that calls its argument on another core, if any. Local."""
+    """Keep this thread on one core; yield a function that calls its argument on another core, or None. Local."""
     cores = os.sched_getaffinity(0)
     if len(cores) == 1:
         yield None

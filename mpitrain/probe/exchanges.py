@@ -1,7 +1,7 @@
 """Exchanges between nodes as the strategies make them: sums of gradients, and requests to a server.
 
-Sums begin while the gradient is computed, as in training: their cost is the additional time of the gradient. This time
-is longer than the time of a sum alone, because processors do other work between its parts.
+Sums begin while the gradient is computed, as in training: their cost is the additional time of the gradient. This
+additional time is longer than the time of a sum alone, because processors do other work between the parts of the sum.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Times of training steps that all ranks take at once without communication, and the spread of these times.
 
-They differ from the times of repeated calls of one function: in a step, less of an update's vectors is in the caches.
+These times differ from those of repeated calls of one function: in a step, less of an update's vectors is in the
+caches.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class _RecordSteps(Hook):
     def steps(self, *kinds: str) -> Array:
         """Return the seconds of each step in spans of these kinds, without the first tenth of the steps."""
         totals = np.array([sum(seconds.get(kind, 0.0) for kind in kinds) for seconds in self.seconds])
-        return np.diff(totals)[len(totals) // 10 : -1]  # the last step averages
+        return np.diff(totals)[len(totals) // 10 : -1]  # without the last step, which also averages the workers
 
 
 def step_times(

@@ -17,7 +17,7 @@ from .turns import await_all
 
 _TAG = 77
 _PINGS, _POSTED = 200, 50
-_PART, _PIECES = 1 << 20, 4  # number of bytes that are sent at once, and the number of messages
+_PART, _PIECES = 1 << 20, 4  # number of bytes that are sent at once, and the number of messages that carry them
 _SHORT, _LONG = 4, 256  # number of such parts in a transfer
 _PAUSE_S = 0.3  # pause after which a shaped link allows a burst again
 _LONGEST_S = 2.0
@@ -26,7 +26,7 @@ _LOCAL = 64 << 20  # bytes
 
 
 def measure_links(cluster: Cluster) -> tuple[LinkTimes | None, LinkTimes | None]:
-    """Return the transfers within a node, and those between nodes; None if there are no such pairs.
+    """Return the times of transfers within a node, and between nodes; None in place of times that no ranks can measure.
 
     Collective over all ranks. Pairs within a node are its first two ranks. Pairs between nodes are ranks with the same
     index on the first two nodes: first one pair, then all.
@@ -102,7 +102,7 @@ def _rate(cluster: Cluster, pairs: list[tuple[int, int]]) -> tuple[float, float]
 
 
 def _exchange_on(cluster: Cluster, pairs: list[tuple[int, int]], count: int) -> list[Array]:
-    """Exchange ``count`` messages in both directions of each pair; return the seconds of each. Collective over all."""
+    """Exchange ``count`` parts in both directions of each pair; return their seconds. Collective over all ranks."""
     other = {a: b for pair in pairs for a, b in (pair, pair[::-1])}.get(cluster.rank)
     times = None if other is None else _exchange(cluster.comm, other, count)
     await_all(cluster.comm)

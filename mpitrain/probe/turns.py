@@ -36,7 +36,7 @@ def one_at_a_time(cluster: Cluster, measure: Callable[[], _Result]) -> _Result:
 
 
 def all_at_once(cluster: Cluster, measure: Callable[[], _Result]) -> _Result:
-    """Return this rank's result of ``measure``, which begins on all ranks at the same time. Collective over them."""
+    """Return this rank's result of ``measure``, which begins on all ranks at once. Collective over all ranks."""
     cluster.comm.Barrier()
     result = measure()
     await_all(cluster.comm)

@@ -247,7 +247,7 @@ def _receive(connection: socket.socket) -> _Request | str | None:
 
 
 def start_client(arguments: list[str]) -> NoReturn:
-    """Become a rank that the server has forked, or a new rank if there is no server."""
+    """Let the server fork a rank, and end as this rank ends; become a rank if the server does not answer."""
     run_dir = os.environ.get("MPITRAIN_RUN_DIR", "")
     reading, writing = os.pipe()
     connection = _connect(run_dir)

@@ -41,7 +41,7 @@ def watch(address: str, token: bytes, run_dir: str, timeout_s: float) -> None:
     Then remove the ranks' leftover files.
 
     Args:
-        address: This host's IP address, at which it answers.
+        address: This host's IP address, at which this process answers.
         token: The beginning of every heartbeat of this run.
     """
     family, kind, protocol, _, target = socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM)[0]
@@ -69,7 +69,7 @@ def watch(address: str, token: bytes, run_dir: str, timeout_s: float) -> None:
 
 
 def end_ranks(run_dir: str) -> None:
-    """Kill this host's ranks of a run, the processes that they have started, and the daemons that started them."""
+    """Kill this host's ranks of a run, the processes that they have started, and the daemons that started the ranks."""
     processes = _processes_of(run_dir)
     # A daemon that ssh started lacks the environment variable by which ``_processes_of`` finds processes.
     daemons = {daemon for pid in processes for daemon in _daemons_above(pid)}
@@ -159,7 +159,7 @@ def _is_own(entry: os.DirEntry[str], since: float) -> bool:
 
 def _has_ended(pid: int | str) -> bool:
     state = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[:1]
-    return state in ([], [b"Z"], [b"X"])  # also true if the parent has not noticed it yet
+    return state in ([], [b"Z"], [b"X"])  # also true if the parent has not noticed the end yet
 
 
 def _mapped_files() -> set[str]:
@@ -174,7 +174,7 @@ def _mapped_files() -> set[str]:
 
 
 def _daemons_above(pid: int) -> Iterator[int]:
-    """Yield the launcher's daemons among the ancestors of a process."""
+    """Yield the launcher's daemons among a process and its ancestors."""
     for parent in (pid, *_parents(pid)):
         if _read(f"/proc/{parent}/stat").rpartition(b")")[0].partition(b"(")[2] in _DAEMONS:
             yield parent

@@ -5,19 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-# Variables that ``mpitrain run`` passes to its ranks besides the run directory: how often it has restarted them and may
-# do so, an identifier of this attempt, the network that its user has chosen, and whether to keep the newest state in
-# memory.
-RESTART_COUNT = "MPITRAIN_RESTART_COUNT"
+# Variables that ``mpitrain run`` passes to its ranks, besides the run directory.
+RESTART_COUNT = "MPITRAIN_RESTART_COUNT"  # number of restarts so far
 MAX_RESTARTS = "MPITRAIN_MAX_RESTARTS"
-ATTEMPT = "MPITRAIN_ATTEMPT"
-NETWORK = "MPITRAIN_NETWORK"
-KEEPS_STATE = "MPITRAIN_KEEPS_STATE"
-# After a restart: the time when training was interrupted, in seconds since the epoch; the step; and the number of
-# restarts since then.
-FAILED_AT = "MPITRAIN_FAILED_AT"
-FAILED_STEP = "MPITRAIN_FAILED_STEP"
-RESTARTS_SINCE = "MPITRAIN_RESTARTS_SINCE"
+ATTEMPT = "MPITRAIN_ATTEMPT"  # identifier of this attempt
+NETWORK = "MPITRAIN_NETWORK"  # the value of --network
+KEEPS_STATE = "MPITRAIN_KEEPS_STATE"  # set if the newest state is kept in memory
+# Variables of a restart.
+FAILED_AT = "MPITRAIN_FAILED_AT"  # when training was interrupted, in seconds since the epoch
+FAILED_STEP = "MPITRAIN_FAILED_STEP"  # number of steps that were completed then
+RESTARTS_SINCE = "MPITRAIN_RESTARTS_SINCE"  # number of restarts since then
 
 # The rank number, set by Open MPI's launcher; by MPICH's, Intel MPI's and srun with PMI; by launchers with PMIx.
 _RANK = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
@@ -32,7 +29,7 @@ def set_home() -> None:
 
 
 def is_launched(environ: Mapping[str, str]) -> bool:
-    """Return whether an MPI launcher started this process; ``srun`` without MPI support also starts plain shells."""
+    """Return whether an MPI launcher started this process; variables of ``srun`` without PMI or PMIx do not count."""
     return any(name in environ for name in _RANK)
 
 

@@ -8,7 +8,7 @@ from typing import TextIO
 
 
 class PrefixedStream(io.TextIOBase):
-    """Writes complete lines to another stream, each with a prefix.
+    """Writes complete lines to another stream, each with a prefix; blank lines are omitted.
 
     Args:
         stream: The destination; each line is written in one call, so that lines of several ranks do not mix.

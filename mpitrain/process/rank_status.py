@@ -45,7 +45,7 @@ class RankStatus:
         ready: Whether a signal makes the rank save and exit, instead of killing it.
         is_training: Whether the rank has begun to train or to serve; true for a program from its start.
         error: The exception with which the rank ended; empty if there is none.
-        is_user_error: Whether this exception is a user error, which has been printed.
+        is_user_error: Whether this exception is a user error, which the rank prints itself.
         hang: The activity in which the rank made no progress, so that its reaper ended it.
         done: Whether the rank has finished training and written everything.
         stopped: Whether the rank finished before the last step.
@@ -83,7 +83,7 @@ class LongActivity:
     """A long activity of a rank.
 
     Attributes:
-        doing: A description.
+        doing: A description of the activity.
         busy: Whether the rank may soon be done: it neither waits for others nor takes far longer than usual.
     """
 
@@ -135,7 +135,7 @@ class RankStatusFile:
         self._update(done=True, stopped=stopped)
 
     def set_failed(self, error: BaseException, is_user_error: bool, traceback: str = "") -> None:
-        """Record the error that ended this rank; ``is_user_error``: a ``UserError``, which has been printed."""
+        """Record the error that ends this rank; ``is_user_error``: a ``UserError``, which the rank prints itself."""
         kind = type(error)
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
         self._update(error=f"{name}: {error}".removesuffix(": ")[:_LONGEST_ERROR], is_user_error=is_user_error)
@@ -186,7 +186,7 @@ def record_end(run_dir: Path, rank: int, pid: int, signal: int, exit_status: int
     path = folder_of(run_dir) / str(rank)
     status = _read(path)
     if status is not None and status.pid != pid:
-        return  # of another attempt
+        return  # the status is of another attempt
     if status is None:
         status = _new_status(rank, pid, os.getpid())
         with contextlib.suppress(OSError):
@@ -229,7 +229,7 @@ def read_tracebacks(run_dir: Path) -> dict[int, str]:
 
 
 def record_failed(run_dir: Path) -> None:
-    """Record that a signal has killed a rank, or that a program has failed; called by its reaper."""
+    """Record that a signal has killed a rank, or that a program has failed; called by the reaper."""
     with contextlib.suppress(OSError):
         (folder_of(run_dir) / _FAILED).touch()
 
@@ -260,7 +260,7 @@ def read(run_dir: Path) -> list[RankStatus]:
 
 
 def clear(run_dir: Path) -> None:
-    """Remove all status files."""
+    """Remove the status files, and the other files of ranks and reapers beside them."""
     folder = folder_of(run_dir)
     with contextlib.suppress(OSError):  # a reaper may still be writing
         for path in folder.iterdir():

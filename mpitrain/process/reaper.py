@@ -1,6 +1,6 @@
 """The reaper: a process that watches its rank, ends it if it hangs, and records how it ended for ``mpitrain run``.
 
-Each launcher reports killed processes in its own format, and names the wrong rank if other ranks notice the death
+Each launcher reports killed processes in its own format, and may name the wrong rank if other ranks notice the death
 first, as ranks on other hosts do when a connection closes. Only the parent of the rank's process receives its exit
 status. The process that the launcher started therefore becomes the reaper, and the rank is its child.
 """

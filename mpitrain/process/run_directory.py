@@ -1,4 +1,4 @@
-"""The run directory: create a new one, and remove folders that stayed empty."""
+"""The run directory: its creation, its checks, and the record of the process that supervises the ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ..errors import LaunchError
 from .pid import is_alive, pid_start
 
-# The files and folders that a run writes, except for checkpoints.
+# The files that ``check_files`` checks; ``_FOLDERS`` are the folders.
 _FILES = """
     config.toml metrics.jsonl status.json .status.json.partial ranks.txt trace.json failure.json .failure.json.partial
     .launcher.json .scale.json .scale_answer.json output.log
@@ -110,12 +110,12 @@ def remove_empty(folders: Iterable[Path]) -> None:
 
 
 def check_files(folder: Path) -> None:
-    """Check that writing to a run directory changes no file outside it.
+    """Check that files and folders of a run directory are not links, through which a run would change other files.
 
     ``checkpoints`` may be a link, such as to another file system.
 
     Raises:
-        LaunchError: A file or folder that a run writes is a link, or a file is not a regular file.
+        LaunchError: A file or folder is a link, a file is not a regular file, or a folder is not a directory.
     """
     for name in (*_FILES, *_FOLDERS):
         path = folder / name

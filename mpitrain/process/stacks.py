@@ -21,12 +21,12 @@ _ABANDONED_S = 60.0
 
 @dataclass(frozen=True)
 class RankStacks:
-    """The activity of a rank.
+    """The activity and the stacks of a rank.
 
     Attributes:
         role: The rank's role, such as ``worker 0``; empty while the rank starts.
         state: The letter of the process's state in /proc.
-        doing: A description.
+        doing: A description of the rank's activity.
         idle_s: Seconds since the rank began this activity.
         waits_for: The rank for which this rank waits, if it waits for a single known rank; else None.
         stacks: The Python stacks of the rank's threads; empty if its process is stopped.
@@ -45,7 +45,7 @@ class RankStacks:
 
 
 def is_asked(run_dir: Path, rank: int) -> bool:
-    """Return whether the stacks of a rank are requested; called by its reaper."""
+    """Return whether the stacks of a rank are requested, and not written yet; called by its reaper."""
     folder = _folder(run_dir)
     # On a network file system, opening the directory makes the client look for new entries in it.
     with contextlib.suppress(OSError):
@@ -73,7 +73,7 @@ def ask(run_dir: Path, ranks: int, timeout_s: float) -> list[RankStacks]:
     """
     folder = _folder(run_dir)
     with contextlib.suppress(OSError):
-        if time.time() - folder.stat().st_mtime > _ABANDONED_S:  # the process that took the lock was killed
+        if time.time() - folder.stat().st_mtime > _ABANDONED_S:  # the process that created the folder was killed
             shutil.rmtree(folder)
     folder.mkdir()
     try:

@@ -7,9 +7,9 @@ import math
 from ..core.activity import Activity
 
 SHORTEST_LIMIT_S = 60.0  # lower bound of the default limit
-PATIENT_LIMIT_S = 600.0  # lower bound for hooks, which may do anything, and for file systems, which may fail over
+PATIENT_LIMIT_S = 600.0  # lower bound for hooks, for loading (a file system may fail over), and for programs
 _TIMES_LONGEST = 10  # the default limit, in multiples of the longest activity so far
-_USUAL_S, _TIMES_USUAL = 5.0, 3  # an activity is unusual if it takes more than both: seconds, multiples of the longest
+_USUAL_S, _TIMES_USUAL = 5.0, 3  # an activity is unusual if it exceeds both: seconds, multiples of the longest
 _MEASURED_STEPS = 2  # steps after which the longest activity is known
 _PATIENT = {"hooks", "load", "program"}
 _LONG = {"start", "end", "done", "compile", "save", "validate"}

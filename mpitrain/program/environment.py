@@ -16,7 +16,8 @@ _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 def environment_of(world: World, rank: int, run_dir: Path, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of a rank's program, to set in addition to the variables of the rank.
 
-    Variables that a user may set are not changed: threads, network interfaces, buffering of output.
+    The variables for threads, network interfaces, buffering of output and NCCL's errors are returned only if
+    ``environ`` does not have them.
 
     Args:
         environ: The environment of the rank.

@@ -58,7 +58,7 @@ class RankOutput:
             self._threads.append(thread)
 
     def close(self) -> None:
-        """Copy the remaining output; do not wait for processes that have kept the pipes open."""
+        """Copy the remaining output; wait at most 2 s for each stream, because other processes may keep a pipe open."""
         for thread in self._threads:
             thread.join(_JOIN_S)
 
@@ -77,7 +77,7 @@ class RankOutput:
 
     def _copy(self, source: int, descriptor: int) -> None:
         """Copy whole lines, so that lines do not mix: Python may write the end of a line alone."""
-        line = b""  # its beginning
+        line = b""  # the beginning of an incomplete line
         while True:
             if line and not self._prefix and not select.select([source], [], [], _PART_S)[0]:
                 self._put(descriptor, line, line)
@@ -108,7 +108,7 @@ class RankOutput:
 
 
 def error_in(traceback: str) -> str:
-    """Return the line of a traceback with the exception, such as ``ValueError: no file``; empty if there is none."""
+    """Return the first line of a traceback's exception, such as ``ValueError: no file``; empty if there is none."""
     lines = traceback.splitlines()[1:]
     errors = [line for line in lines if _ERROR.match(line)]
     return errors[0] if errors else ""

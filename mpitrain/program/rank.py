@@ -150,7 +150,7 @@ def _start(own: ProgramRank, variables: Mapping[str, str]) -> NoReturn:
     if not child:
         os.setpgid(0, 0)  # some launchers signal the process group; only the reaper signals the program
         if options.signal != "USR1":
-            # A signal from srun is for the reaper, which stops this process.
+            # SIGUSR1 from srun is meant for the reaper, which sends this process the signal of --signal.
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         output.redirect()
         _execute(argv, environment)
@@ -172,7 +172,7 @@ def _execute(argv: tuple[str, ...], environment: Mapping[str, str]) -> NoReturn:
 
 
 def exec_program(request: ProgramRequest) -> NoReturn:
-    """Execute a program as this rank; a user error is printed by one rank."""
+    """Execute a program as this rank; print a user error, on rank 0 alone if all ranks have it."""
     try:
         run_program(request)
     except UserError as error:

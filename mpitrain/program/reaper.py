@@ -24,7 +24,7 @@ from ..process.signals import STOPPED_EARLY
 from .output import RankOutput, error_in
 from .world import World, any_failed, leave
 
-_SAVING_S = 600.0  # maximum time for the other ranks to save after this one has saved
+_SAVING_S = 600.0  # maximum time for the other ranks to save after this rank has saved
 _ENDING_S = 0.5  # time between SIGTERM and SIGKILL to processes that a program leaves behind
 _WITHOUT_PROGRESS_S = 60.0  # time after which a notice reports that the program is not watched
 
@@ -60,7 +60,7 @@ class ProgramReaper(Reaper):
         own: The rank.
         child: The process of the program.
         page: The page on which the program reports progress.
-        stacks: A file to which a Python program writes its stacks.
+        stacks: The descriptor of a file to which a Python program writes its stacks.
         output: The output of the program.
     """
 
@@ -97,7 +97,8 @@ class ProgramReaper(Reaper):
         elif number == signal.SIGUSR1:
             self._ask_to_stop()
         else:
-            # Under mpitrain run a request comes as SIGUSR1; SIGTERM is usually the launcher's, which ends the ranks.
+            # Under mpitrain run a request comes as SIGUSR1; SIGTERM usually comes from the launcher, which ends the
+            # ranks.
             self._is_stopping |= number in (signal.SIGTERM, signal.SIGINT) and ATTEMPT not in os.environ
             self._has_stop_signal |= number == self._stop_signal
             os.kill(self.child, number)
@@ -140,7 +141,7 @@ class ProgramReaper(Reaper):
         self.exit_like(killed_by, status)
 
     def _end_without_launcher(self) -> NoReturn:
-        """End the program and the processes that it has started; the user knows why the launcher was killed."""
+        """End the program and the processes that it has started, because the launcher was killed."""
         os.kill(self.child, signal.SIGKILL)
         end_orphans()
         self._output.close()
@@ -165,7 +166,7 @@ class ProgramReaper(Reaper):
             os.kill(self.child, self._stop_signal)
 
     def _report_without_progress(self) -> None:
-        """Print once that a program that reports no progress is not watched."""
+        """Print once that hangs are not detected, if the program reports no progress."""
         limit_s = self._options.hang_timeout
         if self.rank or self._has_said or limit_s == 0 or self.page.read().count:
             return
@@ -174,7 +175,7 @@ class ProgramReaper(Reaper):
             _say("hangs are not detected until the program calls mpitrain.progress()")
 
     def _reap_orphans(self) -> None:
-        """Remove ended processes of the program whose own parent has ended."""
+        """Reap the ended processes of the program whose own parent has ended."""
         for pid in children():
             if pid != self.child:
                 with contextlib.suppress(ChildProcessError):

@@ -115,7 +115,7 @@ def leave(folder: Path, rank: int, size: int, failed: bool, wait_s: float) -> No
     """Record that a rank has ended; the last rank removes the folder.
 
     Args:
-        wait_s: Wait at most this long until all ranks have ended.
+        wait_s: Maximum number of seconds to wait until all ranks have ended.
     """
     deadline = time.monotonic() + wait_s
     with suppress(OSError):

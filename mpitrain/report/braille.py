@@ -27,7 +27,7 @@ def curve(x: Array, y: Array, width: int, height: int) -> list[str]:
 
 
 def _draw(dots: Array, x: Array, y: Array) -> None:
-    """Set the dots from the lowest to the highest value of each column, connected to the next column."""
+    """Set the dots from the lowest to the highest value of each column, connected to the previous column."""
     rows, columns = dots.shape
     lowest, extent = y.min(), np.ptp(y)
     level = (y - lowest) / extent if extent else np.full(len(y), 0.5)

@@ -23,7 +23,7 @@ _GROUP_COLORS = dict(
 )
 _MAX_POINTS = 800  # maximum number of points per curve: more than a plot has pixels
 _MAX_POINTS_OF_MANY = 300  # maximum number of points if there are many curves, so that the page stays small
-_FEW = 3  # maximum number of runs whose curves show a range, and whose names in the legend may be long
+_FEW = 3  # maximum number of runs whose curves show a range, and whose ranks have bars of their own
 _MAX_BARS = 24  # above this number of ranks, only the mean of all ranks is shown
 _DECADES = 30  # ratio of the largest to the smallest value from which a scale is logarithmic
 
@@ -96,7 +96,7 @@ class Chart:
         x, y: Titles of the axes.
         scale: Scale of the y axis.
         y_range: Ends of the y axis; None for ends that follow from the values.
-        stacked: Whether bars are horizontal, and those of the same name are stacked.
+        stacked: Whether bars are horizontal, and bars of the same name are stacked.
         curves, bars: The curves and bars of the plot.
     """
 
@@ -329,11 +329,11 @@ def _curve(
     marked: bool = False,
     faint: bool = False,
 ) -> list[Curve]:
-    """Return one curve, if there are values. Long curves are reduced to means, with a range if there are few runs.
+    """Return a list of one curve, empty without values. Long curves are reduced to means, with a range for few runs.
 
     Args:
         label: The name of the measured value, if it is not obvious.
-        several: Whether the run's label is shown in place of it.
+        several: Whether the run's label is shown in place of ``label``.
     """
     if not len(series):
         return []

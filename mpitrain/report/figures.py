@@ -27,7 +27,7 @@ def library() -> str:
 
 
 def figure(chart: Chart) -> dict[str, Any]:
-    """Return a chart as JSON values for ``Plotly.newPlot``; the page adds its colors."""
+    """Return a chart as JSON values for plotly.js; the page adds its colors."""
     traces = [trace for curve in chart.curves for trace in _lines(curve)]
     traces += [_bars(bars, chart.stacked) for bars in chart.bars]
     names = {trace["name"] for trace in traces if trace.get("showlegend", True)}
@@ -92,7 +92,7 @@ def _lines(curve: Curve) -> list[dict[str, Any]]:
     if curve.low is None or curve.high is None:
         return [line]
     unnamed = {**common, "name": "", "mode": "lines", "line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}
-    fill = {"fill": "tonexty", "fillcolor": f"{curve.color}26"}  # of 15 %
+    fill = {"fill": "tonexty", "fillcolor": f"{curve.color}26"}  # opacity 15 %
     return [{**unnamed, "y": _numbers(curve.low)}, {**unnamed, **fill, "y": _numbers(curve.high)}, line]
 
 
@@ -111,5 +111,5 @@ def _numbers(values: Array) -> dict[str, str]:
 
 
 def _text(text: str) -> str:
-    """Return text of users without markup, which plotly.js would interpret."""
+    """Return text of users with escaped markup, because plotly.js would interpret it."""
     return html.escape(text, quote=False)

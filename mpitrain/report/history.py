@@ -74,7 +74,7 @@ class Tail:
 
 
 class Restart(NamedTuple):
-    """A restart after a failure, or several of which only the last one led to training.
+    """A restart after a failure, or several restarts of which only the last led to training.
 
     Attributes:
         attempts: The number of restarts.

@@ -44,7 +44,7 @@ _NOT_COMPARED = {"run_dir", "resume"}
 _VERSIONS = "versions"  # name of the table in config.toml that has the versions of packages
 
 
-_OUTPUT_HELP = "Output page, or folder with --png.  [default: report.html or plots, inside RUN if only one]"
+_OUTPUT_HELP = "Output page, or folder with --png.  [default: report.html or plots, inside RUN if there is one]"
 
 
 @click.command("report", epilog=examples("mpitrain report", "mpitrain report runs -o all.html"))
@@ -166,7 +166,7 @@ def summarize_shares(shares: Shares) -> str:
 
 
 def differences(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
-    """Return the values in the tables of ``config.toml`` that differ between runs, with each run's value."""
+    """Return the names in the tables of ``config.toml`` whose values differ between runs, with each run's value."""
     flat = [
         {name: value for table in config.values() if isinstance(table, dict) for name, value in table.items()}
         for config in configs

@@ -57,7 +57,7 @@ class Shares:
     Attributes:
         ranks: The times of the ranks, in rank order.
         kept_steps: Number of steps that the trace contains completely.
-        kept_wait_s: Seconds that the ranks waited in those steps.
+        kept_wait_s: Seconds that the ranks waited in these steps.
     """
 
     ranks: tuple[RankShares, ...]

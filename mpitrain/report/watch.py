@@ -93,7 +93,7 @@ class View:
         return self.state in status.ENDED
 
     def look(self) -> None:
-        """Read the lines that were added since the last call."""
+        """Read the status, and the metrics that were added since the last call."""
         lines = self._tail.read()
         if lines:
             self.run.add(lines)

@@ -41,7 +41,7 @@ class Batches:
         self._dataset.free()
 
     def _load(self, name: str, split: Split, model: Model | None = None) -> BatchSource:
-        """Return the batches of a split, in the form that ``model`` prefers if given. Collective over the workers."""
+        """Return the batches of a split, in the form that ``model``, if any, prefers. Collective over the workers."""
         setup, plan, dataset = self._setup, self._setup.plan, self._dataset
         training, network, workers = plan.config.training, setup.job.network, setup.cluster.workers
         seed, reuses_batches = training.seed, setup.request.loop.reuses_batches

@@ -56,7 +56,7 @@ class TrackBest(Hook):
             )
 
     def record(self, step: int) -> BestCheckpoint | None:
-        """Return the record of ``step`` if it is the best one and best checkpoints are kept, else None. Local."""
+        """Return the record of ``step`` if it is the best step and best checkpoints are kept, else None. Local."""
         if self._goal is None or not self._keeps or self.step != step:
             return None
         return BestCheckpoint(step, self._goal.name, self.best)

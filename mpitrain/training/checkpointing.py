@@ -46,7 +46,7 @@ class Checkpoints:
         """Advance a background save as far as possible without blocking. Local."""
 
     def close(self) -> None:
-        """Wait until the last checkpoint is on disk, or has failed. Collective over the writing ranks."""
+        """Wait until the last checkpoint is on disk, or its save has failed. Collective over the writing ranks."""
 
 
 class WrittenCheckpoints(Checkpoints):
@@ -115,7 +115,7 @@ class ShardedCheckpoints(WrittenCheckpoints):
         super().close()
 
     def _finish(self) -> None:
-        """Wait until the checkpoint is on disk, or has failed."""
+        """Wait until the checkpoint is on disk, or its save has failed."""
         self._writer.finish()
         self.progress()
         if self._leaders.pending and self._leaders.test(wait=True):
@@ -127,7 +127,7 @@ class ShardedCheckpoints(WrittenCheckpoints):
         self._awaited = False
         number, rank = self._leaders.result
         if number:
-            if self._writer.failure is None:  # otherwise already reported
+            if self._writer.failure is None:  # otherwise the failure was already reported
                 self._writer.fail(self._step, f"{os.strerror(number)} ({self._hosts[rank]})", number)
         elif self._leaders.rank == 0:
             self._writer.complete(self._step, self._shards.write_index)

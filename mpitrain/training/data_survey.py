@@ -86,7 +86,7 @@ class Speed:
 
 
 def facts_of(name: str, split: Split) -> SplitFacts:
-    """Return the contents of a split. Reads its first examples, and labels for at most two seconds.
+    """Return the contents of a split. Reads its first examples, and labels for about two seconds.
 
     Raises:
         DataError: An example cannot be loaded.

@@ -39,7 +39,7 @@ class DividedStep:
     Args:
         strategy: Averages the gradients and updates the parameters.
         model: Computes the gradients, in ``strategy.grads``.
-        layout: The layout of that vector.
+        layout: The layout of ``strategy.grads``.
         workers: The number of workers whose gradients are summed.
         names: The names of the parameters that each optimizer updates; None for all.
 
@@ -72,7 +72,7 @@ class DividedStep:
         return any(not part.is_applied for part in self._parts)
 
     def can_update(self, optimizers: Sequence[int]) -> bool:
-        """Whether an optimizer among these has a gradient to apply, and this step has had a backward pass."""
+        """Whether one of these optimizers has a gradient to apply, and this step has had a backward pass."""
         return bool(self.n_backward) and any(not self._parts[index].is_applied for index in optimizers)
 
     @property
@@ -119,7 +119,7 @@ class DividedStep:
             part.is_averaged = True
 
     def update(self, optimizers: Sequence[int]) -> None:
-        """Update with the optimizers among these that have a gradient. Collective as ``UpdatesOnRequest.update``."""
+        """Update with those ``optimizers`` that have a gradient. Collective as ``UpdatesOnRequest.update``."""
         if not self.is_averaged:
             self.average()
         indices = [index for index in optimizers if not self._parts[index].is_applied]

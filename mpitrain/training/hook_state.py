@@ -34,7 +34,7 @@ class HookState:
         return {_NAMESPACE: Versioned(_VERSION, {"states": text})} if text != "[]" else {}
 
     def load_extra_state(self, state: ExtraState) -> None:
-        """Restore the hooks' state: the n-th state of a class goes to the job's n-th hook of that class. Local.
+        """Restore the hooks' state: the n-th saved state of a class goes to the job's n-th hook of this class. Local.
 
         Raises:
             CheckpointError: The state was not made by ``extra_state``.

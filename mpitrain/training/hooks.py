@@ -44,7 +44,7 @@ class EveryNSteps:
         self._last = step
 
     def reached(self, step: int) -> bool:
-        """Return whether a multiple of N was reached or passed since ``consume`` last returned True."""
+        """Return whether a multiple of N was reached or passed since ``start``, or since ``consume`` returned True."""
         return self._every > 0 and step // self._every > self._last // self._every
 
     def consume(self, step: int) -> bool:
@@ -69,7 +69,7 @@ class Trigger:
         self.restart()
 
     def begin(self, step: int) -> None:
-        """Count from ``step``, and from now."""
+        """Count steps from ``step``, and seconds from now."""
         self._steps.start(step)
         self.restart()
 
@@ -92,8 +92,8 @@ class Trigger:
 class Log(Hook):
     """Reports every N steps the learning rate, and the mean loss and speed of all workers since the last report.
 
-    The first step's time is excluded, because kernels are compiled in it on a machine's first run. If workers exchange
-    results only at some steps, the report waits for the next of these steps. All reports are recorded.
+    The time of the first step is excluded, because the first run on a machine compiles kernels in this step. If workers
+    exchange results only at some steps, the report waits for the next of these steps. All reports are recorded.
 
     Args:
         every: N; 0 for never.
@@ -206,7 +206,7 @@ class Validate(Hook):
 
 
 class Save(Hook):
-    """Writes a checkpoint every N steps, every S seconds, at the end, and if it is the best one.
+    """Writes a checkpoint every N steps, every S seconds, at the end, and of the best step.
 
     Args:
         state: The state that is saved.

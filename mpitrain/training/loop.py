@@ -141,13 +141,13 @@ class Loop:
     def loss(self) -> float:
         """Mean loss of the last step over its examples, as known to this worker; NaN before the first step.
 
-        If parameters live on a GPU, reading it synchronizes with the GPU.
+        If the parameters are on a GPU, reading the loss waits for the GPU.
         """
         return self._strategy.result.loss
 
     @property
     def skipped(self) -> bool:
-        """Whether the last gradient was discarded: not finite (loss, or gradient in float16), or too late."""
+        """Whether the last gradient was discarded: too late, or the loss (or gradient in float16) was not finite."""
         return not self._strategy.result.updated
 
     @property

@@ -31,7 +31,7 @@ from .run_state import RunState
 _log = logging.getLogger(__name__)
 
 REASON = "keep in memory"  # the reason with which a consistent point is requested
-_SHARE = 0.01  # maximum fraction of the training time
+_SHARE = 0.01  # maximum fraction of the training time that saves in memory may take
 _PIECE = 1 << 28  # maximum number of elements in a message
 
 
@@ -131,7 +131,8 @@ def resume_from_memory(
         newer_than: Use only a state of a higher step than this.
 
     Returns:
-        The progress and the extra state, on ranks with vectors; None on all ranks if there is no newer state.
+        None on all ranks if there is no newer state. Otherwise the progress and the extra state, valid on ranks with
+        vectors.
 
     Raises:
         CheckpointError: The newest state is of another model, optimizer or seed; on all ranks.

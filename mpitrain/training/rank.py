@@ -31,8 +31,8 @@ _BEFORE_REPORT_S = 0.5  # delay of an error report for each of up to four lower 
 class Rank:
     """This process as a rank, which this package controls until it exits.
 
-    If a launcher started the rank, construction starts the rank's reaper; if this launcher is ``mpitrain run``, it also
-    registers the rank. Call ``start`` next.
+    If a launcher started the rank and ``forks`` is True, construction starts the rank's reaper. Under ``mpitrain run``,
+    construction registers the rank. Call ``start`` next.
 
     Args:
         forks: Whether this process may become the reaper, and a child process of it the rank.
@@ -84,7 +84,7 @@ class Rank:
             self.status.set_failed(error, is_user_error=True)
             self._end(error)
         if isinstance(error, OtherRankFailed):
-            time.sleep(5)  # the other rank prints its traceback, then ends this one
+            time.sleep(5)  # the other rank prints its traceback, then ends this rank
             sys.exit(1)
         report = report_crash(self._cluster, error)
         self.status.set_failed(error, is_user_error=False, traceback=report)
@@ -124,7 +124,7 @@ class Rank:
         sys.exit(error.exit_status)
 
     def _let_lower_ranks_report(self) -> None:
-        """Wait before an error is reported: if all ranks fail in the same way, the lowest rank ends this one."""
+        """Wait before an error is reported: if all ranks fail in the same way, the lowest rank ends the others."""
         time.sleep(0.0 if self._cluster is None else _BEFORE_REPORT_S * min(self._cluster.rank, 4))
 
 

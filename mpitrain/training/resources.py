@@ -43,7 +43,7 @@ def restart_blas_threads() -> None:
 
 
 def limit_threads_of_torch(threads: int) -> None:
-    """Set the number of torch's threads, if the job has imported it."""
+    """Set the number of torch's threads, if torch was imported."""
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(threads)

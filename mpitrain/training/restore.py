@@ -54,8 +54,8 @@ def restore(
 ) -> Beginning:
     """Fill the vectors with initial values, or from a checkpoint or memory. Collective over all ranks.
 
-    A checkpoint is read once, and its digests are verified while reading. If a checkpoint is damaged on any rank, all
-    ranks skip it and try the previous one.
+    A checkpoint is read once, and its digests are verified while reading. With ``resume_plan.auto``, all ranks skip a
+    checkpoint that is damaged on any rank, and try the previous one.
 
     Args:
         vectors: ``Strategy.initial_vectors``; at least one rank must have them.
@@ -63,7 +63,7 @@ def restore(
         run_dir: See ``kept_run_dir``.
 
     Raises:
-        CheckpointError: All checkpoints are damaged, or the newest intact one does not fit; on every rank.
+        CheckpointError: No checkpoint is intact, or the newest intact one does not match the model; on every rank.
     """
     kept = resume_from_memory(cluster, plan, vectors, shared_vectors, run_dir, newer_than=resume_plan.step)
     if kept is not None:

@@ -76,7 +76,7 @@ class ScriptRank(Rank):
 
     @contextlib.contextmanager
     def errors_end_the_run(self) -> Iterator[None]:
-        """See ``Rank``. The script or notebook itself handles ``SystemExit``, and any error of a single process."""
+        """See ``Rank``. Without a launcher, errors are left to the script or notebook; ``SystemExit`` always."""
         try:
             yield
         except BaseException as error:
@@ -98,7 +98,8 @@ class ScriptRank(Rank):
         """Record that a training of the script begins.
 
         Raises:
-            ConfigError: This training would resume an earlier one of the script, in the directory of ``mpitrain run``.
+            ConfigError: This training would resume an earlier training of the script, in the directory of ``mpitrain
+                run``.
         """
         if config.run.run_dir is None and RUN_DIR_VARIABLE in os.environ:
             if self._used_run_dir:

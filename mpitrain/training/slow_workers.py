@@ -13,8 +13,8 @@ from ..plan.hook import Hook, TrainingLoop
 from ..plan.progress import ConsistentPoint
 
 PERIOD_S = 10.0  # period over which workers are compared
-# Number of first steps. They are not compared, because kernels are compiled; their speed determines the number of steps
-# of the first period.
+# Number of steps at the beginning. They are not compared, because kernels are compiled in them. Their speed determines
+# the number of steps of the first period.
 _FIRST_STEPS = 10
 _TIMES_TYPICAL, _SHARE = 2.0, 0.2  # slow: more than twice the others' median, and by more than a fifth of the period
 _WAIT = span("wait")
@@ -74,5 +74,5 @@ def _describe(worker: int, seconds: Sequence[float], host: str) -> str:
     times = seconds[worker] / max(_typical(seconds), 1e-9)
     return (
         f"worker {worker} on {host} needs {times:.1f} times as long as the others to load a batch and compute its "
-        "loss, and every step waits for it; check what slows it down"
+        "loss, and the other workers wait for it; check what slows it down"
     )

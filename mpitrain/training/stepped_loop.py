@@ -57,7 +57,7 @@ class SteppedLoop(Loop):
     _divided_model: DividedModel  # set if ``_divided`` is set
     _dividing: UpdatesOnRequest  # the strategy; set if ``_divided`` is set
     _n_optimizers = 1
-    # Set if the script must not change parameters, because other ranks or copies use them.
+    # Set if the script must not change parameters, because other ranks share them or the model has copies of them.
     _watched: DividedModel | None = None
     _overlaps: bool | None = None  # whether steps are not divided; None until this is decided in the first step
     _work: WorkItem | None = None  # the work item, until its step is finished
@@ -186,7 +186,7 @@ class SteppedLoop(Loop):
         """Change the parameters by a function; see ``Trainer.change_parameters``.
 
         Args:
-            wait: Waits for the other workers; called if the workers do not exchange their actions in a step.
+            wait: Waits for the other workers; called if steps are not divided.
         """
         if self._divided is None:
             raise JobError("trainer.change_parameters needs --mode sync or local on CPUs, without --accumulate-steps")
@@ -219,7 +219,7 @@ class SteppedLoop(Loop):
         """Return the strategy, for a method of the optimizer that uses the slots. Local.
 
         Raises:
-            JobError: Slots cannot be used now, or not in this mode.
+            JobError: Slots cannot be used now, or in this mode.
         """
         if not isinstance(self._strategy, UpdatesOnRequest):
             raise JobError(
@@ -253,7 +253,8 @@ class SteppedLoop(Loop):
         return part
 
     def backward(self, loss: Any, optimizers: Sequence[int] = (0,)) -> None:
-        """Compute the gradient of a loss, the mean over the micro-batch. Its ranges may be averaged meanwhile.
+        """Compute the gradient of a loss, the mean over the micro-batch. Ranges of the gradient may be averaged
+        meanwhile.
 
         Args:
             optimizers: The indices of the optimizers whose parameters get the gradient.
@@ -347,7 +348,7 @@ class SteppedLoop(Loop):
 
     @property
     def _divided_step(self) -> DividedStep | None:
-        """This step if it is divided, or if this is not decided yet; else None."""
+        """The gradients of this step; None if steps are not, or cannot be, divided."""
         return None if self._overlaps else self._divided
 
     def _decide(self, divide: bool) -> None:

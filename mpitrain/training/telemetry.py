@@ -105,7 +105,7 @@ class Telemetry:
             chief.metrics.listeners.append(chief.logger.log)
 
     def hooks(self) -> list[Hook]:
-        """Return the hooks that record what the options request."""
+        """Return the hooks that write the requested histograms; an empty list except on the chief."""
         if self._chief is None or self._chief.events is None or not self._config.output.histogram_steps:
             return []
         return [Histograms(self._config.output.histogram_steps, self._chief.events)]

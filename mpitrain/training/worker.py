@@ -50,7 +50,7 @@ _WAIT = span("wait")
 
 
 class Worker:
-    """A worker of a run: everything that it needs to train.
+    """The objects that a worker of a run needs to train.
 
     Construction is collective over the workers, and in modes with servers over all ranks.
 
@@ -88,7 +88,7 @@ class Worker:
         self._began, self._first_step, self._compiled_s = time.perf_counter(), self.loop.step, compile_seconds()
 
     def finish_saving(self) -> None:
-        """Wait until the last checkpoint is on disk, or has failed. Collective over the workers."""
+        """Wait until the last checkpoint is on disk, or its save has failed. Collective over the workers."""
         with contextlib.suppress(CheckpointError):  # already reported
             finish_saving(self._checkpoints, self._setup.cluster.training)
 
@@ -189,7 +189,7 @@ class Worker:
 
     @contextlib.contextmanager
     def _errors_of_workers(self) -> Iterator[None]:
-        """Declare that errors in the block are raised by all workers, but not by servers. Local."""
+        """With servers, mark user errors in the block as not raised on all ranks: servers do not raise them. Local."""
         try:
             yield
         except UserError as error:

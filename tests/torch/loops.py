@@ -188,7 +188,7 @@ def restored(tools: Tools, optimizer: torch.optim.Optimizer) -> None:
 
 
 def adversarial(tools: Tools, optimizers: list[torch.optim.Optimizer]) -> None:
-    """Train the first layer as a generator, and the last one as its discriminator."""
+    """Train the first layer as a generator, and the last layer as its discriminator."""
     (generator, activation, discriminator), (of_generator, of_discriminator) = tools.model, optimizers
     schedule, number = ExponentialLR(of_discriminator, 0.8), 0
     criterion = nn.functional.cross_entropy

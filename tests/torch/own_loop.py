@@ -82,7 +82,7 @@ def parse() -> argparse.Namespace:
 
 
 def commit(fault: str, trainer: mpitrain.Trainer, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Act as ``fault`` says in the middle of an epoch, for example raise an exception."""
+    """Cause ``fault`` in the middle of an epoch, for example an exception."""
     if fault == "raise" and trainer.rank == trainer.size - 1:
         raise ArithmeticError("this worker fails")
     if fault == "kill" and trainer.rank == trainer.size - 1 and trainer.first:
@@ -153,7 +153,7 @@ def main() -> None:
     if arguments.fault.endswith("bfloat16"):
         arguments.dtype = "bfloat16"
     rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", 0))
-    torch.manual_seed(rank)  # the chief's values count
+    torch.manual_seed(rank)  # the chief's initial values are used
     model = models.make(arguments.kind, dropout=arguments.dropout)
     model.to(getattr(torch, arguments.dtype))
     examples, labels = models.arrays(arguments.kind)

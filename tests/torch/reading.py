@@ -81,7 +81,7 @@ def main() -> None:
                 (arguments.out / f"waiting-{trainer.rank}").touch()
                 time.sleep(0.2)
             mean = sequences if arguments.source else sequences.mean(1)
-            noisy = mean + 0.01 * np.random.rand()  # the same with any number of processes
+            noisy = mean + 0.01 * np.random.rand()  # the noise does not depend on the number of processes
             trainer.backward(nn.functional.cross_entropy(model(noisy), labels))
             optimizer.step()
             seen.setdefault(f"epoch {epoch}", []).extend(indices.tolist())

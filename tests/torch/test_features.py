@@ -120,7 +120,7 @@ class Stream(IterableDataset[object]):
 def test_a_module_trains_as_in_a_plain_loop(
     make: Callable[[], Job], bucket_bytes: int, directly: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if directly:  # as large linear layers do
+    if directly:  # the path that only large linear layers take otherwise
         monkeypatch.setattr(linear, "LEAST_ELEMENTS", 1)
     ours = assert_same_training(make, bucket_bytes=bucket_bytes)
     assert ours.starts == sorted(ours.starts, reverse=True) and ours.starts[-1] == 0

@@ -171,7 +171,7 @@ def test_a_killed_run_resumes_exactly(openmpi: Mpi, dtype: str, tmp_path: Path) 
 
 
 def bfloat16_loop(n: int, clip_norm: float | None) -> dict[str, np.ndarray]:
-    """Train a module in bfloat16 whose values, and averages of gradients, are float32; return these values."""
+    """Train a module that computes in bfloat16, with parameters and gradients in float32; return the parameters."""
     torch.manual_seed(SEED)
     model = models.make("mlp").bfloat16()
     values = [parameter.detach().float() for parameter in model.parameters()]

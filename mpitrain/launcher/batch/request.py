@@ -54,7 +54,7 @@ class SubmitOptions(OptionGroup):
         "FILE",
         default_text="$MPITRAIN_SITE, ~/.config/mpitrain/site.toml",
     )
-    follow: bool = option(False, "Print the job's log until it ends.", has_negative=False, is_common=True)
+    follow: bool = option(False, "Print the log until the job ends.", has_negative=False, is_common=True)
     dry_run: bool = option(False, "Print the script without submitting it.", has_negative=False, is_common=True)
 
 

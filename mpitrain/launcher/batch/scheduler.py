@@ -68,7 +68,7 @@ def cancel(job: BatchJob, running: bool) -> None:
 def follow(system: BatchSystem, job_id: str, log: Path) -> bool:
     """Print a job's log as it grows until the job has ended; return whether it completed.
 
-    Ctrl-C stops following; the job continues.
+    After Ctrl-C the job continues, and the result is True.
     """
     at, asked_at = 0, 0.0
     state: JobState | None = None  # not known yet

@@ -1,4 +1,4 @@
-"""Render batch scripts from batch jobs. Pure functions: they do not access the machine."""
+"""Render batch scripts from batch jobs; nothing is written or submitted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Script:
 
     Attributes:
         text: The complete script.
-        words: Arguments for the submit command that the script's lines cannot express.
+        words: Arguments for the submit command, which no line of the script can express.
     """
 
     text: str

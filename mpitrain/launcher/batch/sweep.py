@@ -26,7 +26,8 @@ def combinations(sweeps: Sequence[str], options: Sequence[click.Option]) -> list
         options: The flags that can be swept: the run's and the job's.
 
     Raises:
-        ConfigError: A sweep has no values, its flag is not in ``options``, does not accept a value, or is given twice.
+        ConfigError: A sweep has no values, an empty value or duplicate values; or its flag cannot be swept, does not
+            accept a value, or is given twice.
     """
     known = {str(option.name): option for option in options}
     axes: dict[str, list[Point]] = {}

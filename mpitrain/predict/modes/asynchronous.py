@@ -10,7 +10,7 @@ from ..scenario import Scenario
 from ..timeline import Timeline
 from .ps import Events, ParameterServers
 
-_FACTORS = 64  # factors of step times, which a worker repeats
+_FACTORS = 64  # number of factors of step times, which a worker uses again and again
 
 
 def simulate(scenario: Scenario, times: RankTimes, steps: int, random: np.random.Generator, run: Timeline) -> None:
@@ -61,7 +61,7 @@ def _work(servers: ParameterServers, worker: int, factors: Array, progress: _Pro
     yield from servers.read(worker)
     began, version = env.now, servers.version
     while True:
-        # The parameters are read while the gradient is computed and sent.
+        # Prefetched parameters are read while the gradient is computed and sent.
         prefetched, next_version = env.process(servers.read(worker)) if prefetches else None, servers.version
         factor = factors[progress.counts[worker] % len(factors)]
         yield env.timeout(times.load_s + times.loop_s + (times.forward_s + times.backward_s) * factor)

@@ -10,7 +10,7 @@ from ..scenario import Scenario
 from ..timeline import Timeline
 from .ps import Events, ParameterServers
 
-_FACTORS = 64  # factors of step times, which a worker repeats
+_FACTORS = 64  # number of factors of step times, which a worker uses again and again
 
 
 def simulate(scenario: Scenario, times: RankTimes, steps: int, random: np.random.Generator, run: Timeline) -> None:
@@ -32,7 +32,7 @@ class _Step:
         self._admitted = self._arrived = 0
 
     def admit(self, step: int) -> bool:
-        """Return whether a gradient has a place in its step, which is then taken."""
+        """Return whether a gradient has a place in its step; if so, take this place."""
         if step != self._servers.version or self._admitted == self._needed:
             return False
         self._admitted += 1

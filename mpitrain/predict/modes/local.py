@@ -38,7 +38,7 @@ def simulate(scenario: Scenario, times: RankTimes, steps: int, random: np.random
 
 
 def _average(scenario: Scenario, times: RankTimes, senders: Senders, ends: Array) -> float:
-    """Return the time at which all workers have the average, which they begin at ``ends``, shape (workers,)."""
+    """Return the time at which all workers have the average; worker i is ready at ``ends[i]``, shape (workers,)."""
     nodes, ranks, link = scenario.n_nodes, min(scenario.ranks_per_node), scenario.between
     others = (nodes - 1) / nodes
     now = float(ends.max())

@@ -2,8 +2,8 @@
 
 It also prevents PyTorch from aborting a program that uses gloo while the interpreter shuts down.
 
-Uses the standard library only, since the program may use another interpreter. Afterwards the import path and PYTHONPATH
-are as the user has set them, and the user's own module of this name is imported, if there is one.
+This module uses the standard library only, because the program may use another interpreter. Afterwards the import path
+and PYTHONPATH are as the user has set them, and the user's own module of this name is imported, if there is one.
 """
 
 from __future__ import annotations

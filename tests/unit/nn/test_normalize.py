@@ -102,7 +102,7 @@ def test_the_error_does_not_grow_with_the_mean(parts, dtype):
 
 def batch_norm_of_80_bits(x, dy, eps=1e-5):
     x, dy = (array.reshape(-1, array.shape[-1]).astype(np.longdouble) for array in (x, dy))
-    centered = x - x[0]  # exact; otherwise 80 bits would not be enough
+    centered = x - x[0]  # small numbers: for x, 80 bits would not be enough
     centered -= centered.mean(axis=0)
     inverse = 1 / np.sqrt((centered**2).mean(axis=0) + np.longdouble(eps))
     y = centered * inverse

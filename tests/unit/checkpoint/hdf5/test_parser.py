@@ -18,7 +18,7 @@ from mpitrain.checkpoint.state import root_attributes
 @pytest.mark.parametrize("count", [1, 9, 3000])
 @pytest.mark.parametrize("compression", ["none", "gzip"])
 def test_the_parser_and_the_library_agree(tmp_path: Path, count: int, compression: str) -> None:
-    """This includes names and attributes in trees and heaps of several levels."""
+    """Many names and attributes are in trees and heaps of several levels."""
     path = tmp_path / "a.h5"
     numbers = (np.float64, np.float32, np.float16, np.int64, np.int8, np.uint16, np.bool_)
     arrays = {f"params/layer{i}.ä": np.full((i % 5, 3), i % 100).astype(numbers[i % 7]) for i in range(count)}

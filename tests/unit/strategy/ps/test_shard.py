@@ -49,7 +49,7 @@ def test_a_stale_gradient_moves_the_parameters_by_a_part(kind: Any) -> None:
     np.testing.assert_allclose(moved, expected, rtol=1e-12)
     whole, further = shard_of(kind(0.4))
     whole.apply(gradient(), Push(version=0))
-    assert np.abs(further - expected).max() > 1e-3, "without the option it moves them by the whole"
+    assert np.abs(further - expected).max() > 1e-3, "a gradient that is not scaled has the whole effect"
 
 
 def test_a_version_is_counted_for_every_update_and_every_step_left_out() -> None:
