@@ -20,9 +20,10 @@ fi
 
 status=0
 check() { # NAME COMMAND...: run a check with its output in a file, and print its exit status
-  "${@:2}" >"$results/$1.txt" 2>&1 || status=1
-  echo "$1: status $?"
-  return $status
+  local code=0
+  "${@:2}" >"$results/$1.txt" 2>&1 || code=$? status=1
+  echo "$1: status $code"
+  return $code
 }
 sanitizer() { # TOOL JOB
   compute-sanitizer --tool "$1" --target-processes all --error-exitcode 9 python3 -m mpitrain train "$2" \

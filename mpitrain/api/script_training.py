@@ -162,6 +162,6 @@ def check_positive(method: str, count: Any) -> None:
     Raises:
         JobError: It is not an integer, or less than 1.
     """
-    if not isinstance(count, int) or count < 1:
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         unit = "epochs" if method == "epochs" else "steps"
         raise JobError(f"trainer.{method} got {count!r}: must be a number of {unit}, at least 1")

@@ -19,7 +19,7 @@ def check_count(name: str, value: Any, minimum: int) -> None:
     Raises:
         JobError: It is not an integer, or less than ``minimum``.
     """
-    if not isinstance(value, int) or value < minimum:
+    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
         raise JobError(f"trainer.loader got {name}={value!r}: must be an integer, at least {minimum}")
 
 

@@ -202,7 +202,8 @@ class Trainer(ScriptTraining):
         """Return the loader of training examples, in place of ``DataLoader`` and ``DistributedSampler``.
 
         Iterating yields this worker's batches of one epoch, on the model's device; each example of an epoch is in the
-        batch of one worker. Call ``loader`` once.
+        batch of one worker. If the examples do not fill an epoch's last step, the step continues with the first
+        examples of the next epoch. Call ``loader`` once.
 
         Args:
             dataset: A ``torch.utils.data.Dataset``, any object with ``__len__`` and ``__getitem__``, or a split of

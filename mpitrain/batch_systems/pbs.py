@@ -94,5 +94,5 @@ def _mail_events(when: str | None) -> str:
 
 def _name(name: str) -> str:
     """Return a valid PBS job name: no blanks, a letter first, at most 230 characters."""
-    text = re.sub(r"[^A-Za-z0-9_.-]+", "_", name)[:230]
-    return text if text[:1].isalpha() else f"j{text}"
+    text = re.sub(r"[^A-Za-z0-9_.-]+", "_", name)
+    return (text if text[:1].isalpha() else f"j{text}")[:230]

@@ -29,7 +29,9 @@ _OPTIONS = [
         metavar="N",
         help="Restart without lost hosts, with at least N ranks.",
     ),
-    click.Option(["max_restarts", "--reset-limit"], type=click.IntRange(min=0), metavar="N", help="Most restarts."),
+    click.Option(
+        ["max_restarts", "--reset-limit"], type=click.IntRange(min=0), metavar="N", help="Maximum number of restarts."
+    ),
     click.Option(
         ["HOROVOD_FUSION_THRESHOLD", "--fusion-threshold-mb"],
         type=_NOT_NEGATIVE,

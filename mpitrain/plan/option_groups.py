@@ -151,7 +151,7 @@ class SavingConfig(OptionGroup):
     save_secs: float = option(0.0, "Save a checkpoint every S seconds; 0: never.", "S", minimum=0)
     keep: int = option(
         0,
-        "Keep the newest N checkpoints, and always a complete checkpoint; 0: keep all.",
+        "Keep the newest N checkpoints, and always the newest undamaged checkpoint; 0: keep all.",
         "N",
         minimum=0,
         is_common=True,

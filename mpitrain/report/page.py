@@ -44,7 +44,7 @@ _NOT_COMPARED = {"run_dir", "resume"}
 _VERSIONS = "versions"  # name of the table in config.toml that has the versions of packages
 
 
-_OUTPUT_HELP = "Output page, or folder with --png.  [default: report.html or plots, inside RUN if there is one]"
+_OUTPUT_HELP = "Output page, or folder with --png.  [default: report.html or plots; inside RUN if RUN is a single run]"
 
 
 @click.command("report", epilog=examples("mpitrain report", "mpitrain report runs -o all.html"))
