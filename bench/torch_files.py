@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import json
-import os
 import re
 import subprocess
 import sys
@@ -146,22 +145,14 @@ def run_file(backend: str, path: Path, ranks: int, cpu: bool, pattern: str) -> d
     )
     sizes = json.loads(listing.stdout.splitlines()[-1])
     sizes = {name: size for name, size in sizes.items() if fnmatch.fnmatch(name, pattern)}
-    launch = torch_suite._launch
-
-    def launch_this(backend: str, size: int, names: list[str], folder: Path) -> subprocess.Popen[bytes]:
-        with mock.patch.object(torch_suite, "__file__", __file__):
-            words = [str(path), "--ranks", str(ranks), *(["--cpu"] if cpu else [])]
-            os.environ["TORCH_FILES_WORDS"] = json.dumps(words)
-            return launch(backend, size, names, folder)
-
     outcomes = {
         name: {"test": name, "outcome": "skipped", "text": f"asks for {size} ranks"}
         for name, size in sizes.items()
         if not 1 <= size <= ranks
     }
-    with mock.patch.object(torch_suite, "_launch", launch_this):
-        for size in sorted({size for size in sizes.values() if 1 <= size <= ranks}):
-            outcomes |= torch_suite.run_suite(backend, size, [name for name in sizes if sizes[name] == size])
+    words = [*program[1:], "--ranks", str(ranks), "--rank", backend]
+    for size in sorted({size for size in sizes.values() if 1 <= size <= ranks}):
+        outcomes |= torch_suite.run_suite(words, size, [name for name in sizes if sizes[name] == size])
     return outcomes
 
 
@@ -193,10 +184,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     parser.add_argument("--list", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--rank", nargs=2, metavar=("BACKEND", "FOLDER"), help=argparse.SUPPRESS)
-    words = sys.argv[1:]
-    if words[:1] == ["--rank"]:
-        words = json.loads(os.environ["TORCH_FILES_WORDS"]) + words
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_args()
     if arguments.rank:
         folder = Path(arguments.rank[1])
         names = json.loads((folder / "tests.json").read_text())
