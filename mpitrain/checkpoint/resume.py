@@ -23,6 +23,7 @@ class ResumePlan(NamedTuple):
         auto: Whether ``resume`` are all checkpoints, newest first, rather than one named by the user.
         step: The step of the first of ``resume``; -1 if there is none.
         finished: Whether training has finished, so that nothing is left to do.
+        lost_step: The last known step of an earlier start that saved no checkpoint; 0 if there is none.
     """
 
     resume: tuple[Path, ...] = ()
@@ -32,6 +33,7 @@ class ResumePlan(NamedTuple):
     auto: bool = False
     step: int = -1
     finished: bool = False
+    lost_step: int = 0
 
 
 def plan_resume(config: RunConfig, checkpoints: Path, layout: Layout) -> ResumePlan:

@@ -150,11 +150,11 @@ class warm_up:
         _check_steps("warm_up", "steps", self.steps)
         object.__setattr__(self, "then", as_schedule(self.then))
 
-    def __call__(self, step: int) -> float:
+    def __call__(self, step: float, step_size: float = 1) -> float:
         assert callable(self.then)
         if step < self.steps:
-            return self.then(0) * (step + 1) / self.steps
-        return self.then(step - self.steps)
+            return _value(self.then, 0, step_size) * min(step + step_size, self.steps) / self.steps
+        return _value(self.then, step - self.steps, step_size)
 
 
 @dataclass(frozen=True)
@@ -171,11 +171,11 @@ class join:
         _check_boundaries("join", self.boundaries, "schedules", len(self.schedules))
         object.__setattr__(self, "schedules", tuple(as_schedule(s) for s in self.schedules))
 
-    def __call__(self, step: int) -> float:
+    def __call__(self, step: float, step_size: float = 1) -> float:
         index = bisect_right(self.boundaries, step)
         current = self.schedules[index]
         assert callable(current)
-        return current(step - self.boundaries[index - 1] if index else step)
+        return _value(current, step - self.boundaries[index - 1] if index else step, step_size)
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,12 @@ class by_epoch:
     def __call__(self, step: int) -> float:
         if math.isnan(self.steps_per_epoch):
             raise JobError("by_epoch has no steps_per_epoch; pass it directly to an optimizer, not to another schedule")
-        return self.schedule(step / self.steps_per_epoch)
+        return _value(self.schedule, step / self.steps_per_epoch, 1 / self.steps_per_epoch)
+
+
+def _value(schedule: Callable[..., float], step: float, step_size: float) -> float:
+    """Return the value of ``schedule``; warm-ups need the size of a step, which is less than 1 if they count epochs."""
+    return schedule(step, step_size) if isinstance(schedule, (warm_up, join)) else schedule(step)
 
 
 def _is_number(value: object) -> bool:

@@ -128,8 +128,10 @@ def _find_run(cluster: Cluster, request: TrainRequest, plan: Plan, ranks: str) -
                 check_installed(config.output.logger)
             files = _find_files(request, config, ranks)
             resume_plan = plan_resume(config, files.checkpoints, plan.layout)
-            finished = resume_plan.auto and bool(resume_plan.resume) and _has_finished_early(files.folder)
-            resume_plan = resume_plan._replace(finished=finished)
+            if resume_plan.auto and resume_plan.resume:
+                resume_plan = resume_plan._replace(finished=_has_finished_early(files.folder))
+            elif resume_plan.auto and (status := heartbeat.read(files.folder)) is not None:
+                resume_plan = resume_plan._replace(lost_step=status.step)
     resume_plan, files.folder = cluster.comm.bcast((resume_plan, files.folder), root=cluster.chief_rank)
     return files, resume_plan
 

@@ -138,6 +138,12 @@ class Worker:
             strategy.start(beginning.progress, beginning.extra_state)
         for why in beginning.skipped:
             _log.info("skipped checkpoint: %s", why)
+        if beginning.resumed is None and setup.resume_plan.lost_step:
+            _log.info(
+                "training starts again at step 1: the last start reached step %s or later, but saved no checkpoint; "
+                "--save-secs and --save-steps save while training",
+                f"{setup.resume_plan.lost_step:,}",
+            )
         return beginning
 
     def _make_model(self, state: TrainingState) -> Model:

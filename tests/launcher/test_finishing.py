@@ -49,6 +49,18 @@ def test_changed_options_are_reported_and_kept(openmpi: Mpi, tmp_path: Path) -> 
     assert sorted(path.name for path in (tmp_path / "history").iterdir()) == ["0001-step-0", "0002-step-20"]
 
 
+def test_steps_that_are_lost_are_reported(openmpi: Mpi, tmp_path: Path) -> None:
+    """A run that died before its first checkpoint starts again at the first step, and says so once."""
+    words = [str(openmpi.python), "-m", "mpitrain", "run", "-n", "2", str(JOBS / "hanging.py"), "--run-dir"]
+    died = run([*words, str(tmp_path), "--kind", "exit", "--at", "400"])
+    assert died.returncode == 1 and " or later" not in died.stdout
+    status = heartbeat.read(tmp_path)
+    assert status is not None and 0 < status.step <= 400
+    again = run([*words, str(tmp_path), "--kind", "none", "--train-steps", "20"])
+    assert again.returncode == 0 and f"step {status.step:,} or later" in again.stdout
+    assert " or later" not in run([*words, str(tmp_path), "--kind", "none", "--train-steps", "30"]).stdout
+
+
 @pytest.mark.parametrize(
     "flags", [(), ("--mode", "async", "--ps", "1", "--ps-placement", "first")], ids=["sync", "async"]
 )

@@ -86,3 +86,24 @@ def test_by_epoch_counts_epochs_once_their_length_is_known() -> None:
     bound = optim.sgd(schedule).for_epochs(2.5)
     assert [bound.rate(step) for step in range(6)] == [0.1, 0.1, 0.1, 0.05, 0.05, 0.025]
     assert optim.sgd(0.1).for_epochs(2.5) == optim.sgd(0.1)
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 3])
+def test_a_warm_up_in_epochs_is_the_same_in_steps(epochs: int) -> None:
+    """Also inside ``join`` and another warm-up, and the peak is never exceeded."""
+    length = 8  # steps per epoch
+    for in_epochs, in_steps in (
+        (optim.warm_up(epochs, 0.3), optim.warm_up(epochs * length, 0.3)),
+        (optim.warm_up(epochs, optim.cosine(0.3, 4)), optim.warm_up(epochs * length, optim.cosine(0.3, 4 * length))),
+        (
+            optim.join([2], [0.1, optim.warm_up(epochs, 0.3)]),
+            optim.join([2 * length], [0.1, optim.warm_up(epochs * length, 0.3)]),
+        ),
+    ):
+        bound = optim.sgd(optim.by_epoch(in_epochs)).for_epochs(length)
+        rates = [bound.rate(step) for step in range(8 * length)]
+        assert rates == pytest.approx([in_steps(step) for step in range(8 * length)], rel=1e-12)
+        assert max(rates) <= 0.3
+    uneven = optim.sgd(optim.by_epoch(optim.warm_up(epochs, 0.3))).for_epochs(7.3)
+    rates = [uneven.rate(step) for step in range(40)]
+    assert rates == sorted(rates) and max(rates) == 0.3
