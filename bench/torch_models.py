@@ -33,7 +33,7 @@ BUCKETS_MB = ("1", "25", "100", "500")
 
 
 def ours(name: str, ranks: int, loop: bool = False, optimizer: str = "") -> tuple[float, float]:
-    """Return examples/s and memory in bytes of all ranks; of a job, or of a ``loop`` with a Trainer (memory is 0)."""
+    """Run a job, or a ``loop`` with a Trainer; return examples/s and the memory of all ranks in bytes (a loop: 0)."""
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder, "run")
         words = [sys.executable, "-m", "mpitrain", "run", "-n", str(ranks)]

@@ -3,7 +3,7 @@
 import signal
 import sys
 
-# Ctrl-C while modules are imported ends the program; as an exception, it might be lost in one of these modules. Shells
+# Ctrl-C ends the program while modules are imported. A KeyboardInterrupt might be lost in one of the modules. Shells
 # make background programs of scripts ignore SIGINT; 'run' handles SIGINT in such programs too, because the signal
 # requests a save.
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler or sys.argv[1:2] == ["run"]:

@@ -63,7 +63,7 @@ class CollectiveFailed(UserError, RuntimeError):
 
 
 class HorovodInternalError(RuntimeError):
-    """An operation of ``mpitrain.horovod`` failed: its ranks disagree, or one of them has ended."""
+    """An operation of ``mpitrain.horovod`` failed, because the ranks disagree or a rank has ended."""
 
 
 class DeviceError(UserError):

@@ -34,9 +34,9 @@ def launch(
     The run continues if this process ends; ``Run(path)`` finds it again.
 
     Args:
-        job: The path of a job file; or a function that returns a ``Job``, such as one defined in a notebook; or a
-            ``Job``, which is copied to every rank with its data. Or the path of any other Python script, or a list: a
-            command, such as ``["python", "train.py"]``.
+        job: The path of a job file, a function that returns a ``Job``, or a ``Job``. The function may be defined in a
+            notebook. A ``Job`` is copied to every rank with its data. Also the path of any other Python script, or a
+            command as a list, such as ``["python", "train.py"]``.
         ranks: Number of ranks; by default as many as ``hosts`` or the allocation have, else 1.
         run_dir: The directory in which the run writes, and from which it resumes; ``runs/JOB-TIME`` by default.
         options: The flags of ``mpitrain run``, such as ``mode="async", ps=1``, and the parameters of the job function,

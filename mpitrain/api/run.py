@@ -41,9 +41,9 @@ class RunStatus:
     """The state of a run.
 
     Attributes:
-        state: ``submitted`` or ``starting``, then ``running``; at the end ``finished``, ``finished early`` (a hook has
-            ended it), ``stopped`` (before its last step; it can be resumed), ``failed`` or ``died``. ``unknown`` if
-            there is no valid record.
+        state: ``submitted`` or ``starting``, then ``running``. At the end ``finished``, ``finished early`` (ended by a
+            hook), ``stopped`` (before the last step, can be resumed), ``failed`` or ``died``. ``unknown`` if there is
+            no valid record.
         step: Number of completed steps, a few seconds old.
         train_steps: Number of all steps; 0 before the run starts.
         reason: Why the run ended early; else empty.
@@ -165,7 +165,7 @@ class Run:
         return status
 
     def stop(self) -> None:
-        """Ask the run to save a checkpoint and end; return immediately. A second call ends it without saving.
+        """Request that the run saves a checkpoint and ends; return immediately. A second call ends it without saving.
 
         Raises:
             LaunchError: The run cannot be stopped from this host.
@@ -224,7 +224,7 @@ class Run:
         """Return whether a run that no process on this host supervises has ended.
 
         A run that Slurm requeues has not ended. On Flux and PBS a requeued run counts as ended, because the new job has
-        another id; on LSF it counts as ended, because the states of LSF's jobs are not queried.
+        another id. On LSF it counts as ended, because the states of jobs are not queried.
         """
         state, recorded = self.status.state, heartbeat.read(self.path)
         job = None if recorded is None else recorded.job

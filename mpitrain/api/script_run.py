@@ -12,7 +12,7 @@ from .collectives import Collectives
 
 
 class ScriptRun(Collectives):
-    """The base class of ``Trainer``: its loader and its optimizers use these attributes."""
+    """The base class of ``Trainer``, with the attributes that the loader and the optimizers of a ``Trainer`` use."""
 
     model: Any
     size: int

@@ -25,13 +25,13 @@ from .run import Run
 def train(job: JobSource, **options: Any) -> Run:
     """Train a job on the ranks of this script, and return the run. Collective over all ranks.
 
-    Start the script with ``mpitrain run``, ``mpirun`` or ``srun``; without one of these it trains on one rank. Flags
+    Start the script with ``mpitrain run``, ``mpirun`` or ``srun``. Without a launcher, it trains on one rank. Flags
     before the script in ``mpitrain run FLAGS script.py`` replace ``options``.
 
     If a signal or a time limit stops the run, it saves, and the script exits with status 75.
 
     Args:
-        job: A ``Job``; or a function that returns one; or the path of a job file.
+        job: A ``Job``, a function that returns a ``Job``, or the path of a job file.
         options: The flags of ``mpitrain train``, such as ``mode="async", ps=1``, and the parameters of the function.
 
     Raises:

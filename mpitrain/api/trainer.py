@@ -57,15 +57,16 @@ class Trainer(ScriptTraining):
                 trainer.backward(loss)
                 trainer.step()
 
-    Construction is collective over all ranks. On ranks of parameter servers it does not return: it serves parameters
-    until the workers have ended, and then exits the process, as TensorFlow's ``server.join()`` did.
+    Construction is collective over all ranks. On ranks of parameter servers the constructor does not return. It serves
+    parameters until the workers have ended, and then exits the process, like TensorFlow's ``server.join()``.
 
     Flags before the script in ``mpitrain run FLAGS script.py`` replace ``mode`` and ``options``.
 
     In ``sync`` and ``local`` on CPUs, without ``accumulate_steps``, the loop may use and change gradients between
-    ``backward`` and ``step``, on all ranks alike: in ``sync`` they are the averages over all workers; see ``overlap``.
-    The first use is collective. ``optimizer.step()`` is the same as ``step()``. Values that the loop, or a scheduler of
-    torch, writes to ``optimizer.param_groups`` apply from the next step on; write the same on all ranks.
+    ``backward`` and ``step``, in the same way on all ranks (see ``overlap``). In ``sync``, these gradients are averages
+    over all workers. The first use is collective. ``optimizer.step()`` is the same as ``step()``. Values that the loop,
+    or a scheduler of torch, writes to ``optimizer.param_groups`` apply from the next step on; write the same on all
+    ranks.
 
     Args:
         model: Used unmodified. All ranks begin with the chief's parameters and buffers.
@@ -80,8 +81,8 @@ class Trainer(ScriptTraining):
             or if the loop calls it.
         scheduler_interval: Whether the Trainer calls the scheduler after each epoch or after each step.
         clip_norm: Maximum Euclidean norm of the averaged gradient.
-        overlap: Whether gradients are averaged and applied during the backward pass, so that the loop cannot use or
-            change them, and calls ``backward`` and ``step`` once for each batch. With None, the first step decides: the
+        overlap: Whether gradients are averaged and applied during the backward pass. The loop then cannot use or change
+            gradients, and calls ``backward`` and ``step`` once for each batch. With None, the first step decides: the
             work overlaps unless this step uses a gradient or calls ``backward`` several times.
         mode: How workers agree on the parameters.
         options: The flags of ``mpitrain train``, such as ``ps=1, run_dir="runs/first", save_secs=600``.
@@ -172,9 +173,9 @@ class Trainer(ScriptTraining):
 
         Args:
             name: The object's name in checkpoints.
-            owner: An object with ``state_dict``, which returns tensors, numbers, strings, and lists, tuples and dicts
-                of these, and ``load_state_dict``: an ``AveragedModel``, a ``GradScaler``, or an object of the script's
-                own class. Or a dict of such values.
+            owner: An object with ``state_dict`` and ``load_state_dict``, such as an ``AveragedModel``, a
+                ``GradScaler``, or an object of the script's own class; or a dict. Values are tensors, numbers, strings,
+                and lists, tuples and dicts of these.
             per_rank: Whether each worker has its own state, which is dropped if the number of workers changes;
                 otherwise all workers get the chief's state.
             keys: The keys of the values of a dict that are saved; None for all. ``register("script", globals(),
@@ -201,7 +202,7 @@ class Trainer(ScriptTraining):
     ) -> TrainLoader:
         """Return the loader of training examples, in place of ``DataLoader`` and ``DistributedSampler``.
 
-        Iterating yields this worker's batches of one epoch, on the model's device; each example of an epoch is in the
+        Iterating yields this worker's batches of one epoch, on the model's device. Each example of an epoch is in the
         batch of one worker. If the examples do not fill an epoch's last step, the step continues with the first
         examples of the next epoch. Call ``loader`` once.
 
@@ -260,7 +261,7 @@ class Trainer(ScriptTraining):
         """Yield the steps to train, from 0, or from the step at which a resumed run has stopped, to ``count - 1``.
 
         This replaces a loader and ``epochs`` in loops that make their own data. At each step the random generators of
-        torch, NumPy and Python are seeded by the run's seed, the rank and the step, so that a resumed run gives the
+        torch, NumPy and Python are seeded by the run's seed, the rank and the step. A resumed run therefore gives the
         same results as an uninterrupted run. Otherwise like ``epochs``.
         """
         with self._rank.errors_end_the_run():
@@ -333,12 +334,13 @@ class Trainer(ScriptTraining):
         """Measure metrics on validation examples, with the model in evaluation mode. Collective over the workers in
         ``sync`` and ``local``, and after training.
 
-        The workers divide the batches of the loader. A metric gets the outputs and labels of all examples, so its
-        value does not depend on the number of workers; the chief has all of them in memory. Call it after ``step``, or
-        after an epoch, unless ``is_stopping``; values that are measured while the run trains are recorded and printed.
+        The workers divide the batches of the loader. A metric gets the outputs and labels of all examples, which the
+        chief has in memory. The value of a metric therefore does not depend on the number of workers. Call it after
+        ``step``, or after an epoch, unless ``is_stopping``; values that are measured while the run trains are recorded
+        and printed.
 
-        In ``local`` the chief's parameters are measured. In modes with servers, where workers are at different places
-        in the loop, each worker measures all examples with its own parameters; the chief's values are recorded.
+        In ``local`` the chief's parameters are measured. In modes with servers, workers are at different places in the
+        loop. Each worker then measures all examples with its own parameters, and the chief's values are recorded.
 
         Args:
             loader: A ``torch.utils.data.DataLoader`` of all examples, the same on all workers, without shuffling. A

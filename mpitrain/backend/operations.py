@@ -1,7 +1,7 @@
 """Operations of a process group, and the queue that performs them in order.
 
 A thread that needs an operation's result performs the operation itself, after all earlier operations. An operation is
-left to the queue's thread only if no thread waits for it yet, and not all other ranks have joined it: handing an
+left to the queue's thread only if no thread waits for it yet, and not all other ranks have joined it. Handing an
 operation over takes longer than a small operation, and without spare cores the queue's thread delays the computation.
 """
 

@@ -1,7 +1,7 @@
 """How a process with process groups ends: other ranks must not wait for it.
 
-``MPI_Finalize`` waits for all ranks. So a rank that ends with an exception ends the others, too; a rank that ends in
-any other way notifies the ranks of its node, which then stop waiting for it.
+``MPI_Finalize`` waits for all ranks. A rank that ends with an exception therefore ends all other ranks. A rank that
+ends in any other way notifies the ranks of its node, which then stop waiting for this rank.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Blocks of tensors that the ranks of a node pass to each other through shared memory.
 
-Each rank has two buffers. An operation passes a tensor block by block. For every block a rank writes its buffer,
-publishes a phase of the node's barrier, waits until all ranks have published it, and reads the others' buffers. Blocks
-alternate between the two buffers, so one wait per block is enough:
+Each rank has two buffers. An operation passes a tensor block by block. For every block a rank writes its buffer and
+publishes a phase of the node's barrier. When all ranks have published the phase, the rank reads the others' buffers.
+Blocks alternate between the two buffers, so one wait per block is enough:
 
     rank writes block k+2 into the buffer of block k
       after it has seen phase k+1 of all ranks,

@@ -133,7 +133,7 @@ class BatchSystem(ABC):
 
     @abstractmethod
     def cancel_command(self, job_id: str, running: bool) -> list[str]:
-        """Return the command that asks the script of a running job to save and end, or that removes a waiting job."""
+        """Return the command that makes the script of a running job save and end, or that removes a waiting job."""
 
     def choose_starter(self, requested: str | None, resources: Resources) -> str:
         """Return the program that starts the ranks.
@@ -168,7 +168,7 @@ class BatchSystem(ABC):
         return ""
 
     def stop_signal(self, batch: Batch) -> str:
-        """Return the signal that asks the program that starts the ranks to save and stop."""
+        """Return the signal for the program that starts the ranks, which then saves and stops."""
         return "TERM"
 
     def log_path(self, batch: Batch, job_id: str) -> Path:
@@ -184,7 +184,7 @@ class BatchSystem(ABC):
         return {}
 
     def end_time(self, environ: Mapping[str, str]) -> float | None:
-        """Return when the job of a process with this environment reaches its time limit; None if it is not known.
+        """Return when the job of a process with this environment reaches its time limit; None if this is not known.
 
         May query the batch system. Needed only if ``sets_end_time``; otherwise the script sets the end.
 

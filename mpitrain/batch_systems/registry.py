@@ -28,7 +28,7 @@ def allocated_ranks(environ: Mapping[str, str]) -> int | None:
 
 
 def allocated_hosts(environ: Mapping[str, str]) -> list[tuple[str, int]]:
-    """Return the hosts of this environment's allocation and their numbers of ranks; empty if they are not known."""
+    """Return the hosts of this environment's allocation and their numbers of ranks; empty if no hosts are known."""
     return next((hosts for system in SYSTEMS.values() if (hosts := system.allocated_hosts(environ))), [])
 
 

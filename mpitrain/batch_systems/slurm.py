@@ -34,8 +34,8 @@ class Slurm(BatchSystem):
     id_variables = ("SLURM_JOB_ID",)
     allocation_variable = "SLURM_JOB_ID"
     starters = ("mpirun", "srun")
-    # With --mpi=pmix, srun cannot start a rank on a node that still has the folder of the job step with the same number
-    # from before the requeue.
+    # With --mpi=pmix, srun cannot start a rank on a node that still has the folder of an earlier job step. Before the
+    # requeue, that step had the same number.
     unreliable_starters = ("srun",)
     sets_end_time = True
     node_check = (
@@ -75,9 +75,9 @@ class Slurm(BatchSystem):
     def command(self, batch: Batch) -> str:
         if batch.starter == "mpirun":
             return f"{shell([batch.python, '-m', 'mpitrain', 'run'])} {RUN_DIR} {shell(batch.arguments)}"
-        # srun ends all ranks 60 s after the first has exited: long enough for the others to finish writing their logs,
-        # and a rank that died does not keep the allocation.
-        # A program's ranks may end at any time; a rank that fails ends the others.
+        # srun ends all ranks 60 s after the first has exited. The other ranks have enough time to finish their logs,
+        # and do not keep the allocation if a rank has died. A program's ranks may end at any time; a rank that fails
+        # ends the others.
         ends = [f"--wait={_STEP_ENDS_S}"] if batch.keeps_checkpoints else ["--wait=0", "--kill-on-bad-exit=1"]
         words = ["srun", f"--mpi={batch.mpi}", *ends]
         rank = [batch.python, "-m", "mpitrain", batch.rank_command]

@@ -1,7 +1,7 @@
 """Named arrays and attributes as an HDF5 file, with the array values written and read outside the HDF5 library.
 
 The library creates only the structure of the file, in memory; it never opens the file itself. A full disk or a damaged
-file therefore cannot cause errors inside the library, no file locks are needed, and values are transferred between
+file therefore cannot cause errors inside the library. No file locks are needed, and values are transferred between
 memory and disk at full speed.
 """
 

@@ -24,8 +24,8 @@ TYPES = ("float64", "float32", "float16", "bfloat16")
 def export(checkpoint: Checkpoint, path: Path, to: str, dtype: str | None = None, averages: bool = False) -> int:
     """Write the parameters, or their moving averages, to ``path``; return the number of arrays.
 
-    For a PyTorch module these are the arrays of its ``state_dict``: shared parameters by each of their names, and all
-    persistent buffers.
+    For a PyTorch module the arrays of its ``state_dict`` are written: shared parameters under each name, and all
+        persistent buffers.
 
     Args:
         checkpoint: The checkpoint to export.

@@ -1,8 +1,8 @@
 """The newest states of a run in files in memory, from which its ranks restart.
 
-A file has a head, the flat vectors, other arrays, and a description of these. There are two files: one holds a complete
-state while the other one is written. A killed process has executed all stores up to some instruction and none after it.
-The flag in the head is therefore reliable, and no digest is needed. Nothing is pickled.
+A file has a head, the flat vectors, other arrays, and a description of these. There are two files: one file holds a
+complete state while the other file is written. A killed process has executed all stores up to some instruction and none
+after it. The flag in the head is therefore reliable, and no digest is needed. Nothing is pickled.
 
     head         identifier, whether the state is complete, step, and the description's place and checksum
     arrays       each begins on a page

@@ -16,7 +16,8 @@ class ResumePlan(NamedTuple):
     """Where a run starts.
 
     Attributes:
-        resume: Checkpoints to resume from, in order; the first undamaged one is used. Empty to start anew.
+        resume: Checkpoints to resume from, in order; the first undamaged one is used. Empty to start from the
+            beginning.
         init_from: The checkpoint from which to load matching parameters, or None.
         notes: Lines for the user.
         saved: Whether ``resume`` are the run's own checkpoints, which need not be saved again.

@@ -11,8 +11,8 @@ each, the nodes agree whether it succeeded on all of them:
 6. *flush*: every node flushes data that closing may have written.
 
 Then the first node writes the manifest, and renames the file. Only phases 3 and 5 are collective in HDF5, and no
-metadata changes between them. An error on one node, such as a full disk or missing permission, therefore occurs where
-no other node waits for it inside the library.
+metadata changes between them. If an error occurs on one node, such as a full disk or a missing permission, no other
+node waits inside the library.
 """
 
 from __future__ import annotations

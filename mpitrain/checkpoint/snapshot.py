@@ -17,7 +17,8 @@ class BestCheckpoint(NamedTuple):
         step: Its step.
         metric: The name of the metric.
         value: Its value.
-        only_best: Whether it is kept only because it is the best, so that the next best checkpoint replaces it.
+        only_best: Whether the checkpoint is kept only because it is the best; the next best checkpoint then replaces
+            it.
     """
 
     step: int

@@ -1,4 +1,4 @@
-"""The structure of a checkpoint: its groups with their attributes, and the shapes, dtypes and storage of its datasets.
+"""The structure of a checkpoint: groups with attributes, and shapes, dtypes and storage of datasets.
 
 The manifest contains the structure as JSON. Older and compressed files have it only in HDF5 form, which ``hdf5``
 parses. The file may come from an untrusted source: types and ranges of numbers are checked here, everything else in

@@ -1,7 +1,7 @@
 """Validates the structure of a checkpoint before any of it is used.
 
-Digests detect damage, not forgery: whoever writes a file can write matching digests. After ``check`` the names, shapes,
-dtypes, byte ranges and attributes of a checkpoint are what this package writes, whoever wrote the file.
+Digests detect damage, not forgery: whoever writes a file can write matching digests. After ``check``, the structure of
+a checkpoint is known to be one that this package writes: names, shapes, dtypes, byte ranges and attributes.
 """
 
 from __future__ import annotations

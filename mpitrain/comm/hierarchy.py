@@ -61,7 +61,7 @@ class Hierarchy:
     def next_phase(self) -> int:
         """Publish the next phase of the node's barrier, and return it. Local.
 
-        This is for exchanges that use the hierarchy one after the other, in the same order on all ranks; a caller that
+        Use this for exchanges that use the hierarchy one after the other, in the same order on all ranks. A caller that
         numbers its own phases must be the only user of the barrier.
         """
         self._phase += 1
@@ -71,8 +71,8 @@ class Hierarchy:
     def count_exchange(self, nbytes: int, bytes_sent: int) -> None:
         """Count an exchange of a vector of ``nbytes``, for which all ranks together have sent ``bytes_sent``. Local.
 
-        Without a codec, a node sends each other node the range of its gradient that the other node owns, and then sends
-        all others its own range of the result.
+        Without a codec, a node first sends to each other node the range of the gradient which that node owns. Then it
+        sends its own range of the result to all other nodes.
         """
         self.internode_bytes += bytes_sent
         self.uncompressed_bytes += 2 * (self.n_nodes - 1) * nbytes
@@ -124,8 +124,8 @@ class Hierarchy:
 def hierarchy_of(cluster: Cluster, nbytes: int, share: bool) -> Hierarchy:
     """Return the workers' hierarchy for about ``nbytes`` of vectors per node. Collective over the workers.
 
-    If a node cannot share memory, or ``share`` is False, every rank counts as a separate node, so that the ranks of a
-    node exchange MPI messages, too.
+    If a node cannot share memory, or ``share`` is False, every rank counts as a separate node. The ranks of a node then
+    exchange MPI messages, too.
     """
     if share:
         problems = cluster.workers.allgather(sharing_problem(cluster.training.node, nbytes))

@@ -1,16 +1,16 @@
 """Sums of gradients over nodes, bucket by bucket, while other buckets are computed.
 
-A rank sums its parts of a bucket over the ranks of its node, in its own row of the node's gradients; ``NodeSums`` then
+A rank sums its parts of a bucket over the ranks of its node, in its own row of the node's gradients. ``NodeSums`` then
 adds the parts of all nodes. There are two ways to divide the work:
 
 - *divided* (``DividedSums``): a reduce-scatter gives each node the sum of a range of the rank's part. The node updates
   the parameters in that range, and an allgather returns them to the other nodes.
 - *replicated* (``CompressedSums``): the sum itself is returned, because a gradient can be compressed with error
-  feedback, and every node updates all parameters. In the first exchange a node sends each other node the range that
-  the other node sums, encoded; in the second exchange it sends all others the sum of its own range, encoded. The
-  error of both encodings is added to the node's next gradient. One vector holds this error, because a node encodes
-  its own range only in the second exchange, and all other ranges only in the first. (Tang, Lian, Yu, Zhang and Liu,
-  DoubleSqueeze, ICML 2019.)
+  feedback, and every node updates all parameters. In the first exchange a node sends to each other node, encoded, the
+  range which that node sums. In the second exchange a node sends the encoded sum of its own range to all other nodes.
+  The error of both encodings is added to the node's next gradient. One vector holds the error of both exchanges: a node
+  encodes its own range only in the second exchange, and all other ranges only in the first. (Tang, Lian, Yu, Zhang and
+  Liu, DoubleSqueeze, ICML 2019.)
 
 Sums are taken in the order of the nodes, so that the result depends neither on the MPI library nor on timing. The
 operations of a communicator must start in the same order on all ranks. Therefore the first exchanges of all buckets use
@@ -39,10 +39,15 @@ NAMESPACE = "compression"  # namespace of the extra state
 class NodeSums:
     """Sums gradients over the nodes. Construction and ``free`` are collective over the workers.
 
-    A step calls ``start`` for each bucket, in their order; then for each bucket ``finish`` and, after the caller's
-    update of the ranges ``owned``, ``share``; then ``complete``; and finally ``end_step``, even if nothing was shared.
-    All methods that are not marked as local are collective over the ranks with the same index on all nodes, which call
-    them in the same order.
+    A step makes these calls, in this order:
+
+    - ``start`` for each bucket;
+    - for each bucket ``finish`` and, after the caller's update of the ranges ``owned``, ``share``;
+    - ``complete``;
+    - ``end_step``, even if nothing was shared.
+
+    Methods that are not marked as local are collective over the ranks with the same index on all nodes. These ranks
+    call the methods in the same order.
 
     Attributes:
         parts: The ranges of each bucket that this rank sums over the ranks of its node, before ``start``.

@@ -1,8 +1,8 @@
 """A split barrier for the ranks of a node, on counters in shared memory; takes less than a microsecond.
 
-A rank publishes its phase, a number that only grows, after writing the memory that others may then read. Other ranks
-wait until every rank has reached a phase. Between publishing and waiting a rank can do other work. Stores have release
-and loads acquire ordering, so that all earlier writes are visible.
+A rank publishes its phase, a number that only grows, after it has written memory. Other ranks may then read this
+memory. Other ranks wait until every rank has reached a phase. Between publishing and waiting a rank can do other work.
+Stores have release and loads acquire ordering, so that all earlier writes are visible.
 """
 
 from __future__ import annotations

@@ -5,12 +5,12 @@ Vogels, Karimireddy and Jaggi, PowerSGD: practical low-rank gradient compression
 
     P = sum over nodes of M Q, orthogonalized;  Q = sum over nodes of M^T P;  all nodes update with P Q^T
 
-The ranks of a node divide the rows of each matrix. A rank sums its rows of M over the node, computes its rows of P, and
-adds the rows of P of the ranks with the same index on the other nodes. Q depends on all rows of M: each rank of the
+The ranks of a node divide the rows of each matrix. A rank sums its rows of M over the node, and computes its rows of P.
+It then sums these rows over the nodes, with the ranks of the same index. Q depends on all rows of M: each rank of the
 node computes a part, and the ranks divide the sum over parts and nodes. Therefore the computation and the bytes are
-divided, no rank needs the sum of a whole matrix, and the ranks of a node share only the factors, with four barriers.
-If whole matrices were divided among ranks, ranks would be idle when one matrix has most of the elements; ranges, as for
-other codecs, would cut rows.
+divided, and no rank needs the sum of a whole matrix. The ranks of a node share only the factors, with four barriers. If
+whole matrices were assigned to ranks, ranks would be idle when one matrix has most of the elements. The ranges of other
+codecs would cut rows.
 
 Vectors, such as biases, and matrices whose factors are not much smaller are summed unchanged, together with P.
 """
@@ -142,8 +142,8 @@ class PowerSums(NodeSums):
     def _prepare_next(self, is_finite: bool) -> None:
         """Replace columns of Q that would stay zero, or all if a gradient was not finite.
 
-        A zero column of P, which occurs if the gradient has a lower rank, makes the same column of Q zero, and this
-        makes that column of P zero in the next step, too.
+        If the gradient has a lower rank, a column of P is zero. The same column of Q is then zero, too, and so is the
+        column of P in the next step.
         """
         if self._hierarchy.node.rank == 0:
             first = self._first_q()

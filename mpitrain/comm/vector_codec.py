@@ -1,9 +1,10 @@
 """Codecs of ranges of the flat vector, and the checks of a user's codec.
 
-The alignment gaps of a gradient are zero, because no layer writes them. A codec may decode them to other values: to the
-mean magnitude if it sends signs, or to NaN if an element of the same group is NaN. These values would stay in this and
-all later gradients. Therefore gaps are set to zero after decoding, and have no residual. All else that depends on the
-position in the vector belongs here, too, because a ``Codec`` depends on the number of elements alone.
+The alignment gaps of a gradient are zero, because no layer writes them. A codec may decode them to other values: for
+example to the mean magnitude if the codec sends signs, or to NaN if an element of the same group is NaN. These values
+would stay in this and all later gradients. Therefore gaps are set to zero after decoding, and have no residual. All
+else that depends on the position in the vector belongs here, too, because a ``Codec`` depends on the number of elements
+alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The current activity of this process, on a page of memory that another process can read at any time.
 
-The training thread marks its activities with ``enter`` and ``leave``, which only store integers; ``monitor.trace.span``
-calls them. The process that watches a rank maps the same page, and reads from it whether the rank makes progress.
+The training thread marks its activities with ``enter`` and ``leave``, which only store integers. ``monitor.trace.span``
+calls both functions. The process that watches a rank maps the same page, and reads from it whether the rank makes
+progress.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Numba's own cache is not safe here. It is in the folders of the sources, where its files keep an uninstalled package
 importable. In addition, two processes that compile different signatures of a function at the same time can use the same
-file name, so that a third process loads the wrong code. The cache of this module lies in the user's cache directory and
+file name. A third process then loads the wrong code. The cache of this module lies in the user's cache directory and
 has one file per signature.
 """
 

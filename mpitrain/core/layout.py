@@ -1,8 +1,8 @@
 """The layout of a flat vector, and its named views for the layers.
 
-Parameters, gradients and optimizer slots are vectors of one layout: first the trainable parameters, in the order in
-which the model declares them, then the state that is not trained by gradients (the running statistics of BatchNorm).
-Averaging, sharding, checkpoints and comparisons are arithmetic on ranges.
+Parameters, gradients and optimizer slots are vectors of one layout. First come the trainable parameters, in the order
+in which the model declares them. Then comes the state that is not trained by gradients (the running statistics of
+BatchNorm). Averaging, sharding, checkpoints and comparisons are arithmetic on ranges.
 """
 
 from __future__ import annotations

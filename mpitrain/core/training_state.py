@@ -17,8 +17,8 @@ class TrainingState:
 
     Attributes:
         frozen: Shape (number of the layout's entries,), uint8: 1 for an entry that is not trained for now. The model
-            sets it in ``Model.load_params``, before it computes a gradient; the strategy applies it, and ignores the
-            gradient of such an entry. If all workers take the same steps, it is the same on all of them.
+            sets it in ``Model.load_params``, before it computes a gradient. The strategy ignores the gradients of
+            frozen entries. If all workers take the same steps, it is the same on all of them.
         loss_scale: Shape (1,), float64, on the device: factor of the loss's gradient; None for 1. The strategy sets it
             before the model is made, and changes its value on the device.
     """

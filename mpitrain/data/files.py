@@ -80,7 +80,7 @@ class UnchangedFile:
     def index(self, kind: str, make: Callable[[Path], Array]) -> Array:
         """Return an index of the file's contents, which is stored in the user's cache directory.
 
-        If several ranks of a node need an index that does not exist, one makes it, and the others wait.
+        If several ranks of a node need an index that does not exist, one rank makes the index, and the others wait.
 
         Args:
             kind: Name of the index's format.
@@ -100,7 +100,7 @@ class UnchangedFile:
 
 @contextlib.contextmanager
 def _one_at_a_time(path: Path) -> Iterator[None]:
-    """Lock a file, so that at first one process is in the block; the processes that have waited for it enter together.
+    """Lock a file: one process enters the block first; processes that have waited for it then enter together.
 
     Therefore, if the first process fails, the others do not fail one after another. On file systems without locks, no
     process waits.

@@ -74,9 +74,9 @@ def image_folder(
 ) -> DatasetSplit:
     """Return a split of the images below a folder that has a folder for each class, like torchvision's ``ImageFolder``.
 
-    An example is ``(image, label)``: an array of bytes, shape (height, width, channels), and the index of the class in
-    the sorted list of folders, which is the split's ``class_names``. Images are decoded when they are read, with
-    ``--data-workers`` in processes of each rank. Use ``map`` and ``random_map`` to convert and augment them.
+    An example is ``(image, label)``. The image is an array of bytes, shape (height, width, channels). The label is the
+    index of the class in the sorted list of folders, the split's ``class_names``. Images are decoded when they are
+    read, with ``--data-workers`` in processes of each rank. Use ``map`` and ``random_map`` to convert and augment them.
 
     Args:
         folder: The folder.
@@ -96,8 +96,8 @@ def image_folder(
 def decode_image(content: bytes, channels: int = 3, size: tuple[int, int] | None = None) -> Array:
     """Return the pixels of an image file, shape (height, width, channels), uint8.
 
-    If ``size`` is None and ``channels`` is 3, simplejpeg, if it is installed, decodes most JPEG files: to the same
-    pixels as Pillow, in less than half of Pillow's time. Pillow decodes all other files.
+    If ``size`` is None, ``channels`` is 3, and simplejpeg is installed, simplejpeg decodes most JPEG files. The pixels
+    are the same as Pillow's, in less than half of Pillow's time. Pillow decodes all other files.
 
     Args:
         content: The bytes of the file.

@@ -1,8 +1,8 @@
 """The order of examples in each epoch, as a function that needs no memory.
 
 The stream of examples is endless: position p is in epoch p // n, at index p % n of that epoch's order. The order is a
-bijection of [0, n): a Feistel network over the smallest domain 2^(2k) >= n, applied again while its result is not below
-n (cycle walking; Black and Rogaway, Ciphers with arbitrary finite domains, 2002, section 3).
+bijection of [0, n): a Feistel network over the smallest domain 2^(2k) >= n. The network is applied again while its
+result is not below n (cycle walking; Black and Rogaway, Ciphers with arbitrary finite domains, 2002, section 3).
 """
 
 from __future__ import annotations
@@ -113,9 +113,8 @@ def order(start: int, count: int, n: int, seed: int, block: int | None = None) -
     Args:
         n: Number of examples in the data set.
         seed: Determines the order, together with the epoch.
-        block: For files that are read in blocks of this many examples: blocks are permuted, and examples within each
-            group of ``MIXED_BLOCKS`` consecutive blocks, so that few blocks are needed at a time. None permutes all
-            examples.
+        block: Number of examples in a block of the files. Blocks are permuted, and then the examples within each group
+            of ``MIXED_BLOCKS`` consecutive blocks, so that few blocks are needed at a time. None permutes all examples.
     """
     out = np.empty(count, np.int64)
     _order(start, n, n if block is None else block, seed, out)

@@ -129,8 +129,8 @@ class Split:
     def order(self, position: int, count: int, seed: int) -> Array:
         """Return the indices of the examples at [position, position + count) of the endless stream.
 
-        Unless ``ordered`` has changed the order, it is determined by ``seed``, and every example occurs once in each
-        epoch: in each range of ``len(self)`` positions that starts at a multiple of ``len(self)``.
+        Unless ``ordered`` has changed the order, ``seed`` determines it, and every example occurs once in each epoch.
+        An epoch is a range of ``len(self)`` positions that starts at a multiple of ``len(self)``.
 
         Raises:
             DataError: There are fewer examples than ``count``.
@@ -195,9 +195,9 @@ class Split:
         """Return the examples with a random ``function`` applied to each when it is loaded.
 
         Args:
-            function: Takes an example and a generator, which is determined by the seed and the example's position in
-                the run: the results do not depend on the number of ranks and data workers, and are the same after a
-                resume.
+            function: Takes an example and a generator, and returns an example. The seed and the example's position in
+                the run determine the generator. Results therefore do not depend on the number of ranks and data
+                workers, and are the same after a resume.
         """
         return self._one_by_one()._transformed(Transform(function, is_random=True))
 
@@ -216,7 +216,7 @@ class DatasetSplit(Split):
     """Examples of any object with ``__len__`` and ``__getitem__``, loaded one by one.
 
     Before an example is loaded, the random generators of Python, NumPy and torch are seeded with the run's seed and the
-    example's position in the stream, so that random transforms are the same when a run is resumed. If the object has
+    example's position in the stream. Random transforms are therefore the same when a run is resumed. If the object has
     ``__getitems__``, a batch is loaded at once, and the random generators are seeded with the position of its first
     example.
 

@@ -68,7 +68,7 @@ def stream(examples: Stream, length: int) -> StreamSplit:
     itself: ``lambda share, shares: read(files[share::shares])``.
 
     In the default order, other splits guarantee that each example is used once in an epoch, also after a resume; a
-    stream does not. A resumed run skips as many examples as have been used, but these are the same examples only in
+    stream does not. A resumed run skips as many examples as have been used. These are the same examples only in
     ``sync``, with the same number of ranks and without data workers. With data workers, examples that are loaded ahead
     may be lost. A stream is not shuffled, and cannot be used for validation.
 

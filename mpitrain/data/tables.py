@@ -259,10 +259,10 @@ def parquet(
 ) -> Split:
     """Return a split of Parquet files.
 
-    With ``label``, an example is an array of the columns' numbers, and the label is a number. Such a split is loaded
-    once for all ranks of a node if it fits into half of the node's free memory; otherwise it is read in blocks, as with
-    ``hdf5``. Without ``label``, an example is a dict of the row's values, with strings and lists of any length, for
-    ``map``.
+    With ``label``, an example is an array of the columns' numbers, and the label is a number. If the split fits into
+    half of the node's free memory, it is loaded once for all ranks of a node. Otherwise the split is read in blocks, as
+    with ``hdf5``. Without ``label``, an example is a dict of the row's values, with strings and lists of any length,
+    for ``map``.
 
     Args:
         paths: A file, a pattern such as ``part-*.parquet``, or a list of them.

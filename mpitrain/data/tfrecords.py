@@ -80,9 +80,9 @@ def tfrecord(paths: Paths) -> DatasetSplit:
     """Return a split of TFRecord files with ``tf.train.Example`` messages.
 
     An example is a dict from the name of a feature to an array of float32 or int64, bytes, or a list of bytes. Use
-    ``map`` to decode it, for instance with ``data.decode_image`` or ``numpy.frombuffer``. Without ``map``, and if all
-    examples of a batch have the same features of the same lengths, the batch is made as a whole, without single
-    examples. A file is indexed once; the index is stored in the user's cache directory.
+    ``map`` to decode it, for instance with ``data.decode_image`` or ``numpy.frombuffer``. Without ``map``, a batch is
+    made as a whole if all its examples have the same features of the same lengths. A file is indexed once; the index is
+    stored in the user's cache directory.
 
     Args:
         paths: A file, a pattern such as ``train-*.tfrecord``, or a list of them.

@@ -35,7 +35,7 @@ import cudnn
 print(cudnn.backend_version_string())
 """
 _NCCL = "from cupy.cuda import nccl; print(nccl.get_version())"
-# Sends device memory through MPI; an MPI library without CUDA support may crash the process.
+# This program sends device memory through MPI. An MPI library without CUDA support may crash it.
 _CUDA_AWARE = """
 import cupy, numpy
 from mpi4py import MPI
@@ -166,7 +166,7 @@ def _run(code: str) -> tuple[int, str]:
     Returns:
         The exit status, and the last line of standard output, or of standard error if the child failed.
     """
-    # The child must not see the launcher's variables: it runs MPI on its own.
+    # The child must not inherit the launcher's variables, because it runs MPI on its own.
     prefixes = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDI_", "MPI_LOCAL", "SLURM_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
     words = [sys.executable, "-c", code]

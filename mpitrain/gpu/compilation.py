@@ -1,4 +1,4 @@
-"""Compilation of the GPU kernels before training, on one worker per node."""
+"""Compilation of the GPU kernels before training, on one worker per node and GPU architecture."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _QUIET_S = 1.0  # loading all kernels from the cache takes less time than this; 
 
 
 def compile_kernels(cluster: Cluster, devices: Sequence[Device], dtype: np.dtype[Any]) -> None:
-    """Compile the kernels on one worker per node and GPU architecture; the others find them in CuPy's cache on disk.
+    """Compile the kernels on one worker per node and GPU architecture; other workers load them from CuPy's cache.
 
     Collective over the workers.
 

@@ -79,11 +79,12 @@ class Gpu:
 
     Args:
         index: Device index in this process.
-        fraction: Maximum fraction of the GPU's memory for arrays of this process; CUDA, its libraries and memory shared
-            with other processes need additional memory.
+        fraction: Maximum fraction of the GPU's memory for arrays of this process. It does not include the memory of
+            CUDA and its libraries, nor memory that is shared with other processes.
         growth: Whether to allocate memory as needed, not all at startup (``take_memory``); the attribute ``grows``.
-        precision: ``float32``; ``tf32``, to which products round float32 matrices; or ``float16`` or ``bfloat16``, the
-            type of activations, to which products round parameters. Such products are summed in float32.
+        precision: ``float32``, ``tf32``, ``float16`` or ``bfloat16``. With ``tf32``, products round float32 matrices to
+            TF32. With the last two, activations have this type, and products round parameters to it. Products are
+            summed in float32.
         is_soft: Whether to run kernels without a GPU implementation on the CPU.
 
     Raises:

@@ -129,8 +129,8 @@ def check(workers: Sequence[VisibleGpus], config: RunConfig) -> None:
 def assign_gpus(workers: Sequence[VisibleGpus], count: int, fraction: float | None) -> list[list[GpuShare]]:
     """Assign to each worker that sees GPUs ``count`` shares of these, preferring GPUs with the fewest users.
 
-    GPUs are compared by identifier, so it does not matter whether the scheduler shows all GPUs of a node to every
-    worker or each worker its own.
+    GPUs are compared by identifier. The scheduler may show all GPUs of a node to every worker, or only its own GPU to
+    each worker.
 
     Args:
         fraction: Fraction of a GPU's memory for each worker on it; None for an equal share.

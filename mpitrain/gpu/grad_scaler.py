@@ -1,6 +1,6 @@
 """Decides on the device whether a step updates the parameters, and adapts the loss scale of float16.
 
-Small gradients underflow in float16, so the loss's gradient is multiplied by a scale (Micikevicius et al., Mixed
+Small gradients underflow in float16. The loss's gradient is therefore multiplied by a scale (Micikevicius et al., Mixed
 precision training, ICLR 2018, section 3.2). An overflow skips the step and halves the scale; many good steps double it.
 """
 

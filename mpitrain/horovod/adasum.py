@@ -4,9 +4,9 @@ Maleki et al., Scaling Distributed Training with Adaptive Summation (MLSys 2021)
 
     a (1 - a.b / 2 |a|^2) + b (1 - a.b / 2 |b|^2)
 
-More vectors are combined in a binary tree. If a and b stand for m and n ranks, the halves are replaced by m / (m + n)
-and n / (m + n), so that parallel vectors of any number of ranks give their mean. For a power of two ranks, this is
-Adasum.
+More vectors are combined in a binary tree. If a and b are the results of m and n ranks, the factors 1 / 2 are replaced
+by m / (m + n) and n / (m + n). Parallel vectors of any number of ranks then give their mean. For a power of two ranks,
+this is Adasum.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ class Channel:
             return True
         if not self._open:
             return False
-        # This rank cannot see whether ranks on other nodes wait.
+        # This rank does not know whether ranks on other nodes wait.
         return self._staging.is_behind() or (not self.members.on_one_node and perf_counter() > self._not_before)
 
     def _reached(self, polls: int) -> bool:
@@ -338,7 +338,7 @@ class Channel:
     def free(self, until: float) -> bool:
         """Free memory and communicators if all ranks leave in time, and return whether they are freed.
 
-        They are not freed if an operation that has failed may still use them; they then exist until the process ends.
+        If an operation that has failed may still use them, they are not freed before the process ends.
 
         Args:
             until: The latest time to wait, on the clock of ``perf_counter``.

@@ -1,9 +1,9 @@
 """The engine of a rank: its process sets, and the threads that perform their operations.
 
-A thread that waits for an operation performs the cycles itself. Handing them to another thread takes twice as long, and
-on a node without spare cores that thread delays the computation. A background thread performs the cycles that no other
-thread of this rank waits for: cycles that other ranks wait for and, if cores are spare or ranks are on several nodes,
-cycles that overlap with the computation.
+A thread that waits for an operation performs the cycles itself. Handing cycles to another thread takes twice as long,
+and on a node without spare cores that thread delays the computation. A background thread performs the cycles that no
+other thread of this rank waits for. Other ranks may wait for these cycles. If cores are spare or ranks are on several
+nodes, cycles also overlap with the computation.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Notices:
         self._sent: list[MPI.Request] = []
 
     def ask(self) -> None:
-        """Ask the other ranks to take part in the next cycle."""
+        """Request that the other ranks take part in the next cycle."""
         self._send(_ASK, 0)
 
     def leave(self, cycles: int) -> None:

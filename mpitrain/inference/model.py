@@ -60,8 +60,8 @@ def load(
     the checkpoint itself execute no code.
 
     Args:
-        path: A run directory, whose newest checkpoint is loaded; or a checkpoint; or ``RUN/best``, the best checkpoint,
-            which ``--keep-best`` keeps.
+        path: A checkpoint, a run directory (its newest checkpoint is loaded), or ``RUN/best`` (the checkpoint that
+            ``--keep-best`` keeps).
         averages: Load the moving averages of the parameters, which validation uses if the job has them.
         model: The job or model that was trained, if the run directory has no job file that makes it: a PyTorch module,
             which is changed; or a job.
@@ -70,7 +70,7 @@ def load(
         A PyTorch module in evaluation mode, which is ``model`` or made by the job; for layers a ``TrainedModel``.
 
     Raises:
-        CheckpointError: There is no checkpoint, it is damaged, or it does not match the job; or ``model`` is None, and
+        CheckpointError: The checkpoint does not exist, is damaged, or does not match the job. Or ``model`` is None, and
             the run directory has no record of a job file.
         JobError, DataError: The job cannot be made.
     """

@@ -65,16 +65,16 @@ class Trained:
 def restore(path: Path, job: Job | None = None, averages: bool | None = False) -> Trained:
     """Read a checkpoint and make its job.
 
-    The job is made by code that runs in this process: the job file that the run read, or the copy in the run's record
-    if that file has changed.
+    The code that makes the job runs in this process. It is the job file that the run read, or the copy in the run's
+    record if that file has changed.
 
     Args:
-        path: A checkpoint; or a run directory, whose newest checkpoint is used.
+        path: A checkpoint, or a run directory (its newest checkpoint is used).
         job: Used in place of the record.
         averages: Whether to use the moving averages of the parameters; None: if there are any.
 
     Raises:
-        CheckpointError: There is no checkpoint, it is damaged, or it does not match the job; or ``job`` is None, and
+        CheckpointError: The checkpoint does not exist, is damaged, or does not match the job. Or ``job`` is None, and
             the run directory has no record of a job file.
         JobError, DataError: The job cannot be made.
     """

@@ -194,7 +194,7 @@ class Attempt:
         process.send_signal(signal.SIGTERM)
 
     def _kill(self, process: subprocess.Popen[bytes]) -> None:
-        """Kill the launcher and its processes on this host; on other hosts its daemons end the ranks."""
+        """Kill the launcher and its processes on this host; the launcher's daemons end the ranks on other hosts."""
         self._enter(_Phase.ENDING)
         _kill_group(process)
 
@@ -218,7 +218,11 @@ class Attempt:
         self._stopped_reapers = set(stopped)
 
     def _check_progress(self, process: subprocess.Popen[bytes], now: float) -> None:
-        """Report ranks that exited early; end a launcher that outlives its ranks; repeat the request to stop."""
+        """Act on ranks that do not exit as expected.
+
+        Reports ranks that exited early, ends a launcher that continues after its ranks, and repeats the request to
+        stop.
+        """
         statuses = rank_status.read(self._run_dir)
         self._check_reapers(statuses)
         running = sum(not (status.done or status.ended_at) for status in statuses)
@@ -231,7 +235,7 @@ class Attempt:
             self._check_stop(process, running, now)
 
     def _handle_scaling(self, process: subprocess.Popen[bytes]) -> None:
-        """Ask the ranks to save and exit if the run is to continue on other ranks."""
+        """Request that the ranks save and exit if the run is to continue on other ranks."""
         if self._phase is not _Phase.RUNNING:
             return
         request = read_request(self._run_dir)
@@ -266,7 +270,7 @@ class Attempt:
         process.send_signal(signal.SIGUSR1)
 
     def _handle_signals(self, process: subprocess.Popen[bytes]) -> None:
-        """On the first signal, ask the ranks to save and exit, if they are ready; otherwise, end the launcher."""
+        """On the first signal, if the ranks are ready, request that they save and exit; otherwise end the launcher."""
         count = len(self._interrupts.received)  # the handler may append meanwhile
         if count == 1 and self._phase is _Phase.RUNNING and self._all_ranks_ready():
             self._stop(process)

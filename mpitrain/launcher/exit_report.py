@@ -70,8 +70,8 @@ def recorded_exits(statuses: Sequence[RankStatus]) -> list[RankExit]:
     """Return the recorded abnormal rank exits, the likely cause first.
 
     A rank that loses its connection to another rank exits with a status or aborts; ranks that were killed by another
-    signal are therefore sorted first. Ranks killed by the launcher's cleanup die together with the reaper that would
-    record their exit.
+    signal are therefore sorted first. The launcher's cleanup kills ranks together with the reapers that would record
+    their exit.
     """
     bad = [status for status in statuses if status.ended_at and (status.signal or status.status)]
     bad.sort(key=lambda status: (not status.hang, _is_secondary(status.signal, status.status), status.ended_at))

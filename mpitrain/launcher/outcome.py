@@ -163,8 +163,8 @@ def _user_error(evidence: _Evidence) -> Outcome | None:
 def _exception(evidence: _Evidence) -> Outcome | None:
     """A rank has ended with an exception that does not follow from the end of another rank or host.
 
-    Ranks of a program record how they ended. The first record is used even if its exit can be a consequence of another
-    rank's exit: the records are sorted by how likely they are the cause.
+    Ranks of a program record how they ended. The records are sorted by how likely they are the cause. The first record
+    is therefore used, even if this rank's exit may be a consequence of another rank's exit.
     """
     failed, exits = first_error(evidence.statuses), evidence.exits
     if failed is None:

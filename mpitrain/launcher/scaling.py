@@ -49,13 +49,13 @@ class ScaleRequest:
 
 
 def send_request(run_dir: Path, request: ScaleRequest) -> None:
-    """Ask the supervisor of a run to continue it on other ranks, and wait for its answer.
+    """Request that the supervisor of a run continues it on other ranks, and wait for the answer.
 
     The supervisor answers when all ranks have started. A caller that does not wait until then withdraws the request.
 
     Raises:
-        LaunchError: ``mpitrain run`` does not supervise the run, or refuses the request; the run has another request,
-            or ends before the answer; or the directory cannot be written.
+        LaunchError: ``mpitrain run`` does not supervise the run, or it refuses the request. The run has another
+            request, or ends before the answer. Or the directory cannot be written.
     """
     if launcher_of(run_dir) is None:
         raise LaunchError(f"{run_dir} is not the directory of a live run that mpitrain run has started")

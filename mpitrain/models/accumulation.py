@@ -68,7 +68,7 @@ class GradientAccumulation:
         return None
 
     def backward(self, on_ready: OnReady) -> None:
-        """Compute the gradient of the last batch; its parts may become final one after the other."""
+        """Compute the gradient of the last batch. Parts of the gradient may become final one after the other."""
         if not self._has_accumulated:
             self._model.compute_grads(on_ready)
             on_ready(0)

@@ -153,7 +153,7 @@ class HostCopies(Model):
         return HostLoss(self._loss, self._loss_copied)
 
     def _copy_from(self, start: int) -> None:
-        """Start to copy ``grads[start:]``, which is final; PyTorch calls this in a thread of its own."""
+        """Start to copy ``grads[start:]``, which is final. PyTorch calls this method in a thread of its own."""
         with self._gpu.activate():
             self._copy_range(start)
             self._pending.append((start, self._to_host_stream.record()))

@@ -1,8 +1,8 @@
 """Several devices per rank: a replica of the model on each.
 
-The batch is split, every device computes the gradient of its part with a copy of the model, and the gradients are
-summed in the order of the devices. (Krizhevsky, One weird trick for parallelizing convolutional neural networks, 2014,
-section 3.1, within a rank.)
+The batch is split among the devices. Every device computes the gradient of its part with a copy of the model. The
+gradients are summed in the order of the devices. (Krizhevsky, One weird trick for parallelizing convolutional neural
+networks, 2014, section 3.1, within a rank.)
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ RECORDED = frozenset(
 class MetricsFile:
     """Appends measured values; chief only.
 
-    Non-finite values are written as null, because JSON has no NaN. A line that cannot be written, such as on a full
-    disk, is lost; this is logged once until a line can be written again, and the run continues.
+    Non-finite values are written as null, because JSON has no NaN. A line that cannot be written, for example on a full
+    disk, is lost, and the run continues. The first of several lost lines is logged.
 
     Attributes:
         before_s: Seconds of training already recorded in the file; a resumed run continues from there.

@@ -92,7 +92,7 @@ class RankLog:
 
 
 def show_warnings(shown: bool) -> None:
-    """Print each warning of this process as one line, or print no warnings, until a ``RankLog`` captures them."""
+    """Until a ``RankLog`` captures warnings, print each warning of this process as one line, or print none."""
 
     def show(
         message: Warning | str,

@@ -1,8 +1,8 @@
 """The record of a run: its options, job file and versions, and every earlier version of these.
 
 ``config.toml`` holds the options of the last start. ``history`` has a directory for each start that differs from the
-one before: with ``config.toml``, the job file and, if the job file is in a git checkout, the commit and the difference
-to this commit.
+previous start. The directory contains ``config.toml`` and the job file. If the job file is in a git checkout, it also
+contains the commit and the difference to this commit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..plan.option import flag
 PROGRAM = "program"  # the recorded mode if the ranks execute a program
 HISTORY, CONFIG = "history", "config.toml"
 KERNELS = "blas_openblas"  # key in the table of versions; its value is OpenBLAS's version and the name of its kernels
-_UNCOMPARED = {"run_dir", "resume", "time_limit", "job_path"}  # options that say where and until when a run trains
+_UNCOMPARED = {"run_dir", "resume", "time_limit", "job_path"}  # options for the place and the end of a run
 _GIT_S = 10.0  # time limit of one git command
 
 

@@ -1,8 +1,8 @@
 """TensorBoard events in a run directory: scalars and optional histograms.
 
-Events are created by tensorboardX's classes in the training thread. tensorboardX's own writer is not used: it passes
-events to a thread through a queue that blocks forever after that thread has failed on a full disk. Here a background
-thread only flushes the file.
+Events are created by tensorboardX's classes in the training thread. tensorboardX's own writer is not used. It passes
+events to a thread through a queue, which blocks forever if that thread fails on a full disk. Here a background thread
+only flushes the file.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def available() -> bool:
 
 @contextmanager
 def _without_torch() -> Iterator[None]:
-    """Hide torch from imports, unless the job has imported it: tensorboardX would import it, which takes seconds."""
+    """Hide torch from imports, unless the job uses torch, because importing torch in tensorboardX takes seconds."""
     hidden = "torch" not in sys.modules
     if hidden:
         sys.modules["torch"] = None  # type: ignore[assignment]

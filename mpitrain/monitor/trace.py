@@ -4,8 +4,8 @@ Code marks its phases with ``span``, as a decorator or a context manager. Withou
 a microsecond, and only marks the activity that the rank's reaper watches.
 
 Totals cover the whole run. Individual spans are kept only for the last steps, in preallocated arrays. At the end the
-chief gathers the spans, converts their times to its own clock, and writes the Trace Event Format (JSON), which Perfetto
-and chrome://tracing can open.
+chief gathers the spans, and converts their times to its own clock. It writes a file in Trace Event Format (JSON), which
+Perfetto and chrome://tracing can open.
 """
 
 from __future__ import annotations
@@ -294,7 +294,7 @@ def summarize(ranks: Sequence[RankTrace], aligned: dict[int, Spans], waited: dic
 def waited_for(aligned: dict[int, Spans]) -> dict[int, float]:
     """Return the seconds that all ranks together waited for each rank; they wait at the same places of the same steps.
 
-    The other ranks wait for the rank that arrives last at a place, from their arrival until its arrival.
+    Each rank waits from its own arrival at a place until the last rank arrives there.
     """
     arrivals: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
     for rank, spans in aligned.items():

@@ -20,16 +20,16 @@ class Conv2D(Biased):
 
     The windows of a few images at a time are copied to the rows of a matrix, which is multiplied by the weight. On a
     CPU the bias is an additional row of the weight, with a one at the end of every window. Backward copies the windows
-    again, which is cheaper than reading them from memory, unless they are smaller than the outputs.
+    again, unless they are smaller than the outputs. Copying is cheaper than reading the windows from memory.
 
     Args:
         in_channels: Channels of an image.
         filters: Channels of an output.
         kernel: Side of the square window, or (height, width).
         stride: Stride of the window, or (down, right).
-        padding: ``same`` adds zeros such that an output has length ceil(length / stride), an odd zero at the end;
-            ``valid`` adds none; an integer adds that many on each of the four sides.
-        bias: Whether to add a bias.
+        padding: ``same`` adds zeros such that an output has length ceil(length / stride); an odd zero is at the end.
+            ``valid`` adds no zeros. An integer is the number of zeros on each of the four sides. bias: Whether to add a
+            bias.
         weight_init: Initial values of ``weight``, shape (height, width, in_channels, filters).
         name: Overrides the name that the model assigns.
     """

@@ -16,8 +16,8 @@ _UINT64 = 2**64 - 1
 class Dropout(Layer):
     """Sets each element to zero with probability ``rate`` in training, and divides the others by 1 - rate.
 
-    Whether an element is dropped depends only on the seed, the layer's index in the model, the example's position in
-    the stream of examples, and the element. No mask is stored.
+    The mask of an example depends only on the seed, the layer's index in the model, and the example's position in the
+    stream of examples. No mask is stored.
 
     Srivastava et al., Dropout: a simple way to prevent neural networks from overfitting, JMLR 2014.
 

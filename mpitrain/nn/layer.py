@@ -32,8 +32,8 @@ class Context:
     Attributes:
         training: False during validation: Dropout is disabled, BatchNorm uses its running statistics.
         position: Position of the batch's first example in the endless stream of examples. Random numbers depend on
-            seed, layer and position, so an example gets the same Dropout mask on any rank, and a resumed run needs no
-            random state. On a GPU a device array of shape (1,), uint64.
+            seed, layer and position. An example therefore gets the same Dropout mask on any rank, and a resumed run
+            needs no random state. On a GPU a device array of shape (1,), uint64.
         seed: The run's seed.
         weight: Weight of one example in the global batch: 1 / its number of examples.
         sum_over_workers: Sums a small array over all workers, in place. Collective over the workers. None if there is
@@ -50,11 +50,11 @@ class Context:
 class Layer:
     """A differentiable function with named parameters.
 
-    Subclasses override ``build``, ``forward`` and ``backward``. A parameter declared in ``build`` as ``weight`` is then
-    available as ``self.weight``, a view of the parameters, and ``self.weight_grad``, a view of the gradients, which
-    ``backward`` *assigns* (never adds to). For a state (``declare(..., kind="state")``) ``forward`` assigns to
-    ``self.<name>_grad`` the increment of this batch, weighted by ``batch * ctx.weight``; the increments of all workers
-    are summed and added to the state.
+    Subclasses override ``build``, ``forward`` and ``backward``. A parameter declared in ``build`` as ``weight`` is
+    available as ``self.weight``, a view of the parameters. Its gradient is ``self.weight_grad``, a view of the
+    gradients, which ``backward`` *assigns* (never adds to). For a state (``declare(..., kind="state")``) ``forward``
+    assigns to ``self.<name>_grad`` the increment of this batch, weighted by ``batch * ctx.weight``. The increments of
+    all workers are summed and added to the state.
 
     Arrays returned by ``forward`` and ``backward`` may be buffers that the next call overwrites. A layer may overwrite
     the ``dy`` it is given, but not ``x``.
@@ -62,8 +62,8 @@ class Layer:
     A subclass may set ``supports_amp = True``. Then ``x`` and ``dy`` may be 16-bit or of the parameters' type; convert
     them with ``cast_input``, and return arrays created by ``activations``.
 
-    A subclass that takes integers, such as indices, may set ``integer_inputs = True``. As the first layer of a model it
-    gets integer examples in their stored type and without the split's ``scale``; other layers get integer examples
+    A subclass that takes integers, such as indices, may set ``integer_inputs = True``. As the first layer of a model,
+    it gets integer examples in their stored type and without the split's ``scale``. Other layers get integer examples
     converted to the parameters' type.
 
     A subclass whose ``forward`` and ``backward`` enqueue the same GPU work in every training step, except for values in
@@ -78,7 +78,7 @@ class Layer:
         output_shape: Shape of one output example; set for a whole model when it is laid out.
         needs_dx: Set to False by the model if no earlier layer has parameters.
         announces_children: Whether ``backward`` calls ``after_backward(i)``, unless None, as soon as the gradients of
-            child i and all later children are final: they can then be averaged while earlier children still compute.
+            child i and all later children are final. These can then be averaged while earlier children still compute.
         before_forward: Called by ``Sequential.forward`` with i before it uses the parameters of child i, unless None.
     """
 

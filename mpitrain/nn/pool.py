@@ -43,8 +43,8 @@ class MaxPool(_Pool):
         name: Overrides the name that the model assigns.
 
     Attributes:
-        activation: Kind and slope of the ReLU before this layer, which this layer applies to its fewer outputs: the
-            result and the gradients are the same. Set by the container.
+        activation: Kind and slope of the ReLU before this layer. This layer applies the ReLU to its own outputs, which
+            are fewer; the result and the gradients are the same. Set by the container.
     """
 
     supports_amp = True

@@ -37,8 +37,9 @@ class TrustRatio:
     """Scales the step of each parameter by a ratio of norms.
 
     The factor is ``coefficient * |params| / |direction|``; it is 1 if either norm is 0, so that a parameter that is
-    zero can change. The direction includes weight decay. Combined with Adam's rule this is LAMB, before the rule of
-    momentum it is LARS; it can be combined with every other rule: ``rmsprop(1e-3, layer_scaling=TrustRatio())``.
+    zero can change. The direction includes weight decay. Combined with Adam's rule this is LAMB. Applied before the
+    rule of momentum it is LARS. Every other rule can have a trust ratio, too: ``rmsprop(1e-3,
+    layer_scaling=TrustRatio())``.
 
     Attributes:
         coefficient: Factor of all ratios.
@@ -96,9 +97,9 @@ class Optimizer(ABC):
             applies to all of its parameters: ``adam(1e-3, groups={"head.*": {"weight_decay": 0.1}})``.
         layer_scaling: Scales the step of each parameter that matches ``decay_names`` by a ratio of norms, or None.
         slots: Names of the vectors that the rule keeps in addition to the parameters; any number, initially zero.
-        changes_at_rate_zero: Whether ``update`` may change parameters also at a learning rate of 0; it is then not
-            called for parameters whose ``rate_factor`` is 0.
-        part: Minimum number of elements for a call of ``update``, if there are that many, because a call is slow.
+        changes_at_rate_zero: Whether ``update`` may change parameters also at a learning rate of 0. It is then not
+            called for parameters whose ``rate_factor`` is 0. part: Minimum number of elements for a call of ``update``,
+            if there are that many, because a call is slow.
         trust_ratio: The ratio that scales the steps, or None; a subclass may override it.
 
     Raises:
@@ -168,8 +169,8 @@ class Optimizer(ABC):
         """Change ``params`` and the slots in place: the rule's definition.
 
         The arrays are any part of the flat vectors. An element may depend only on the same element of the other arrays,
-        because ranks split the vectors. Arrays are NumPy's or, on a GPU, CuPy's: use operators and NumPy's element-wise
-        functions, such as ``np.sign``, and do not read values, for which a GPU would have to wait.
+        because ranks split the vectors. Arrays are NumPy's or, on a GPU, CuPy's. Use operators and NumPy's element-wise
+        functions, such as ``np.sign``. Do not read values, because the host would wait for the GPU.
 
         Args:
             params: Shape (n,), float32 or float64, already decayed by ``weight_decay``.

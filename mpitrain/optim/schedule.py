@@ -220,5 +220,6 @@ def _check_boundaries(where: str, boundaries: Sequence[int], what: str, count: i
         raise JobError(f"{where}: boundaries are {list(boundaries)}, must be strictly increasing")
     if count != len(boundaries) + 1:
         raise JobError(
-            f"{where}: got {count} {what} for {len(boundaries)} boundaries, must be {len(boundaries) + 1} {what}"
+            f"{where}: got {count} {what} for {len(boundaries)} boundaries; the number of {what} must be "
+            f"{len(boundaries) + 1}, one more than the number of boundaries"
         )

@@ -105,7 +105,7 @@ class Updater:
         self._apply(of_range, self._gradient(rows, order, origin), rate_scale, step)
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
-        """Update with this optimizer from now on; its slots and its ``needs_sums`` are the same."""
+        """Use this optimizer from now on. Its slots and ``needs_sums`` must be those of the previous optimizer."""
         assert optimizer.slots == self.optimizer.slots and optimizer.needs_sums == self.needs_sums
         self.optimizer = optimizer
         self._ranges.clear()
@@ -133,7 +133,7 @@ class Updater:
         return sums.reshape(-1, 2)[:, 1].sum() if self.optimizer.layerwise else sums[0]
 
     def prepare(self, lo: int, hi: int, rows: Array, out: Array, step: int, *, order: Array | None = None) -> Array:
-        """Run the first half of an update: write the gradient (LAMB: the direction) to out[lo:hi]; return its sums.
+        """Run the first half of an update: write the gradient (LAMB: the direction) to out[lo:hi], and return its sums.
 
         Args:
             out: Shape (size or more,): memory of which only this caller uses [lo, hi). It may be a row of
@@ -141,9 +141,9 @@ class Updater:
             order: As for ``update``.
 
         Returns:
-            Squared norms over [lo, hi), float64, to be added over ranges that cover the whole vector. The shape is (1,)
-            for the gradient; for a layerwise optimizer it is (2 * number of the layout's entries,), for each entry of
-            the parameters and of ``out``.
+            Squared norms over [lo, hi), float64, to be added over ranges that cover the whole vector. For a layerwise
+            optimizer, the shape is (2 * number of the layout's entries,): one norm for each entry of the parameters and
+            of ``out``. Otherwise it is (1,), for the gradient.
         """
         of_range = self._range_of(lo, hi)
         gradient = self._gradient(rows, order)

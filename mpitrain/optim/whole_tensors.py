@@ -16,7 +16,7 @@ class WholeTensorOptimizer(Optimizer):
     """Base class of optimizers that update whole tensors, with state of any shape, which is not in slots.
 
     ``strategy.tensor_updates`` divides the tensors among the ranks. Each rank calls ``update_tensors`` with its own
-    tensors; then ``Updater`` does the rest, such as moving averages.
+    tensors. ``Updater`` then does the rest, such as moving averages.
     """
 
     part = 1 << 20

@@ -121,9 +121,13 @@ class Hook:
     def at_consistent_point(self, loop: TrainingLoop, point: ConsistentPoint) -> None:
         """Called on all workers while none computes and the trained model is complete; may communicate in every mode.
 
-        In ``sync`` after every step; in ``local`` after each averaging; in ``async``, ``ssp`` and ``backup`` whenever
-        the workers pause: to validate, to save, or because a hook has called ``request_pause``; in every mode at the
-        end of training (``point.last``).
+        Called at these points:
+
+        - in ``sync`` after every step;
+        - in ``local`` after each averaging;
+        - in ``async``, ``ssp`` and ``backup`` whenever the workers pause, to validate, to save, or because a hook has
+          called ``request_pause``;
+        - in every mode at the end of training (``point.last``).
         """
 
     def end(self, loop: TrainingLoop) -> None:

@@ -1,6 +1,6 @@
 """The consistency modes: how workers agree on the parameters.
 
-To add a mode, write its strategy (``strategy.base.Strategy``), and add it to ``MODES`` with its properties. The
+To add a mode, write a strategy (``strategy.base.Strategy``), and add the mode with its properties to ``MODES``. The
 metadata of an option says which property makes it valid (``OptionInfo.modes``).
 """
 

@@ -34,10 +34,12 @@ def assign_servers(
 ) -> list[Placement]:
     """Distribute the variables over the servers; every element is on exactly one server.
 
-    ``round_robin`` assigns variables in the order of the vector; ``greedy`` assigns the largest remaining variable to
-    the server with the fewest bytes (longest processing time first, Graham 1969); ``partitioned`` splits every variable
-    into a range for each server, a small variable into fewer ranges. A pinned variable is placed unsplit on its server;
-    ``greedy`` counts its bytes.
+    - ``round_robin`` assigns variables in the order of the vector.
+    - ``greedy`` assigns the largest remaining variable to the server with the fewest bytes (longest processing time
+      first, Graham 1969).
+    - ``partitioned`` splits every variable into a range for each server, a small variable into fewer ranges.
+
+    A pinned variable is placed unsplit on its server; ``greedy`` counts its bytes.
 
     Args:
         itemsize: Bytes of an element.

@@ -88,7 +88,7 @@ class ProgramRequest:
 
     @property
     def source(self) -> Path:
-        """The file of the program if it is a script, else its name, which may not exist as a file."""
+        """The file of the program if it is a script, else the name of the program, which may not exist as a file."""
         scripts = [word for word in self.argv[:2] if word.endswith(".py")]
         return Path(scripts[0] if scripts else self.name)
 

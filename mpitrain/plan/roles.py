@@ -24,8 +24,8 @@ def server_ranks(
         node_of: For each rank, a number that is the same on all ranks of its node.
         host_of: For each rank, its host's name.
         servers: Number of servers; less than the number of ranks.
-        placement: ``spread`` assigns one server per node, round-robin; ``pack`` fills the node with the most ranks,
-            then the next; ``first`` takes the lowest ranks. Within a node the lowest ranks become servers.
+        placement: ``spread`` assigns one server per node, round-robin. ``pack`` fills the node with the most ranks,
+            then the next node. ``first`` selects the lowest ranks. Within a node the lowest ranks become servers.
         hosts: Use only ranks on these hosts, round-robin in this order; overrides ``placement``.
 
     Raises:

@@ -30,8 +30,8 @@ class Candidate:
         options: The options of the run in which the configuration differs from the user's.
         scenario: The scenario of the prediction.
         prediction: Its predicted speed.
-        worth: Progress of an example relative to an example of the user's configuration, by the noise scale; 1 if the
-            number of examples per step is the same.
+        worth: Progress per example, relative to the user's configuration, by the noise scale. It is 1 if the number of
+            examples per step is the same.
     """
 
     options: Mapping[str, Any]

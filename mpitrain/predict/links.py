@@ -13,8 +13,8 @@ from .measurements import LinkTimes
 class Senders:
     """The outgoing links of all nodes. Each sends one transfer after the other.
 
-    A link with bursts is a token bucket: after a long enough pause, ``burst_bytes`` are sent as fast as processors move
-    them, and all other bytes at the link's rate.
+    A link with bursts is a token bucket. After a long enough pause, ``burst_bytes`` are sent as fast as processors move
+    them. All other bytes are sent at the link's rate.
 
     Args:
         count: Number of nodes.

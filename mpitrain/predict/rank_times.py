@@ -14,7 +14,7 @@ from .measurements import CodecTimes, Probe
 from .scenario import Scenario
 
 # Processor time of an MPI transfer relative to plain TCP: the value without a measurement, and the maximum of a
-# measured value; a longer measured time is due to the link.
+# measured value. A longer measured time is due to the link.
 _TYPICAL, _MOST = 4.0, 6.0
 _LEAST_NBYTES = 16 << 20  # as in ``comm.background_sums``
 _NOTICE_S = 100e-6  # time until a server that polls notices a request
@@ -89,7 +89,7 @@ class RankTimes:
     def from_others_s(self, ranks: int) -> float:
         """Return the additional seconds of a vector's update that is divided among this number of a node's ranks.
 
-        A rank reads the others' gradients in its part, and later the parameters in the parts of all others.
+        A rank reads the other ranks' gradients in its own part, and later the parameters in the other ranks' parts.
         """
         return 2 * self.handover_s * (ranks - 1) / ranks
 
@@ -156,7 +156,7 @@ class RankTimes:
     def buckets(self) -> list[BucketTimes]:
         """Return the buckets in which ``sync`` averages gradients, in the order in which they are ready.
 
-        MPI moves data only inside of calls, which backward makes after each layer: a large message is announced in the
+        MPI moves data only inside of calls, which backward makes after each layer. A large message is announced in the
         first call, accepted by its receiver in the second, and sent in the third. For large vectors, a thread makes the
         calls.
         """

@@ -209,8 +209,8 @@ class RankModel:
     def noise(self, count: int) -> Noise:
         """Return the gradient noise scale of this rank's parameters, from several batches of ``count`` examples. Local.
 
-        The expected squared norm of a mean of B gradients is the squared norm of the gradient plus the trace of the
-        gradients' covariance over B (McCandlish et al. 2018, appendix A.1); the norms for two values of B determine
+        The expected squared norm of a mean of B gradients is ``|G|^2 + trace(S) / B``, with the true gradient G and the
+        covariance S of the gradients (McCandlish et al. 2018, appendix A.1). The norms for two values of B determine
         both terms.
         """
         total, of_batches = np.zeros(self.plan.layout.size), list[float]()

@@ -2,9 +2,10 @@
 
 The first rank of a host forks the server before it becomes a reaper, when its modules are imported and MPI has not
 started. The server has its own session, so that it survives the launcher. After a failure the launcher starts this file
-as a script, the *client*, in place of Python with all modules: the client sends its arguments, environment, working
-directory, file descriptors and processors to the server, which forks a process that continues as if the launcher had
-started it. The client passes signals on to that process, and ends in the same way.
+as a script, the *client*, in place of Python with all modules. The client sends its process state to the server:
+arguments, environment, working directory, file descriptors and processors. The server forks a process with this state,
+which continues as if the launcher had started it. The client passes signals on to that process, and ends in the same
+way.
 
     launcher ── client ─ ─ socket ─ ─ server
                   │ signals             │ forks
@@ -84,7 +85,7 @@ def start_server(run_dir: str, is_restart: bool, run: Callable[[list[str]], obje
 
 
 def stop_server(run_dir: str, wait: bool = True) -> None:
-    """Let the server of a run on this host end, if there is one, once the processes that it has forked have ended.
+    """Request that a run's server on this host, if any, ends after the processes that it has forked.
 
     Args:
         wait: Whether to wait for the end of the server, at most 5 s.

@@ -1,9 +1,10 @@
 """A process on every other host of a run: answers the supervisor's heartbeats, and ends the ranks if no heartbeats
 arrive.
 
-The supervisor starts it with the remote agent, as a script that needs only Python's standard library. It prints the UDP
-port at which it answers. With the arguments ``end RUN_DIR SECONDS`` the script only ends the ranks of a run, and
-removes files that MPI libraries left in shared memory and the temporary directory of the host in the last SECONDS.
+The supervisor starts it with the remote agent, as a script that needs only Python's standard library. The script prints
+the UDP port at which it answers. With the arguments ``end RUN_DIR SECONDS`` it only ends the ranks of a run, and
+removes files of MPI libraries. It removes files in the host's shared memory and temporary directory that were written
+in the last SECONDS.
 
 Heartbeats are datagrams: a TCP connection retries less and less often, and would notice late that the link has
 returned.
@@ -25,8 +26,8 @@ from collections.abc import Iterator
 
 _POLL_S = 0.5
 _ENDING_S = 5.0
-# Names of Open MPI, MPICH, Intel MPI and UCX in /dev/shm, and of the session directories of Open MPI's launcher and
-# daemons, with their pid: a later daemon with the same pid does not start if it finds such a directory.
+# Names of files of Open MPI, MPICH, Intel MPI and UCX in /dev/shm, and of the session directories of Open MPI's
+# launcher and daemons, which contain the pid. A later daemon with the same pid does not start if this directory exists.
 _SHM = "/dev/shm"
 _SEGMENT = re.compile(r"(sm_segment|vader_segment|osc_sm|osc_rdma|osc_ucx|mpich_shm|Intel_MPI|ucx_shm)[\w.:-]*")
 _SESSION = re.compile(r"(?:ompi|prted)\.(\d+)")
@@ -96,8 +97,8 @@ def signal_ranks(run_dir: str, number: signal.Signals) -> None:
 def remove_leftovers(run_dir: str, within_s: float) -> None:
     """Remove leftover files of the MPI libraries of killed ranks on this host: shared memory, and Open MPI's sessions.
 
-    A file is removed if it belongs to this user, has the name of such a file, and is not used: no process has mapped
-    the memory, and the process of the session has ended.
+    A file is removed if it belongs to this user, has the name of a leftover file, and is not used. Shared memory is not
+    used if no process has mapped it; a session is not used if its process has ended.
 
     Args:
         within_s: Only files that were written within this many seconds.

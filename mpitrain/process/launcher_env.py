@@ -12,11 +12,11 @@ ATTEMPT = "MPITRAIN_ATTEMPT"  # identifier of this attempt
 NETWORK = "MPITRAIN_NETWORK"  # the value of --network
 KEEPS_STATE = "MPITRAIN_KEEPS_STATE"  # set if the newest state is kept in memory
 # Variables of a restart.
-FAILED_AT = "MPITRAIN_FAILED_AT"  # when training was interrupted, in seconds since the epoch
-FAILED_STEP = "MPITRAIN_FAILED_STEP"  # number of steps that were completed then
-RESTARTS_SINCE = "MPITRAIN_RESTARTS_SINCE"  # number of restarts since then
+FAILED_AT = "MPITRAIN_FAILED_AT"  # time of the interruption, in seconds since the epoch
+FAILED_STEP = "MPITRAIN_FAILED_STEP"  # number of completed steps at the interruption
+RESTARTS_SINCE = "MPITRAIN_RESTARTS_SINCE"  # number of restarts since the interruption
 
-# The rank number, set by Open MPI's launcher; by MPICH's, Intel MPI's and srun with PMI; by launchers with PMIx.
+# The rank number, in this order: set by Open MPI, by launchers with PMI (MPICH, Intel MPI, srun), by those with PMIx.
 _RANK = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 
 

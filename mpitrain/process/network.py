@@ -29,7 +29,7 @@ def interface_of(network: str) -> str:
     """Return the name of this host's interface in a network such as ``10.1.0.0/16``; return a name unchanged.
 
     Raises:
-        LaunchError: This host has no interface of this name, or no address in this network.
+        LaunchError: This host has no interface of the given name, or no address in the given network.
     """
     names = [name for _, name in socket.if_nameindex()]
     if network in names:

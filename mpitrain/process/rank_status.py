@@ -2,8 +2,8 @@
 
 The launcher can only report that its processes have ended. When a rank dies, the user needs to know its number, its
 activity and its host. These data must be on disk before the death, because a killed process cannot write any more. A
-file is one line: the step, which is written through a memory map and costs less than a microsecond, and the other
-values as JSON.
+file is one line: the step, and the other values as JSON. The step is written through a memory map, in less than a
+microsecond.
 """
 
 from __future__ import annotations

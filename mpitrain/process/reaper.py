@@ -1,8 +1,8 @@
 """The reaper: a process that watches its rank, ends it if it hangs, and records how it ended for ``mpitrain run``.
 
-Each launcher reports killed processes in its own format, and may name the wrong rank if other ranks notice the death
-first, as ranks on other hosts do when a connection closes. Only the parent of the rank's process receives its exit
-status. The process that the launcher started therefore becomes the reaper, and the rank is its child.
+Each launcher reports killed processes in its own format. It may name the wrong rank if other ranks react to the death
+first, for example ranks on other hosts when a connection closes. Only the parent of the rank's process receives its
+exit status. The process that the launcher started therefore becomes the reaper, and the rank is its child.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def become_reaper(run_dir: Path | None, rank: int) -> None:
 
 
 def fork_rank() -> int:
-    """Fork; return 0 in the child, which the kernel kills if this process, its reaper, ends."""
+    """Fork, and return 0 in the child. The kernel kills the child if this process, the reaper, ends."""
     reaper = os.getpid()
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD, *PASSED_ON))  # no signal must be lost
     child = os.fork()

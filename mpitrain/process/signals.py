@@ -17,7 +17,7 @@ _ONCE_S = 0.5  # a launcher may forward a signal that the terminal has sent to a
 
 
 class Signals:
-    """Records signals that ask to stop; the handler does nothing else, because it may run inside MPI.
+    """Records signals that request a stop. The handler does nothing else, because it may run inside MPI.
 
     A second Ctrl-C ends the process immediately. Other signals may arrive twice, because schedulers signal both the
     processes of a job and its process group.

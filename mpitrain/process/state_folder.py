@@ -1,10 +1,10 @@
 """The folder in which a host keeps the newest state of a run, outside MPI, so that the state survives the ranks.
 
 The folder is in shared memory, and in the temporary directory where shared memory is too small. Its name is a function
-of host and run directory, so that a later start finds it. Only its owner can access it.
+of host and run directory, so that a later start can find the folder. Only its owner can access it.
 
-As a script with the arguments ``remove RUN_DIR``, this file removes the folders of a run on this host; it needs only
-Python's standard library.
+As a script with the arguments ``remove RUN_DIR``, this file removes the folders of a run on this host. The script needs
+only Python's standard library.
 """
 
 from __future__ import annotations

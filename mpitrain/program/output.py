@@ -25,9 +25,9 @@ class RankOutput:
     Call ``start`` after the fork, in the parent, and ``redirect`` in the child.
 
     Args:
-        prefix: The beginning of every printed line. Without a prefix, lines are printed unchanged, and an incomplete
-            line, such as a progress bar, is printed after a moment.
-        log: The log file, to which the output is appended; if it cannot be written, the output is only printed.
+        prefix: The beginning of every printed line. Without a prefix, lines are printed unchanged. An incomplete line,
+            such as a progress bar, is printed after a moment. log: The log file, to which the output is appended; if it
+            cannot be written, the output is only printed.
     """
 
     def __init__(self, prefix: str, log: Path) -> None:
@@ -100,7 +100,7 @@ class RankOutput:
         _write(descriptor, printed)
 
     def _prefixed(self, line: bytes) -> bytes:
-        """Return a line with the prefix; if it is a progress bar, which rewrites its line, only the last state."""
+        """Return a line with the prefix. Of a progress bar, which rewrites its line, return only the last state."""
         if not self._prefix:
             return line + b"\n"
         shown = line.rstrip(b"\r").rpartition(b"\r")[2]

@@ -87,7 +87,7 @@ def _error(request: ProgramRequest) -> str:
 
 
 def _stop_time(options: ProgramOptions) -> float | None:
-    """Return when to ask the program to stop, in seconds since the epoch; None for never."""
+    """Return when to request that the program stops, in seconds since the epoch; None for never."""
     now = time.time()
     end = end_of_time(options.time_limit, now=now)
     if end is None:
@@ -96,7 +96,7 @@ def _stop_time(options: ProgramOptions) -> float | None:
 
 
 def _prepare(run_dir: Path, request: ProgramRequest, world: World) -> float | None:
-    """Record the program, its options, and the ranks; return when to ask the program to stop."""
+    """Record the program, its options, and the ranks; return the time of the request to stop."""
     tables = {
         "run": {"mode": PROGRAM, **plain(vars(request.options))},
         "job": {},

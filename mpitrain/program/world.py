@@ -1,7 +1,7 @@
 """How the ranks of a program find each other before it starts: a table of the ranks, and an address for rank 0.
 
-The ranks cannot use MPI for this, because the program may start MPI itself. They use the run directory, which all
-hosts share: each rank writes its entry, rank 0 reads all of them and writes the world, and the others wait for it.
+The ranks cannot use MPI for this, because the program may start MPI itself. They use the run directory, which all hosts
+share. Each rank writes its entry. Rank 0 reads all entries and writes the world, for which the other ranks wait.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def meet(
         prepare: Called on rank 0, before the other ranks continue; returns ``stop_at``.
 
     Raises:
-        LaunchError: A rank cannot start the program or has not started in time, the user's address or port is not
-            valid, or ``prepare`` has failed; on every rank. Or the folder cannot be written.
+        LaunchError: On every rank: a rank cannot start the program or has not started in time, the user's address or
+            port is not valid, or ``prepare`` has failed. Or the folder cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

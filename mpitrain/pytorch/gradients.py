@@ -22,12 +22,12 @@ class Gradients:
     """Collects a module's gradients in the flat gradient, bucket by bucket, while backward computes earlier layers.
 
     On CPUs, large linear layers write the gradients of their weights to the flat gradient (``pytorch.linear``).
-    Autograd gives other parameters a gradient in new memory, which is cheaper than adding to the flat gradient: it is
-    copied there when its bucket is complete. ``param.grad`` is then the view of the flat gradient. Parameters without a
-    gradient in this step get zeros.
+    For other parameters, autograd allocates new memory for the gradient, which is cheaper than adding to the flat
+    gradient. The gradient is copied to the flat gradient when its bucket is complete. ``param.grad`` is then the view
+    of the flat gradient. Parameters without a gradient in this step get zeros.
 
     The gradient of a parameter in bfloat16 is added to the flat gradient after the backward pass, in the flat
-    gradient's type. Scripts see a copy of this gradient.
+    gradient's type. Scripts get a copy of this gradient.
 
     A parameter's gradient may be computed in several parts: one for each use by a large linear layer, one by autograd,
     more with reentrant checkpointing. A gradient counts as complete when it has a part for each use, and as many other
@@ -58,7 +58,7 @@ class Gradients:
         self._versions: dict[int, int] = {}  # versions of the copies when they were last equal to the views
         self._is_shown = [False] * len(params)  # whether ``param.grad`` was set to the shown tensor
         self._next = 0  # the first bucket that is not complete
-        self._written: set[int] = set()  # parameters whose views have (a part of) the gradient of this step
+        self._written: set[int] = set()  # parameters whose views contain a part or all of the gradient of this step
         self._is_zero = [False] * len(params)  # whether the view of a parameter that is frozen is zero
         self._task: int | None = None
 

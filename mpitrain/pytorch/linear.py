@@ -1,7 +1,7 @@
 """``torch.nn.Linear`` layers that write their weights' gradients directly to the flat gradient.
 
-Autograd would give each gradient new memory, from which the gradient is copied: for a large layer and a small batch the
-copy takes as long as the product itself.
+Autograd would allocate new memory for each gradient, from which the gradient is copied. For a large layer and a small
+batch, the copy takes as long as the product itself.
 """
 
 from __future__ import annotations

@@ -220,7 +220,7 @@ class LiveOptimizer:
         self.drop_state()
 
     def note_step(self) -> None:
-        """Let schedulers know that the optimizer takes a step, because they would warn otherwise."""
+        """Tell schedulers that the optimizer takes a step; otherwise they would warn."""
         self._optimizer._opt_called = True  # type: ignore[attr-defined]
 
     def advance_scheduler(self, steps: int) -> None:

@@ -88,8 +88,11 @@ class LossOfModel:
 class TorchNetwork:
     """A PyTorch module and a loss; see ``plan.network.Network`` for the methods.
 
-    The module is changed only where necessary: lazy parameters get their shapes, parameters of float32 become float64
-    if that is the type of the flat vectors, and a module in evaluation mode is put in training mode.
+    The module is changed only where necessary:
+
+    - lazy parameters get their shapes;
+    - parameters of float32 become float64 if the flat vectors are float64;
+    - a module in evaluation mode is put in training mode.
 
     Raises:
         JobError: The module cannot be trained by this package; the message names the part and the reason.

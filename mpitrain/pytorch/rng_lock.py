@@ -1,4 +1,4 @@
-"""A lock of torch's random numbers on the CPU, which are global: only one replica may draw them at a time."""
+"""A lock for torch's random generator on the CPU, which is global: only one replica at a time may draw numbers."""
 
 from __future__ import annotations
 

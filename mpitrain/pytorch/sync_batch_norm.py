@@ -54,8 +54,8 @@ def _update_running(layer: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
 class _Normalize(torch.autograd.Function):
     """Normalizes with the mean and variance of the joined batch of all workers.
 
-    The workers first compute the mean of all rows, then the sum of the squared deviations from it, so that a large mean
-    causes no cancellation.
+    The workers first compute the mean of all rows, then the sum of the squared deviations from the mean. A large mean
+    therefore causes no cancellation.
     """
 
     @staticmethod

@@ -24,15 +24,16 @@ _IMPLEMENTATION = {"foreach": False, "fused": None, "capturable": False, "differ
 class TorchRule(Optimizer):
     """Updates with an optimizer of torch, which has one flat parameter.
 
-    Its state of the same shape as the parameter is in slots of the same names. Each number in the state, such as
-    ``mu_product`` of NAdam, is stored in every element of a slot, except ``step``, which is the step of the run.
+    Its state of the same shape as the parameter is in slots of the same names. A number in the state, such as
+    ``mu_product`` of NAdam, is stored in every element of a slot. The number ``step`` is not stored, because it is the
+    step of the run.
 
     Attributes:
         kind: The class of the optimizer, one of ``ELEMENTWISE``.
         options: The options of a parameter group, without its parameters and its learning rate.
         vectors, numbers: Names of the state, from ``state_of``; the names of a group may differ from those of other
             groups.
-        slots: All names of all groups.
+        slots: The names of the state of all groups.
     """
 
     kind: type[torch.optim.Optimizer] = field(default=SGD, kw_only=True)

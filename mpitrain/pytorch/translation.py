@@ -1,8 +1,8 @@
 """PyTorch's optimizers as optimizers of ``mpitrain.optim``.
 
-SGD, Adam and AdamW are translated, because compiled rules compute the same updates faster. PyTorch's own code is called
-for the other optimizers: elementwise ones on parts of the vectors (``torch_rule``), others on whole tensors
-(``whole_tensors``).
+SGD, Adam and AdamW are translated, because compiled rules compute the same updates faster. For other optimizers,
+PyTorch's own code is called. Elementwise optimizers update parts of the vectors (``torch_rule``), and the others update
+whole tensors (``whole_tensors``).
 """
 
 from __future__ import annotations

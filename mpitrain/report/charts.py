@@ -209,7 +209,7 @@ def _loss(shown: Sequence[PlottedRun]) -> Chart:
 
 
 def _loss_by_time(shown: Sequence[PlottedRun]) -> Iterator[Chart]:
-    """Yield one chart: validation loss if all runs have it, else training loss, so that all curves are of one kind."""
+    """Yield one chart, so that all curves are of one kind: validation loss if all runs have it, else training loss."""
     validated = all(len(run.run.series("validation_loss")) > 1 for run in shown)
     name, kind = ("validation_loss", "validation") if validated else ("loss", "training")
     longest = max((run.run.seconds for run in shown), default=0.0)

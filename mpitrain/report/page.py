@@ -91,7 +91,7 @@ def collect(folders: Sequence[Path]) -> list[PlottedRun]:
 
 
 def _runs_in(folder: Path) -> list[Path]:
-    """Return the folder if it is a run directory, else the runs inside it, such as those of a sweep."""
+    """Return the folder if it is a run directory, else the runs inside the folder, such as the runs of a sweep."""
     runs = [folder] if is_run(folder) or not folder.is_dir() else list(find(folder))
     return runs or [folder]
 

@@ -131,8 +131,8 @@ def latest_run(folder: Path = Path("runs")) -> Path:
 def described_states(folders: Sequence[Path]) -> dict[Path, tuple[State, str]]:
     """Return the state of each run, and a description that includes the batch job of a run without a step.
 
-    A run that ends before its first step may not have recorded its end, so the batch system of its job is queried: each
-    batch system once, for all runs.
+    A run that ends before its first step may not have recorded its end. The batch system of its job is then queried,
+    once for all runs.
     """
     state_of = states(folders)
     jobs = {folder: job for folder, state in state_of.items() if (job := _job_without_step(folder, state)) is not None}

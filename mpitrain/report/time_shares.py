@@ -98,7 +98,7 @@ def read_shares(folder: Path) -> Shares | None:
 
 
 def _summary(lines: list[str]) -> dict[str, Any]:
-    """Return the file's ``mpitrain`` object; it has its own line, so the much larger events need not be read."""
+    """Return the file's ``mpitrain`` object. It is on a line of its own, so the much larger events need not be read."""
     for line in lines:
         if line.startswith('"mpitrain": '):
             return dict(json.loads(line.removeprefix('"mpitrain": ').rstrip().rstrip(",")))

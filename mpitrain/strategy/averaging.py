@@ -1,10 +1,10 @@
 """How the workers of ``--mode local`` average their parameters.
 
 Every ``local_steps`` steps, ``MeanOfWorkers`` replaces parameters, optimizer slots and moving averages by their means
-over the workers (Stich, Local SGD converges fast and communicates little, 2019; with momentum averaged too, Yu, Jin and
-Yang, 2019). ``ElasticAveraging`` moves the workers' parameters and a center towards each other; the center is the
-trained model (Zhang, Choromanska and LeCun, Deep learning with elastic averaging SGD, 2015, equations 2 and 3,
-synchronous). ``outer_optimizer`` contains a third method.
+over the workers. (Stich, Local SGD converges fast and communicates little, 2019; with momentum averaged too: Yu, Jin
+and Yang, 2019.) ``ElasticAveraging`` moves the workers' parameters towards a center, and the center towards the
+workers' parameters. The center is the trained model. (Zhang, Choromanska and LeCun, Deep learning with elastic
+averaging SGD, 2015, equations 2 and 3, synchronous.) ``outer_optimizer`` contains a third method.
 """
 
 from __future__ import annotations

@@ -30,14 +30,13 @@ class BulkSynchronous:
 
     A subclass sets ``params``, ``grads`` and ``initial_vectors``, and implements ``finish``, ``vector`` and ``close``.
     ``finish`` averages the gradients, updates if ``accept`` returns True, and calls ``count``. It calls
-    ``await_release`` before it changes a vector. After a step at whose end the trained model is the same on all
-    workers, and always after the last step, it calls ``enter_consistent_point`` with the union of all workers'
-    ``flags``.
+    ``await_release`` before it changes a vector. It calls ``enter_consistent_point`` with the union of all workers'
+    ``flags`` after each step that ends with the same model on all workers, and after the last step.
 
     Attributes:
-        loss: This worker's share of the step's mean loss: the sum of all workers' shares is the mean loss, and the sum
-            of the workers' gradients is the gradient of the mean loss.
-        flags: The requests of this worker, as bits, to be combined with the other workers' bits.
+        loss: This worker's share of the step's mean loss. The sum of all workers' shares is the mean loss, and the sum
+            of the workers' gradients is the gradient of the mean loss. flags: The requests of this worker, as bits, to
+            be combined with the other workers' bits.
         non_finite: The policy for losses that are not finite.
         plan: The plan of the run.
         has_ended: Whether the consistent point that was entered last is the last one of the run.
@@ -179,7 +178,7 @@ class BulkSynchronous:
         self.tally(loss, updated)
 
     def advance(self) -> None:
-        """Count one step; ``tally`` counts its result, which may be known later."""
+        """Count one step. ``tally`` counts the result of the step, which may be known later."""
         step, data_cursor = self.progress
         if step >= self._train_steps:
             name = type(self).__name__

@@ -1,7 +1,7 @@
 """``--mode sync`` without overlapping the phases of a step: scripts may use the gradient before the update.
 
 The gradients of a node's ranks are rows of one shared array; parameters and optimizer slots are shared too. Each rank
-sums its own ranges of the rows, also over the nodes, and updates these ranges of the parameters. ``sync`` overlaps
+sums its own ranges of the rows over the ranks and nodes, and updates these ranges of the parameters. ``sync`` overlaps
 these phases with the backward pass; its docstring explains when a rank may write memory that other ranks read.
 """
 
@@ -141,7 +141,7 @@ class DividedSync(BulkSynchronous, UpdatesOnRequest):
         return TensorUpdates(optimizer, layout, state.frozen, own, hierarchy.comm)
 
     def _begin_step(self, number: float | None = None) -> None:
-        """Publish this worker's status, before the other workers see a bucket of this worker.
+        """Publish this worker's status, before this worker publishes a bucket.
 
         Args:
             number: A number to publish in place of the loss.

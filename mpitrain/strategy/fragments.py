@@ -1,8 +1,9 @@
 """When each fragment of the parameters is exchanged: one after the other, overlapped with local steps.
 
-In each cycle of H local steps, every one of P fragments is exchanged once; fragment i is merged after (i + 1) * H / P
-steps of the cycle, and its exchange begins ``overlap`` steps earlier. An exchange ends before the next one begins, and
-none is in progress at the end of a cycle, which is the consistent point: checkpoints contain no pending messages.
+In each cycle of H local steps, each of P fragments is exchanged once. Fragment i is merged after (i + 1) * H / P steps
+of the cycle. Its exchange begins ``overlap`` steps earlier. An exchange ends before the next exchange begins. No
+exchange is in progress at the end of a cycle, which is the consistent point, so checkpoints contain no pending
+messages.
 
     step of the cycle    1   2   3   4   5   6   7   8         H = 8, P = 2, overlap = 2
     fragment 0               begin   merge

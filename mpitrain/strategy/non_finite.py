@@ -1,8 +1,8 @@
 """The treatment of a step whose loss is not finite (``--nan``).
 
 ``stop`` ends the run before the update, ``skip`` applies no update, ``ignore`` applies it. On GPUs the kernel
-``decide_update`` (``gpu/kernels/step.cu``) applies the same rules on the device, so that no update waits for the host;
-the host uses ``NonFinitePolicy`` to decide whether a loss that it reads later ends the run.
+``decide_update`` (``gpu/kernels/step.cu``) applies the same rules on the device, so that no update waits for the host.
+The host reads the loss later, and uses ``NonFinitePolicy`` to decide whether the loss ends the run.
 """
 
 from __future__ import annotations

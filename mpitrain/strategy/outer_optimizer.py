@@ -1,9 +1,9 @@
 """Local SGD with an outer optimizer: DiLoCo, and Streaming DiLoCo.
 
 All workers share global parameters. After some local steps, the outer gradient is the mean, over the workers, of the
-global parameters minus the worker's parameters. The outer optimizer updates the global parameters with it, and the
-workers continue from there, each with its own slots (Douillard et al., DiLoCo: distributed low-communication training
-of language models, 2023). The global parameters are the trained model.
+global parameters minus the worker's parameters. The outer optimizer updates the global parameters with the outer
+gradient. The workers continue from the new global parameters, each with its own slots. (Douillard et al., DiLoCo:
+distributed low-communication training of language models, 2023.) The global parameters are the trained model.
 
 ``fragments`` determines when each part of the parameters is exchanged. A worker that continues to train during the
 exchange adds the changes that it has made meanwhile to the new global parameters. (Streaming DiLoCo, Douillard et al.

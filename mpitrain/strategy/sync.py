@@ -7,11 +7,12 @@ four phases:
    last layers first) are declared ready.
 2. *reduce-scatter*: once every rank of the node has declared a bucket, each rank sums its own part of it over the rows.
    With several nodes, the parts are then summed between nodes while earlier layers still compute.
-3. *update*: each rank runs the optimizer on its owned ranges; no other rank of its node maintains their slots. On one
+3. *update*: each rank runs the optimizer on its owned ranges. No other rank of the node has the slots of these ranges.
+On one
    node, reduction and update take one pass over memory.
 4. *allgather*: updated parameters are sent to the other nodes while other buckets are updated, and the ranks of a node
-   wait for each other. If the model can wait for the parameters of each layer (``late_params``), those of the first
-   layers are sent first, and the others arrive while the next step computes.
+   wait for each other. If the model can wait for the parameters of each layer (``late_params``), the parameters of the
+   first layers are sent first. The others arrive while the next step computes.
 
 With ``--compress``, the gradient travels in both directions between nodes, and all nodes update all parameters; see
 ``comm.internode``.
@@ -27,12 +28,12 @@ No rank overwrites a status that another rank still reads: a barrier separates a
     rank b   status, buckets ........ | backward | reads all statuses | update | publish .. | wait | status of k + 1
 
 A rank writes its status once in a step, before it publishes its first bucket. A rank publishes with a release store and
-waits with acquire loads, so a rank that has seen a phase of all others sees their statuses. It reads them between the
-bucket phases and the last phase of the step, which it publishes after its last read. It writes its next status only
-after it has seen the last phase of all ranks, that is, after the last read of every rank. A divided step has a barrier
-after each read (``DividedSync._exchange_statuses`` and its callers). If a loss is not finite and training stops, all
-ranks raise the error after the same reads and write no more. A nonblocking collective operation receives the statuses
-of other nodes in a buffer of this rank (``comm.worker_statuses``).
+waits with acquire loads. A rank that has seen a phase of all other ranks can therefore read their statuses. A rank
+reads the statuses between the bucket phases and the last phase of the step. It publishes the last phase after its last
+read. A rank writes its next status only after it has seen the last phase of all ranks, that is, after the last read of
+every rank. A divided step has a barrier after each read (``DividedSync._exchange_statuses`` and its callers). If a loss
+is not finite and training stops, all ranks raise the error after the same reads and write no more. A nonblocking
+collective operation receives the statuses of other nodes in a buffer of this rank (``comm.worker_statuses``).
 """
 
 from __future__ import annotations

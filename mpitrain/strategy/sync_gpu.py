@@ -1,9 +1,9 @@
 """``--mode sync`` on GPUs: every worker has all parameters on its device, and updates all of them there.
 
-The host enqueues a step without waiting for it: gradients, their sums over the workers, the decision whether to update,
-and the update follow each other on the device. The loss is an extra last element of the gradient, so that all devices
-sum it and make the same decision. The host reads the loss some steps later. If a loss is not finite and the run stops,
-neither that step nor a later step has changed the parameters.
+The host enqueues a step without waiting for the device. The device computes the gradients, sums them over the workers,
+decides whether to update, and updates. The loss is an extra last element of the gradient, so that all devices sum it
+and make the same decision. The host reads the loss some steps later. If a loss is not finite and the run stops, neither
+that step nor a later step has changed the parameters.
 
 ``gpu.allreduce`` sums the gradients over the workers; a single worker needs no transport.
 """

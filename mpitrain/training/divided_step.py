@@ -72,7 +72,7 @@ class DividedStep:
         return any(not part.is_applied for part in self._parts)
 
     def can_update(self, optimizers: Sequence[int]) -> bool:
-        """Whether one of these optimizers has a gradient to apply, and this step has had a backward pass."""
+        """Whether this step has had a backward pass, and one of the given optimizers has a gradient to apply."""
         return bool(self.n_backward) and any(not self._parts[index].is_applied for index in optimizers)
 
     @property

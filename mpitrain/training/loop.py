@@ -51,7 +51,7 @@ class RunFiles:
 
 
 class Loop:
-    """The training loop; hooks see its interface ``plan.hook.TrainingLoop``.
+    """The training loop. Hooks get it as ``plan.hook.TrainingLoop``.
 
     Args:
         accumulation: Computes gradients with ``model``.
@@ -98,8 +98,8 @@ class Loop:
     def _defer_params(self) -> None:
         """Let parameters arrive from other nodes while the model computes, if model and strategy can do so.
 
-        This is not done if hooks may read the parameters: waiting is collective over the node, and a hook may read them
-        on one rank only.
+        This is not done if hooks may read the parameters. Waiting is collective over the node, but a hook may read the
+        parameters on one rank only.
         """
         strategy, model = self._strategy, self._model
         is_read = self.plan.config.output.histogram_steps or any(map(_is_own, self._hooks))

@@ -29,7 +29,7 @@ _BEFORE_REPORT_S = 0.5  # delay of an error report for each of up to four lower 
 
 
 class Rank:
-    """This process as a rank, which this package controls until it exits.
+    """This process as a rank. The package controls the process until it exits.
 
     If a launcher started the rank and ``forks`` is True, construction starts the rank's reaper. Under ``mpitrain run``,
     construction registers the rank. Call ``start`` next.

@@ -86,7 +86,7 @@ def _resume(cluster: Cluster, plan: Plan, resume_plan: ResumePlan, vectors: dict
     paths, read = resume_plan.resume, partial(_read, cluster, plan, vectors)
     if not resume_plan.auto:
         return Beginning(*read(paths[0]), resumed=str(paths[0]), saved=resume_plan.saved)
-    # All ranks agree on which checkpoints are damaged, so that all continue with the same one.
+    # All ranks agree on which checkpoints are damaged, so that all continue with the same checkpoint.
     intact, skipped = checkpoint.first_intact(paths, read)
     if intact is None:
         raise CheckpointError(
@@ -102,7 +102,7 @@ def _read(cluster: Cluster, plan: Plan, vectors: dict[str, Array] | None, path: 
     """Fill the vectors from a checkpoint.
 
     Raises:
-        DamagedCheckpoint: A rank has found the checkpoint damaged; on every rank.
+        DamagedCheckpoint: On every rank: a rank has found damage in the checkpoint.
     """
     restored = Restored(Progress(0, 0), StoredState())
     with cluster.agree("reading a checkpoint"):

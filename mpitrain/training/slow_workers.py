@@ -1,4 +1,4 @@
-"""Find a worker that slows down the others, in modes in which all workers take the same steps."""
+"""Find a worker that slows down the other workers, in modes in which all workers take the same steps."""
 
 from __future__ import annotations
 

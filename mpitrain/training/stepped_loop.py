@@ -31,11 +31,11 @@ _OVERLAPS = (
 class SteppedLoop(Loop):
     """Computes a step in parts: ``take``, ``micro_batch``, ``backward``, ``update``.
 
-    If the script only calls these, once each, gradients are averaged, and parameters updated, during the backward
-    pass. Otherwise a step is *divided*, if the strategy can divide steps: gradients are averaged when the script first
-    uses them, or in ``update``; ``backward`` may be called several times, and ``update`` may be left out. The first
-    step is divided until the script calls ``update``; whether the script has needed a divided step by then determines
-    whether the later steps are divided. All workers make the same decision.
+    If the script calls each of these once, and does nothing else with gradients, gradients are averaged and parameters
+    updated during the backward pass. Otherwise a step is *divided*, if the strategy can divide steps. In a divided
+    step, gradients are averaged when the script first uses them, or in ``update``. ``backward`` may be called several
+    times, and ``update`` may be left out. The first step is divided until the script calls ``update``. If the script
+    has needed a divided step by then, the later steps are divided, too. All workers make the same decision.
 
     With gradient accumulation, the last three calls are repeated for each micro-batch of a step, and no step is
     divided.

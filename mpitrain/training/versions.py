@@ -20,7 +20,7 @@ _PACKAGES = """
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python, the system, installed ``_PACKAGES``, and libraries except MPI, by name."""
+    """Return versions by name: of Python, the system, installed ``_PACKAGES``, and libraries other than MPI."""
     packages = {name: version for name in _PACKAGES if (version := _installed(name))}
     blas = {
         f"{lib['user_api']}_{lib['internal_api']}": f"{lib['version']} {lib.get('architecture', '')}".strip()

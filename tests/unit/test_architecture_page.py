@@ -27,7 +27,7 @@ PAGE = (ROOT / "docs" / "architecture.md").read_text()
 def listed_modules() -> dict[str, set[str]]:
     """Return, for each package, the names set as code in its entry; several packages may share an entry."""
     section = PAGE.partition("\n## Modules\n")[2].partition("\n## ")[0]
-    entries = re.findall(r"^(`[^\n]*`)\n: (.*?)(?=\n\n|\Z)", section, re.MULTILINE | re.DOTALL)
+    entries = re.findall(r"^(`[\w.`, ]+`):(.*?)(?=\n\n|\Z)", section, re.MULTILINE | re.DOTALL)
     names = {head: set(re.findall(r"`([\w.]+)`", text)) for head, text in entries}
     return {package: names[head] for head in names for package in re.findall(r"`(.*?)`", head)}
 

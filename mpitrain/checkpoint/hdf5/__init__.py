@@ -1,10 +1,10 @@
 """Reads the structure of a checkpoint, and the values stored in the structure, without the HDF5 library.
 
-It has three uses: files of earlier versions, whose manifest does not describe the arrays; compressed files; and
-``verify``, which compares the arrays that other programs see in a file with its manifest. Using the HDF5 library in a
-child process with limits would need less code, but would not be as safe: a crafted file that makes the library
-overwrite memory could still use the network and the user's files. Also, ranks of some MPI libraries must not start
-processes.
+This package reads files of earlier versions, whose manifest does not describe the arrays, and compressed files.
+``verify`` also uses it, to compare the arrays that other programs read from a file with its manifest. Using the HDF5
+library in a child process with limits would need less code, but would be less safe. A crafted file that makes the
+library overwrite memory could still use the network and the user's files. Also, ranks of some MPI libraries must not
+start processes.
 """
 
 from __future__ import annotations

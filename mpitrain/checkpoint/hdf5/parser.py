@@ -1,9 +1,9 @@
 """A parser of the part of HDF5 that checkpoints use.
 
-The HDF5 library trusts the files that it reads: damaged metadata can make it crash or loop, and links, external storage
-and virtual datasets make it open other files. Checkpoints may come from untrusted sources, so they are read without the
-library. The parser supports only structures that ``container`` writes, with whichever version of HDF5; it refuses
-everything else.
+The HDF5 library trusts the files that it reads. Damaged metadata can make the library crash or loop. Links, external
+storage and virtual datasets make it open other files. Checkpoints may come from untrusted sources, so they are read
+without the library. The parser supports only structures that ``container`` writes, with whichever version of HDF5; it
+refuses everything else.
 
 It reads no values and opens no file. The work is limited by the size of the structure, whatever the structure declares.
 

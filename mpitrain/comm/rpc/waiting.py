@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ..backoff import Backoff
 from .interface import Routes
 
-_YIELD_S = 2e-3  # time that a worker polls for a reply before it sleeps, in addition to its vector's transfer time
+_YIELD_S = 2e-3  # time that a worker polls for a reply before it sleeps, in addition to the vector's transfer time
 _SLOW_BYTES_PER_S = 0.5e9
 
 

@@ -17,14 +17,14 @@ Both poll the headers in their own memory with plain loads while another rank wr
 - The window has the unified memory model, which ``is_unified`` checks: data that was put becomes visible to loads
   without further RMA calls by the receiver, such as ``Win.Sync``. MPI makes progress because the waiting rank calls it.
   A poll therefore sees a new header eventually.
-- A header may be seen when only some of its words have arrived. It counts only if its checksum, which is over all
-  other words, is right.
-- A vector is complete when its header is seen: the sender has flushed it before, that is, waited until it is in the
-  receiver's memory.
+- A header may be seen when only some of its words have arrived. The header counts only if its checksum over all other
+words is right.
+- A vector is complete when its header is seen. Before the sender puts the header, it flushes the vector, that is, waits
+until the vector is in the receiver's memory.
 
-A slot is reused when its content is no longer needed: a client sends a request to a server only after the reply to the
-previous request, and a server has read a request when it replies. Each rank therefore has one slot per peer, and a
-sequence number distinguishes a new header from the previous one.
+A slot is reused when its content is no longer needed. A client sends a request to a server only after the reply to the
+previous request. A server has read a request when it replies. Each rank therefore has one slot per peer, and a sequence
+number distinguishes a new header from the previous one.
 """
 
 from __future__ import annotations

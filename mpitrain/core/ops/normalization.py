@@ -9,7 +9,7 @@ import numpy as np
 from ..kernels import kernel, reduction
 from ..layout import Array
 
-# The mean of a column is the sum of two numbers of x's type, ``center[0]`` and the much smaller ``center[1]``: a single
+# The mean of a column is the sum of two numbers of x's type, ``center[0]`` and the much smaller ``center[1]``. A single
 # number would be rounded in proportion to the mean, which may be many times the deviation. ``x - center[0]`` is exact
 # for x from half to twice ``center[0]`` (Sterbenz, Floating-point computation, 1974, theorem 4.3.1).
 

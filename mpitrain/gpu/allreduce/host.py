@@ -1,7 +1,7 @@
 """Sums in host memory: gradients are copied to memory shared by a node's ranks, summed there, and copied back.
 
-Vectors are split into chunks, so that copies to the host, sums and copies to the GPU overlap each other and the rest of
-the backward pass. Between nodes the sums use MPI as in ``--mode sync`` without GPUs, in the same order.
+Vectors are split into chunks. Copies to the host, sums, copies to the GPU and the rest of the backward pass therefore
+overlap. Between nodes the sums use MPI as in ``--mode sync`` without GPUs, in the same order.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Operations of optimizers are in ``updates``. Arrays are C-contiguous device arra
 device. Results that the CPU's operations return as Python numbers are float64 arrays of shape () or (2,), which the
 caller reads when needed.
 
-Results are bit-identical in every run, and on every GPU for which the compiler generates the same code: the order of
-sums depends only on shapes (see ``grid``).
+The order of sums depends only on shapes (see ``grid``). Results are therefore bit-identical in every run, and on every
+GPU for which the compiler generates the same code.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from .submission import Average, rows_on_host, submit, synchronize
 def grouped_allgather_async(
     tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    """Join each tensor with those of the other ranks along the first dimension, as one operation.
+    """Join each tensor with the tensors of the other ranks along the first dimension, as one operation.
 
     The first dimensions may differ between ranks.
     """
@@ -40,7 +40,7 @@ def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet =
 def grouped_allgather(
     tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Tensor]:
-    """Return each tensor joined with those of the other ranks, as one operation; see ``allgather``."""
+    """Return each tensor joined with the tensors of the other ranks, as one operation; see ``allgather``."""
     return list(_Allgather.apply(name, process_set, *tensors))
 
 

@@ -58,7 +58,7 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Reduce a tensor over all ranks; the input does not change; the caller may change it immediately."""
+    """Reduce a tensor over all ranks. The input does not change, and the caller may change it immediately."""
     (output,) = detached_copies([tensor], "allreduce")
     return allreduce_async_(output, average, name, op, prescale_factor, postscale_factor, process_set)
 

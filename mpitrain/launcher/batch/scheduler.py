@@ -48,7 +48,7 @@ def submit(system: BatchSystem, batch: Batch, script: Script) -> str:
 
 
 def cancel(job: BatchJob, running: bool) -> None:
-    """Ask a job to save and end, if it is ``running``; remove it from the queue if it is not. Returns immediately.
+    """Request that a job saves and ends if it is ``running``; otherwise remove it from the queue. Returns immediately.
 
     Raises:
         LaunchError: The batch system is not known or not installed here, or its command fails.

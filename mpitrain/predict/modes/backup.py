@@ -32,7 +32,7 @@ class _Step:
         self._admitted = self._arrived = 0
 
     def admit(self, step: int) -> bool:
-        """Return whether a gradient has a place in its step; if so, take this place."""
+        """Take a place for a gradient in its step if one is free; return whether the gradient has a place."""
         if step != self._servers.version or self._admitted == self._needed:
             return False
         self._admitted += 1

@@ -4,8 +4,8 @@ Workers on a server's node read and update its shard in shared memory, one at a 
 requests, which a server answers one after the other. Models ``strategy.ps.store``, ``strategy.ps.server`` and
 ``comm.rpc``.
 
-Many servers are simulated as a few groups: the servers of a group work at the same time, their links have the sum of
-their rates, and no worker shares memory with them.
+Many servers are simulated as a few groups. The servers of a group work at the same time. A group's link has the sum of
+the rates of its servers' links. No worker shares memory with these servers.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Allreduce in rings, as Horovod and ChainerMN average gradients: not a mode, but for comparison with results of these
 programs.
 
-The gradients of consecutive layers are fused, and each fused buffer is summed by a ring over all ranks: every rank
-sends 2 (P - 1) / P of it, in 2 (P - 1) hops (Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters
-of workstations, 2009). The buffers follow each other, while the backward pass computes earlier layers.
+The gradients of consecutive layers are fused, and each fused buffer is summed by a ring over all P ranks. Every rank
+sends 2 (P - 1) / P of the buffer, in 2 (P - 1) hops (Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for
+clusters of workstations, 2009). The buffers follow each other, while the backward pass computes earlier layers.
 """
 
 from __future__ import annotations

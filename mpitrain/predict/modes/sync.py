@@ -1,14 +1,14 @@
 """``sync``: all workers average every gradient; models ``strategy.sync`` and ``comm.internode``.
 
-In a step, the ranks of a node compute. When all of them have a bucket, it is summed over these ranks and sent to the
-nodes that own its ranges (reduce-scatter), while earlier layers still compute. The owners update their ranges and
-return the parameters (allgather), which may arrive while the next step computes. A rank's processor is busy for a part
-of each transfer: the link and the processor work at the same time, and a transfer ends when both are done.
+In a step, the ranks of a node compute. When all ranks of the node have a bucket, the bucket is summed over these ranks,
+and sent to the nodes that own its ranges (reduce-scatter). Meanwhile earlier layers still compute. The owners update
+their ranges and return the parameters (allgather), which may arrive while the next step computes. A rank's processor is
+busy for a part of each transfer. The link and the processor work at the same time, and a transfer ends when both are
+done.
 
 A transfer needs ``exchange_cpu_s_per_byte`` of a rank's time. For gradients, the rank spends this time after its
-backward pass: the total work does not depend on when it is done. For parameters, the rank spends this time in the
-forward pass, when it needs the parameters, because MPI moves data only inside of calls, unless a thread makes the
-calls.
+backward pass; the total work does not depend on the moment. For parameters, the rank spends this time in the forward
+pass, when it needs the parameters: MPI moves data only inside of calls, unless a thread makes the calls.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 It also prevents PyTorch from aborting a program that uses gloo while the interpreter shuts down.
 
 This module uses the standard library only, because the program may use another interpreter. Afterwards the import path
-and PYTHONPATH are as the user has set them, and the user's own module of this name is imported, if there is one.
+and PYTHONPATH have the user's values. If the user has a module of this name, it is then imported.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _STACKS_PID = 6  # index of the word on the activity page, as in core.activity
 
 
 def _register() -> None:
-    """Write the stacks of this process when it gets the signal, unless a process of this rank already does."""
+    """Write the stacks of this process when it gets the signal, unless another process of the rank writes them."""
     with open(os.environ["MPITRAIN_ACTIVITY"], "r+b") as file:
         words = memoryview(mmap.mmap(file.fileno(), 0)).cast("q")
     if words[_STACKS_PID] and os.path.exists(f"/proc/{words[_STACKS_PID]}"):

@@ -1,8 +1,8 @@
 """``--mode async`` and ``ssp``: every gradient is one step.
 
-A worker takes a work item, reads the newest parameters, computes a gradient, has every server apply it, and continues.
-In ``ssp`` (Ho et al., More effective distributed ML via a stale synchronous parallel parameter server, 2013, section 3)
-no worker runs more than ``--staleness`` steps ahead of the slowest worker.
+A worker takes a work item, reads the newest parameters, computes a gradient, and sends it to every server. The servers
+apply the gradient. In ``ssp`` (Ho et al., More effective distributed ML via a stale synchronous parallel parameter
+server, 2013, section 3) no worker runs more than ``--staleness`` steps ahead of the slowest worker.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class AsyncStore(ParameterStore):
 class Async(PsStrategy):
     """Applies every gradient as one step, on arrival; in ``ssp``, workers also wait for the slowest worker.
 
-    A gradient that comes from a GPU is sent to each shard as soon as that shard's part is ready, while the GPU computes
-    the other parts, unless the worker clips the gradient or applies momentum.
+    Parts of a gradient from a GPU are sent to their shards as soon as they are ready, while the GPU computes the other
+    parts. This is not possible if the worker clips the gradient or applies momentum.
 
     Args:
         devices: The devices of this worker.

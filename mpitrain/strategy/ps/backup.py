@@ -1,9 +1,10 @@
 """``--mode backup``: a step uses the gradients that arrive first; later ones are dropped.
 
 Chen, Pan, Monga, Bengio and Jozefowicz, Revisiting distributed synchronous SGD, 2016, section 3. If all workers and
-servers share one node, each worker whose gradient is used sums the gradients of one range in work item order, without
-copies, and updates this range of the parameters. All workers read the parameters in place: a gradient computed while
-they change is too late and is dropped. Otherwise servers collect the gradients and update (``BackupServer``).
+servers share one node, each worker whose gradient is used has one range of the parameters. It sums the gradients of
+this range in work item order, without copies, and updates the range. All workers read the parameters in place. A
+gradient that is computed while the parameters change is too late and is dropped. Otherwise servers collect the
+gradients and update (``BackupServer``).
 """
 
 from __future__ import annotations

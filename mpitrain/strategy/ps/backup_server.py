@@ -19,7 +19,7 @@ def make_server(store: BackupStore) -> Server:
 
 
 class BackupServer(Server):
-    """See ``Server``. It applies a step when it has all gradients of the step, and sums them in work item order."""
+    """See ``Server``. When it has all gradients of a step, it sums them in work item order and applies the sum."""
 
     polls = True
 

@@ -1,8 +1,8 @@
 """The step coordinator of ``backup``, and the memory for the gradients of a node (``StepGradients``).
 
-A step uses the gradients that arrive first. It has one *place* for each of them. A worker whose gradient is complete
-asks for a place; a worker that asks when all places are taken drops its gradient. If all workers and servers share one
-node, the workers with a place also update the parameters, and the step is done when all of them have updated their
+A step uses the gradients that arrive first. It has one *place* for each of these gradients. A worker whose gradient is
+complete requests a place. If all places are taken, the worker drops its gradient. If all workers and servers share one
+node, the workers with a place also update the parameters. The step is done when all these workers have updated their
 ranges. On several nodes, the servers update.
 """
 
@@ -38,8 +38,8 @@ from .coordinator import (
 
 NO_PLACE = -1  # the step already has all its gradients
 
-# The step whose gradients are collected, and the number of places taken. On one node also: how many workers with a
-# place have added up their sums, and how many have updated.
+# The step whose gradients are collected, and the number of places taken. On one node also the number of workers with a
+# place that have computed their sums, and the number that have updated.
 _STEP, _TAKEN, _SUMMED, _UPDATED = range(MODE_WORDS, MODE_WORDS + 4)
 _WORKER, _ITEM, _SHARE = range(3)  # columns of a place
 _PLACE = 4  # words of a place

@@ -1,8 +1,8 @@
 """The step coordinator: work items, pauses, steps and worker statistics of modes with servers.
 
 A *work item* is one batch for one worker; its number determines the examples. One counter assigns the numbers, from the
-step at which the run begins, so an epoch contains each example once, however fast each worker is. No work item is
-assigned for the *pause step* or later until the pause step is moved. When all assigned items are finished, the
+step at which the run begins. An epoch therefore contains each example once, regardless of the workers' speeds. No work
+item is assigned for the *pause step* or later until the pause step is moved. When all assigned items are finished, the
 parameters belong to exactly the pause step; then every worker receives ``PAUSE``, once.
 
 The state is int64 words in shared memory on the node of the first server (``CoordinatorMemory``)::
@@ -14,9 +14,9 @@ The state is int64 words in shared memory on the node of the first server (``Coo
     ...
     word  32 + workers ROW  further words of the mode: in backup, the gradients of the step that is being collected
 
-Words are changed only under the lock, so an operation never sees another operation's partial changes. Words that ranks
-wait for are also read without the lock, and are therefore stored last, with release order; a rank that reads them with
-acquire order sees what was written before. Losses are float64 in the same words.
+Words are changed only under the lock, so an operation never reads another operation's partial changes. Words that ranks
+wait for are also read without the lock. They are therefore stored last, with release order. A rank that reads these
+words with acquire order also reads the values that were written before. Losses are float64 in the same words.
 
 The operations of every step are compiled, and take a fraction of a microsecond. How items are assigned, and when a step
 is done, depends on the mode: ``counted_steps`` for ``async`` and ``ssp``, ``collected_steps`` for ``backup``. Workers

@@ -1,7 +1,7 @@
 """The operations that servers perform for workers on other nodes: NumPy records, some with a vector (see ``comm.rpc``).
 
-``OPERATIONS`` is the only list of them: proxies (``remote``) use it to encode requests, and the server to dispatch
-them.
+``OPERATIONS`` is the only list of operations. Proxies (``remote``) use it to encode requests, and the server uses it to
+dispatch requests.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Kind(IntEnum):
     """The kinds of requests."""
 
     APPLY = 1  # a gradient; the reply comes when it is applied
-    READ = 2  # request for the parameters; the reply comes when they have at least the given version
+    READ = 2  # request for parameters of at least the given version
     VECTOR = 3  # request for another vector
     NEXT = 4  # request for a work item; the reply comes when one is assigned
     # A step has ended. The reply comes when a work item is assigned; on request it contains parameters, unless training

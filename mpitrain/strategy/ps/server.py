@@ -1,8 +1,8 @@
 """A parameter server: answers requests from workers on other nodes.
 
-Workers on its own node need no answer: they read and update its shard in shared memory. A server polls for requests,
-which also lets MPI progress, and sleeps while idle. It ends when every rank has finished training: it polls a
-nonblocking barrier that each worker enters at its end.
+Workers on the server's node send no requests: they read and update its shard in shared memory. A server polls for
+requests, which also lets MPI progress, and sleeps while idle. It also polls a nonblocking barrier that each worker
+enters at its end. The server ends when every worker has entered the barrier.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The part of the parameters that one server holds: ranges of the vector, a lock, and a version.
 
-A shard lies in memory shared by its node, so every rank of the node reads and updates it without the server; workers
-on other nodes send requests to the server. The version counts steps. Reads and updates hold the lock, so a read
-returns a single version, and updates are serialized.
+A shard is in memory that the ranks of its node share. Every rank of the node reads and updates the shard without the
+server. Workers on other nodes send requests to the server. The version counts steps. Reads and updates hold the lock,
+so a read returns a single version, and updates are serialized.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Momentum that workers apply, because servers receive few elements of each gradient.
 
-A worker sends the largest elements of its accumulated gradients. If the server applied momentum to them, an element
-would lack the momentum of all the steps in which it was not sent. Therefore the worker accumulates velocities in place
-of gradients, and the server applies the received elements without momentum. The velocity of an element that was sent is
-reset, because it points in a direction that is out of date. (Lin, Han, Mao, Wang and Dally, Deep gradient compression,
-ICLR 2018, sections 3.1 and 3.2: momentum correction, momentum factor masking.)
+A worker sends the largest elements of its accumulated gradients. If the server applied momentum to the received
+elements, an element would lack the momentum of all steps in which it was not sent. Therefore the worker accumulates
+velocities in place of gradients, and the server applies the received elements without momentum. The velocity of an
+element that was sent is reset, because it points in a direction that is out of date. (Lin, Han, Mao, Wang and Dally,
+Deep gradient compression, ICLR 2018, sections 3.1 and 3.2: momentum correction, momentum factor masking.)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A sampler whose unprocessed examples are divided anew among the ranks after a restart."""
+"""A sampler that divides unprocessed examples among the ranks again after a restart."""
 
 from __future__ import annotations
 
