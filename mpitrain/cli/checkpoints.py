@@ -69,13 +69,14 @@ def diff(a: Path, b: Path) -> int:
     from ..checkpoint.diff import differences
 
     with _open(a) as first, _open(b) as second:
-        count = 0
-        for line in differences(first, second):
-            click.echo(line)
-            count += 1
-    if not count:
+        lines, arrays = list(differences(first, second)), {*first.datasets, *second.datasets}
+    for line in lines:
+        click.echo(line)
+    if not lines:
         click.echo("identical")
-    return int(count > 0)
+    elif not any(line.partition(": ")[0] in arrays for line in lines):
+        click.echo("all arrays are identical")
+    return int(bool(lines))
 
 
 @click.command(

@@ -92,7 +92,9 @@ def describe_speed(speed: Speed, splits: list[SplitFacts], ranks: int, workers: 
         f"loading takes {100 * alone / speed.loading:.0f} % of a step: {amount(alone)} examples/s; with --data-workers "
         f"{speed.data_workers} up to {amount(ahead_rate)} examples/s, limited by {limit}"
     )
-    if (threads := max(1, speed.cores - speed.data_workers)) < speed.threads:
+    if speed.cores == 1:
+        lines.append("a rank has one core, which it shares with its data workers: the speed may be lower")
+    elif (threads := speed.cores - speed.data_workers) < speed.threads:
         lines.append(f"a rank has {speed.cores} cores: with data workers use --threads {threads}")
     return lines
 

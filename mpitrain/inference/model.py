@@ -76,7 +76,14 @@ def load(
     """
     if model is not None and not isinstance(model, Job):
         return _load_module(Path(path), model, averages)
-    trained = restore(Path(path), model, averages)
+    try:
+        trained = restore(Path(path), model, averages)
+    except DataError as error:
+        if model is not None:
+            raise
+        raise DataError(
+            f"{error}; the job reads its data: without the data, pass the module, load(path, model=...)"
+        ) from error
     if isinstance(trained.job.network, LayerNetwork):
         return TrainedModel(trained)
     from ..pytorch.network import load_values

@@ -150,11 +150,7 @@ class SavingConfig(OptionGroup):
     save_steps: int = option(0, "Save a checkpoint every N steps; 0: only at the end.", "N", minimum=0, is_common=True)
     save_secs: float = option(0.0, "Save a checkpoint every S seconds; 0: never.", "S", minimum=0)
     keep: int = option(
-        0,
-        "Keep the newest N checkpoints, and always the newest undamaged checkpoint; 0: keep all.",
-        "N",
-        minimum=0,
-        is_common=True,
+        0, "Keep the newest N checkpoints and an undamaged checkpoint; 0: keep all.", "N", minimum=0, is_common=True
     )
     keep_every: int = option(0, "With --keep: also keep the checkpoint of every M-th step.", "M", minimum=0)
     keep_best: bool = option(

@@ -57,6 +57,8 @@ def report_command(runs: tuple[Path, ...], output: Path | None, png: bool) -> No
     Without RUN, the page shows the latest run in the folder runs.
     """
     _check_installed("matplotlib" if png else "plotly")
+    if png and output is not None and output.suffix == ".html":
+        raise RecordError(f"--output is {output}, but --png writes PNG files; give a folder, or omit --png")
     runs = runs or (latest_run(),)
     shown = collect(runs)
     base = runs[0] if len(runs) == 1 else Path()

@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional
 
 import mpitrain
+from mpitrain.errors import DataError
 
 from ..support.launch import ROOT, Mpi, one_line, run
 
@@ -41,6 +42,23 @@ def trained(openmpi: Mpi, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("trained")
     openmpi.train(2, ROOT / "jobs" / "torch_cnn.py", "--train-steps", "12", "--filters", "4", "--run-dir", run_dir)
     return run_dir
+
+
+def test_load_without_the_training_data_takes_the_module(openmpi: Mpi, tmp_path: Path) -> None:
+    job_file, examples = tmp_path / "job.py", tmp_path / "examples"
+    examples.touch()
+    check = (
+        f"    if not __import__('pathlib').Path({str(examples)!r}).exists():\n        raise DataError('no examples')\n"
+    )
+    job_file.write_text(
+        "from mpitrain.errors import DataError\n" + DATASET_JOB.replace("    return Job(", check + "    return Job(")
+    )
+    openmpi.train(1, job_file, "--train-steps", "2", "--batch-size", "5", "--run-dir", tmp_path / "run")
+    weight = mpitrain.load(tmp_path / "run").weight
+    examples.unlink()
+    with pytest.raises(DataError, match=r"no examples.*model="):
+        mpitrain.load(tmp_path / "run")
+    assert torch.equal(mpitrain.load(tmp_path / "run", model=torch.nn.Linear(6, 2)).weight, weight)
 
 
 def test_load_returns_the_module(trained: Path) -> None:

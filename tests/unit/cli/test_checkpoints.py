@@ -19,7 +19,12 @@ LAYOUT = Layout.pack([("a.weight", (3, 2), "param"), ("a.bias", (2,), "param"), 
 
 
 def save(
-    path: Path, step: int = 5, dtype: str = "float32", scale: float = 1.0, loss_scale: float | None = None
+    path: Path,
+    step: int = 5,
+    dtype: str = "float32",
+    scale: float = 1.0,
+    loss_scale: float | None = None,
+    workers: int = 2,
 ) -> dict[str, np.ndarray]:
     """Write a checkpoint; return its parameters by name."""
     rng = np.random.default_rng(0)
@@ -27,7 +32,7 @@ def save(
     for vector in vectors.values():
         for view in LAYOUT.views(vector).values():
             view[...] = rng.standard_normal(view.shape) * scale
-    about = {"mode": "sync", "workers": 2, "config": {"batch_size": 12, "hidden": [3, 4]}}
+    about = {"mode": "sync", "workers": workers, "config": {"batch_size": 12, "hidden": [3, 4]}}
     extra_state = {} if loss_scale is None else {"loss_scale": Versioned(1, {"scale": loss_scale, "steps": 3.0})}
     checkpoint.write(path, LAYOUT, checkpoint.Snapshot(vectors, step, 345, extra_state), 7, about)
     return LAYOUT.views(vectors["params"])
@@ -86,6 +91,16 @@ def test_a_mistake_is_one_line(run_dir: Path, words: list[str], expected: str, c
     output = capsys.readouterr().err
     assert expected in output
     assert len(output.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("scale", "identical"), [(1.0, True), (2.0, False)])
+def test_diff_says_whether_only_the_records_differ(scale: float, identical: bool, run_dir: Path, capsys) -> None:
+    save(run_dir / "a.h5")
+    save(run_dir / "b.h5", scale=scale, workers=3)
+    assert main(["diff", str(run_dir / "a.h5"), str(run_dir / "b.h5")]) == 1
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert ("identical" in last) == identical
+    assert lines == ["/workers: 2 | 3"] if identical else len(lines) > 6
 
 
 def test_inspect_reports_what_there_is(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -246,6 +246,7 @@ def test_the_commands_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["run", "-o", "none/x.html"], "none/x.html "),
         ([], "no RUN "),
         (["--png", "empty"], "metrics"),
+        (["--png", "run", "-o", "a.html"], "a.html"),
     ],
 )
 def test_mistakes_are_reported_in_a_line(
