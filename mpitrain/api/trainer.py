@@ -323,9 +323,9 @@ class Trainer(ScriptTraining):
     def change_parameters(self, change: Callable[[], object]) -> None:
         """Change parameters with a function that changes them in place, instead of with an optimizer.
 
-        The ranks of a node share the parameters, so the function is called on one rank of each node; it must compute
-        the same everywhere. It may use gradients; afterwards they begin at zero, as after ``step``. Only in ``sync``
-        and ``local`` on CPUs. Collective over the workers.
+        The ranks of a node share the parameters, so the function is called on one rank of each node. It must compute
+        the same values on all of these ranks. It may use gradients; afterwards they begin at zero, as after ``step``.
+        Only in ``sync`` and ``local`` on CPUs. Collective over the workers.
         """
         with self._rank.errors_end_the_run():
             self._require_loop().change_params(change, partial(self._wait_for_workers, "trainer.change_parameters"))
@@ -376,7 +376,7 @@ class Trainer(ScriptTraining):
     def stop(self, reason: str = "requested by the script") -> None:
         """Finish training early: all workers stop after the step that they have begun, or after the next one. Local.
 
-        It is enough if one rank calls it.
+        A call on one rank is enough.
         """
         self._require_loop().stop(reason)
 

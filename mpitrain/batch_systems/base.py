@@ -153,8 +153,8 @@ class BatchSystem(ABC):
 
         Args:
             requested: The value of ``--mpi``; None if this method chooses the plugin.
-            flavor: Returns the flavor of the MPI library, such as ``openmpi``. Loads the library, so it is called only
-                if the answer depends on it.
+            flavor: Returns the flavor of the MPI library, such as ``openmpi``. Loads the library, and is
+                therefore called only if the answer depends on the library.
 
         Raises:
             ConfigError: A plugin is requested, and the starter needs none.

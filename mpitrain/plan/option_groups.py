@@ -184,7 +184,7 @@ class RunDirConfig(OptionGroup):
     resume: str = option(
         "auto",
         "auto: resume from the newest checkpoint in the run directory. never: do not resume. PATH: resume from this "
-        "checkpoint, or from the newest checkpoint in this run directory.",
+        "checkpoint or run directory.",
         "auto|never|PATH",
         is_common=True,
     )

@@ -149,7 +149,7 @@ class RankStatusFile:
 
 
 def is_watched(folder: Path) -> bool:
-    """Return whether ``mpitrain run`` watches this run directory; a script may also train in another one."""
+    """Return whether ``mpitrain run`` watches this run directory. A script may also train in another run directory."""
     run_dir = os.environ.get(RUN_DIR_VARIABLE)
     return run_dir is not None and os.path.realpath(folder) == os.path.realpath(run_dir)
 
