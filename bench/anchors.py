@@ -3,9 +3,11 @@
     python bench/anchors.py
 
 The inputs with their sources are in ``predicted/hardware.toml``, which was committed before the first simulation.
-Columns: the published and the predicted efficiency (or duration), and their difference in percentage points; the
-predicted efficiency with other latencies of a network hop, and with a GPU that takes 5 % longer per step. The papers do
-not mention slower GPUs.
+The columns are:
+
+- the published and the predicted efficiency (or duration), and their difference in percentage points;
+- the predicted efficiency with other latencies of a network hop;
+- the predicted efficiency with a GPU that takes 5 % longer per step, which the papers do not mention.
 """
 
 from __future__ import annotations

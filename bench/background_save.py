@@ -2,7 +2,7 @@
 
     python bench/background_save.py [--threads 1] [--examples 16] [--every 20] [--rounds 3] [--saves 4]
 
-The cost of a save is the time of the steps from this save to the next one, minus the time of the same number of steps
+The cost of a save is the time of the steps from one save to the next save, minus the time of the same number of steps
 without a save. The median of the second half of the steps, when the save should have finished, is the time of a step
 without a save. Each round does a blocking and a background run, alternating. A result is the median over all saves. The
 machine should be idle. If ``--threads`` is less than the number of cores of a rank, a core is free for saving.

@@ -15,7 +15,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Checkout:
-    """A folder with the package. It runs on the interpreter of its ``.venv``, or on the running one if it has none."""
+    """A folder with the package, and the interpreter of its ``.venv``; without ``.venv``, the running interpreter."""
 
     folder: Path
 

@@ -3,9 +3,9 @@
     python bench/compression.py [--jobs mnist_mlp momentum_mlp fashion_cnn] [--seeds 3]
 
 Fashion-MNIST. Memory is not shared, so that every rank counts as a node; speed is measured by ``links.py``. With a
-server, every worker sends to another node. Prints the mean accuracy over the seeds, the difference from the accuracy
-without compression in percentage points, and, for ``sync``, the bytes between nodes as a fraction of the bytes without
-compression.
+server, every worker sends to another node. Prints the mean accuracy over the seeds, and the difference from the
+accuracy without compression in percentage points. For ``sync``, it also prints the bytes between nodes as a fraction of
+the bytes without compression.
 """
 
 from __future__ import annotations

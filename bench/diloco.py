@@ -8,9 +8,11 @@ link. The job is ``jobs/mnist_mlp.py`` on Fashion-MNIST: 784-hidden-10, Adam, 10
 programs take the same number of steps, so that they train on the same number of examples. For each seed every program
 runs once, in turn.
 
-A result has the seconds for all steps (the median time of a step over intervals of ``--every`` steps, times the number
-of steps), the megabytes that all hosts have sent during the whole run, including its start, and the accuracy on the
-10,000 test images.
+A result has:
+
+- the seconds for all steps: the median time of a step over intervals of ``--every`` steps, times the number of steps;
+- the megabytes that all hosts have sent during the whole run, including its start;
+- the accuracy on the 10,000 test images.
 
 ``torchft`` and ``torchft-overlap`` need ``--torchft``, the Python interpreter of an environment with torch and torchft.
 """

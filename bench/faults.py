@@ -2,10 +2,10 @@
 
     python bench/faults.py [COUNT] [--hosts] [--load N]
 
-Each run loses one random process by SIGKILL: a rank, a rank's reaper, the launcher (mpirun) or the supervisor (mpitrain
-run); with --hosts also a launcher's daemon. The mode is random; every second run has --max-restarts 1. With --hosts the
-ranks are on three hosts, made of network namespaces (needs root and iproute2). With --load, N busy processes compete
-for the cores. Prints one line per kill, and a summary.
+In each run one random process is killed by SIGKILL: a rank, a rank's reaper, the launcher (mpirun) or the supervisor
+(mpitrain run). With --hosts it may also be a daemon of the launcher. The mode is random; every second run has
+--max-restarts 1. With --hosts the ranks are on three hosts, made of network namespaces (needs root and iproute2). With
+--load, N busy processes compete for the cores. Prints one line per kill, and a summary.
 
 After a kill a run must end within 60 s with status 1, or with --max-restarts finish with status 0. A run whose
 supervisor was killed is started again in its run directory, and must finish. Then no file in /dev/shm or the folder for
@@ -103,7 +103,7 @@ class Kill:
             )
 
     def _victim(self, process: subprocess.Popen[bytes]) -> int | None:
-        """Wait; return the id of the process to kill; None if the run has ended, or its ranks do not start in 120 s."""
+        """Wait; return the id of the process to kill, or None if the run ends or its ranks do not start in 120 s."""
         deadline = time.monotonic() + 120
         while process.poll() is None and time.monotonic() < deadline:
             statuses = {status.rank: status for status in rank_status.read(self.folder)}

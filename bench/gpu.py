@@ -5,8 +5,8 @@
 
 Each round runs every program once, alternating; each measurement is printed at once. A result is the median over rounds
 of the median over a run's intervals. Start-up, compilation and validation are excluded for all programs. A program that
-fails is reported in one line, with its output on stderr, and not run again; the others continue, and the exit status is
-1. ``--small`` only checks within a minute that everything runs; its results are meaningless.
+fails is reported in one line, with its output on stderr, and does not run again. The other programs continue, and the
+exit status is 1. ``--small`` only checks within a minute that everything runs; its results are meaningless.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python bench/gpu_kernels.py [NAME ...] [--all] [--arch sm_90] [--baseline DIR]
 
-Without names, the script prints the kernels that move the most bytes in a training step of fashion_cnn (batch 512,
-float32, no cuDNN) or of the wide MLP of gpu.py (batch 8192, bfloat16), with their megabytes per step. Every array that
-a kernel reads or writes counts once, because further reads come from a cache. A column shows this checkout's value, or
-``baseline -> this``.
+Without names, the script prints the kernels that move the most bytes in a training step, with their megabytes per step.
+The step is of fashion_cnn (batch 512, float32, no cuDNN) or of the wide MLP of gpu.py (batch 8192, bfloat16). Every
+array that a kernel reads or writes counts once, because further reads come from a cache. A column shows this checkout's
+value, or ``baseline -> this``.
 
 Resident blocks are blocks of 256 threads that a multiprocessor with 64 Ki registers runs at once. Instructions are
 counted in the compiled code (16 bytes each), not during execution.

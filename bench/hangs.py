@@ -2,10 +2,10 @@
 
     python bench/hangs.py [COUNT] [--hosts]
 
-Each run has one hang, of random kind (an endless loop in a layer, a sleep in a hook, SIGSTOP), on a random rank (chief,
-worker, server), in a random mode. With --hosts the ranks are on three hosts, made of network namespaces (needs root and
-iproute2), and some runs lose the link of a host instead. Prints one line per hang, and a summary: how many were
-reported with the right rank or host, and the longest time to the report beyond --hang-timeout or --link-timeout.
+Each run has one hang on a random rank (chief, worker, server), in a random mode. The hang is an endless loop in a
+layer, a sleep in a hook, or SIGSTOP. With --hosts the ranks are on three hosts, made of network namespaces (needs root
+and iproute2), and some runs lose the link of a host instead. Prints one line per hang, and a summary: the number of
+hangs reported with the right rank or host, and the longest time from --hang-timeout or --link-timeout to the report.
 """
 
 from __future__ import annotations

@@ -4,11 +4,11 @@
 
 DIR is a copy of Horovod's repository, of which only ``test`` is needed. The tests are not changed, except for the lines
 that import Horovod. The helpers of the tests import a module of Horovod's launcher and the package ``mock``; both are
-replaced. Tests that take all optimizers of PyTorch do not see Muon, which is newer than they are and refuses their
+replaced. Muon is hidden from tests that take all optimizers of PyTorch: it is newer than the tests, and refuses their
 models. A test that fails or hangs ends its ranks; new ranks run the remaining tests.
 
-Prints as JSON, for each file and number of ranks, the numbers of tests that passed, failed and were skipped, with the
-errors and reasons.
+Prints JSON: for each file and number of ranks, the numbers of passed, failed and skipped tests, with errors and
+reasons.
 """
 
 from __future__ import annotations

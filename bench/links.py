@@ -7,12 +7,12 @@ link. In each round every program runs once, in turn; a result is the median ove
 intervals.
 
 - ``limit``: the speed if a step takes as long as its transfers, or as long as a step of one rank alone, if that is
-  longer. Every rank sends and receives the gradient and then the parameters, except its own part, at the rate that a
-  TCP connection reaches over the same link.
+  longer. In this calculation, every rank sends and receives the gradient and then the parameters, except its own part.
+  The rate is that of a TCP connection over the same link.
 - ``ddp``, ``ddp-powersgd``: DistributedDataParallel over gloo, with whole gradients or PowerSGD of rank 4; fused Adam.
 - ``async``: with one server on the first host.
-- ``far``: ``async`` with one worker, whose server is on another host; its limit is the transfer of a gradient and
-  then of the parameters.
+- ``far``: ``async`` with one worker, whose server is on another host. The limit is the transfer of a gradient and then
+of the parameters.
 - All other names, except ``sync``, are flags of ``mpitrain run``, such as ``--compress=int8``.
 """
 

@@ -5,13 +5,13 @@
 
 Hosts are network namespaces on this machine (root, iproute2), whose links ``tbf`` limits to a rate. In each round,
 every model is probed on two hosts with one rank each and unlimited links; then every configuration runs once. The probe
-knows neither the rate of the links, nor the third host, the mode, compression, servers, other batch sizes or the slow
-worker, whose slowness is measured separately. A result is the median over rounds of the steps/s that the round's probe
-predicts, and of the measured steps/s. Measurements that other programs disturb are repeated.
+has no information about the rate of the links, the third host, the mode, compression, servers, other batch sizes, and
+the slow worker. The factor of the slow worker is measured separately. A result is the median over rounds of the steps/s
+that the round's probe predicts, and of the measured steps/s. Measurements that other programs disturb are repeated.
 
 Configurations with more ranks than cores are reported separately. For ``mlp``, the simulation divides this machine's
-cores among the hosts. For ``accelerator``, it assumes a core for every rank: the layers sleep, so that ranks compete
-for cores only in transfers and updates.
+cores among the hosts. For ``accelerator``, it assumes a core for every rank, because the layers sleep, and ranks
+compete for cores only in transfers and updates.
 """
 
 from __future__ import annotations

@@ -6,8 +6,9 @@ The two DIRs are checkouts of github.com/pytorch/examples and github.com/karpath
 The diffs in programs/ let copies of these programs run on CPUs; both launchers start the same copies. Needs an
 environment with mpitrain, torch, lightning, accelerate, hydra-core, boto3 and requests.
 
-Each program runs with 2 ranks, one thread each, under torchrun with gloo, and under mpitrain run with gloo or with the
-backend given, which the programs read from the variable BACKEND:
+Each program runs with 2 ranks, one thread each, under torchrun with gloo, and under mpitrain run with gloo or the given
+backend. The programs read the backend from the variable BACKEND. These properties are checked:
+
 - under torchrun (the MPI program: mpirun) and under mpitrain run: both finish, and the results are the same bits;
 - under mpitrain run with rank 1 killed by SIGKILL: one line names the rank and its host, and nothing is left;
 - the same with --max-restarts 1: the program finishes;

@@ -2,9 +2,9 @@
 
     python bench/records.py [ORDERS]
 
-Each order starts in an empty run directory and takes eight random actions. After each action, the state that mpitrain
-runs shows, config.toml and the history must agree with the action; repeating a finished run, or a refused command, must
-not change any file.
+Each order starts in an empty run directory and takes eight random actions. After each action, config.toml, the history,
+and the state that ``mpitrain runs`` shows must agree with the action. Repeating a finished run, or a refused command,
+must not change any file.
 """
 
 from __future__ import annotations

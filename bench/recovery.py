@@ -7,8 +7,8 @@ worker, the chief, a server, a reaper or the fork server. One kill in four does 
 while the run restarts. Each run must complete and leave nothing behind. In ``sync`` and ``local``, its parameters must
 be those of an undisturbed run. With ``--hosts`` (root, iproute2) each rank is on a separate host.
 
-On one host, another run then measures the time from a kill to the next completed step, and compares it with the time of
-a run of one step. ``--large`` only does this, with a model of 100 million parameters.
+On one host, another run then measures the time from a kill to the next completed step. This time is compared with the
+time of a run of one step. ``--large`` only does this, with a model of 100 million parameters.
 """
 
 from __future__ import annotations

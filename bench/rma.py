@@ -89,7 +89,7 @@ def measure(mib: float, rounds: int) -> None:
                 rpc.send_request(0, STOP)
                 rpc.wait_reply(0)
     if comm.rank == 1:
-        # The time of a Put depends on its origin, so each rank reports its own.
+        # The time of a Put depends on its origin, so each rank reports the time of its own Puts.
         to_server, back = statistics.median(times["put"]), comm.recv(source=0)
         bare = to_server + back
         print(

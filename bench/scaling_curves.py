@@ -2,8 +2,8 @@
 
     python bench/scaling_curves.py [--output docs/scaling]
 
-The times of the models are assumptions, stated in ``MODELS``: of an accelerator for ResNet-50 and the GPT, and of one
-CPU core for the small perceptron. ``mpitrain probe`` measures those of a real job.
+The times of the models are assumptions, stated in ``MODELS``. They are for an accelerator (ResNet-50, the GPT) or for
+one CPU core (the small perceptron). ``mpitrain probe`` measures those of a real job.
 """
 
 from __future__ import annotations

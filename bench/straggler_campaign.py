@@ -5,7 +5,7 @@
 
 ``predict`` probes ``jobs/accelerator.py`` on four ranks of this machine, without a slow worker, and writes the
 predictions of the simulation. ``measure`` runs the same configurations, and compares. The layers of the model sleep, so
-that four ranks hardly compete for this machine's cores.
+four ranks hardly compete for this machine's cores.
 """
 
 from __future__ import annotations

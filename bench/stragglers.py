@@ -2,9 +2,9 @@
 
     python bench/stragglers.py [--rounds 3] [--compute-ms 20]
 
-Four workers. A step of a small model sleeps for a number of milliseconds to simulate computation on an accelerator per
-worker; the slow worker sleeps ten times as long. (With real computation on shared cores, the other workers would speed
-up while one waits.) Each round runs every program once, alternating.
+Four workers. Each step of a small model sleeps for some milliseconds, which simulates computation on one accelerator
+per worker. The slow worker sleeps ten times as long. (With real computation on shared cores, the other workers would
+speed up while one waits.) Each round runs every program once, alternating.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python bench/telemetry.py [--rounds 12] [--steps 10000] [--log-steps 100] [--before PATH]
 
-A result is the CPU time per step of the training process, without the first tenth of the steps; other programs affect
+A result is the CPU time per step of the training process, without the first tenth of the steps. Other programs affect
 CPU time less than wall-clock time. Variants alternate. The table shows the median over rounds, and its ratio to a run
 without records. ``--before`` is a checkout of an older version without records, to compare with a run that writes none.
 """

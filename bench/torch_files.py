@@ -3,14 +3,14 @@
     python bench/torch_files.py FILE [FILE ...] [--ranks 2 4] [--cpu] [--tests PATTERN] [--output FILE]
 
 The files are those of ``test/distributed`` in PyTorch's repository; the wheel does not have them. Their tests start
-processes or threads themselves. Here each test runs on the ranks of an ``mpirun`` of the size that its class asks for,
-and this backend replaces gloo, as in ``bench/torch_suite.py``.
+processes or threads themselves. Here each test runs under ``mpirun``, with the number of ranks that its class requires.
+This backend replaces gloo, as in ``bench/torch_suite.py``.
 
-Most of the tests ask for GPUs, and are skipped without GPUs. With ``--cpu``, these tests run on the CPU: the number of
-GPUs is reported as the number of ranks, ``"cuda"`` in the file is read as ``"cpu"``, and ``.cuda()`` and ``device_ids``
-do nothing.
+Most of the tests require GPUs, and are skipped without GPUs. With ``--cpu``, these tests run on the CPU. The reported
+number of GPUs is then the number of ranks, ``"cuda"`` in the file is read as ``"cpu"``, and ``.cuda()`` and
+``device_ids`` do nothing.
 
-Prints as JSON, for each file and number of ranks, how many tests passed, failed and were skipped, with the errors and
+Prints JSON: for each file and number of ranks, the numbers of passed, failed and skipped tests, with errors and
 reasons, and the tests that gloo passes and this backend does not.
 """
 

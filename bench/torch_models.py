@@ -2,11 +2,16 @@
 
     python bench/torch_models.py [--rounds 5] [--models mlp100 gpt ...] [--optimizers RMSprop AdamW ...]
 
-Each round runs every program once, in turn, with one thread per rank: mpitrain with 2 ranks and with 1, a Trainer's
-loop with 2 ranks, DDP over gloo with 2 ranks, two plain loops that do not communicate, and one plain loop. All use the
-same module, Adam and the same data; the peers use PyTorch's fused Adam. For ``mlp100m``, DDP uses the best of several
-bucket sizes, found before the first round. A result is the median over rounds of the median over a run's intervals.
-With ``--optimizers``, the job uses these optimizers of torch, and is compared with DDP with and without
+Each round runs every program once, in turn, with one thread per rank:
+
+- mpitrain with 2 ranks and with 1 rank;
+- a Trainer's loop with 2 ranks;
+- DDP over gloo with 2 ranks;
+- two plain loops that do not communicate, and one plain loop.
+
+All use the same module, Adam and the same data; the peers use PyTorch's fused Adam. For ``mlp100m``, DDP uses the best
+of several bucket sizes, measured before the first round. A result is the median over rounds of the median over a run's
+intervals. With ``--optimizers``, the job uses these optimizers of torch, and is compared with DDP with and without
 ``ZeroRedundancyOptimizer``. Start-up and compilation are excluded for all.
 """
 

@@ -3,11 +3,11 @@
     python bench/torch_suite.py [--ranks 2 3] [--tests PATTERN] [--backends mpitrain gloo] [--output FILE]
 
 The tests are those of ``torch.testing._internal.distributed.distributed_test``, which is a part of PyTorch's wheel.
-They start processes themselves and ask for the backend by name. This harness replaces both: it runs the test methods on
-the ranks of mpirun, with this backend under the name gloo. Each test has a separate process group. A test that fails or
+The tests start processes themselves, and select the backend by name. This harness instead runs the test methods on the
+ranks of mpirun, with this backend under the name gloo. Each test has a separate process group. A test that fails or
 hangs ends its ranks; new ranks run the remaining tests.
 
-Prints as JSON, for each number of ranks, how many tests passed, failed and were skipped, the errors, and the tests that
+Prints JSON: for each number of ranks, the numbers of passed, failed and skipped tests, the errors, and the tests that
 gloo passes and this backend does not.
 """
 
@@ -141,7 +141,7 @@ def exit_if_any_failed(comm: Any, has_failed: bool) -> None:
     while not request.Test():
         time.sleep(1e-3)
         if time.perf_counter() > deadline:
-            os._exit(1)  # the other ranks hang, because this one has failed
+            os._exit(1)  # the other ranks hang, because this rank has failed
     if any(all_ranks):
         os._exit(1)
 

@@ -2,11 +2,10 @@
 
     python bench/tune.py [--settings 0 1 2 3 4 5] [--seconds 3] [--rounds 2]
 
-A setting is a model, ranks on hosts (network namespaces, root and iproute2), a rate of their links, and what may
-change.
-``tune`` chooses; then every configuration that it has predicted is run for some seconds, in some rounds. The score of a
-configuration is the measured examples/s times ``worth``, the value of an example that ``tune`` assumes; the choice is
-compared with the configuration of the best score.
+A setting is a model, ranks on hosts, a rate of the hosts' links, and the options that may change. Hosts are network
+namespaces (root, iproute2). First ``tune`` chooses a configuration. Then every configuration that it has predicted runs
+for some seconds, in some rounds. The score of a configuration is the measured examples/s times ``worth``, the value of
+an example that ``tune`` assumes. The choice is compared with the configuration of the best score.
 """
 
 from __future__ import annotations

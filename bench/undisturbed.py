@@ -2,7 +2,7 @@
 
     python bench/undisturbed.py [MINUTES] [--at-once N]
 
-Each run has default settings, three ranks, a random mode and a random slow operation: the start, a step, a hook, the
+Each run has default settings, three ranks and a random mode. A random operation is slow: the start, a step, a hook, the
 validation or a save. A step takes 0.75 times the shortest default limit of --hang-timeout. The other operations have
 longer limits, and take 1.5 times this limit. Prints one line per run, and a summary. N runs at once load the machine.
 """

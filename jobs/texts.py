@@ -14,7 +14,7 @@ NUMBERS = {word: number for number, word in enumerate(WORDS)}
 
 
 class Reviews:
-    """Reviews of 1, 3, 5 or 7 statements, each positive or negative, some by negation; label 1: most are positive."""
+    """Reviews of 1, 3, 5 or 7 positive or negative statements, some with a negation. Label 1: most are positive."""
 
     def __init__(self, count: int, seed: int) -> None:
         rng = np.random.default_rng(seed)

@@ -63,8 +63,7 @@ def job(
     """Train a GPT on characters.
 
     Args:
-        context: Number of characters that the model sees.
-        width: Length of the vector of a character.
+        context: Number of characters of the model's input. width: Length of the vector of a character.
         blocks: Number of blocks.
         heads: Attention heads of a block.
         dropout: Fraction of the values that are dropped.

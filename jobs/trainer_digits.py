@@ -1,7 +1,10 @@
 """Your own training loop: a PyTorch script in which mpitrain averages the gradients.
 
-Start it with ``mpitrain run -n 2 jobs/trainer_digits.py``, with ``mpirun -n 2 python jobs/trainer_digits.py``, or with
-``srun python jobs/trainer_digits.py`` in a batch script; without a launcher, it trains on one rank.
+Start it with one of these commands; without a launcher, it trains on one rank::
+
+    mpitrain run -n 2 jobs/trainer_digits.py
+    mpirun -n 2 python jobs/trainer_digits.py
+    srun python jobs/trainer_digits.py    # in a batch script
 """
 
 import argparse

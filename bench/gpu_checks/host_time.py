@@ -2,9 +2,10 @@
 
     python3 bench/gpu_checks/host_time.py [--model mlp1024] [--steps 500] [--device gpu]
 
-Profiles a run of a module of ``bench/jobs/torch_models.py`` twice, the second time with three times as many steps, and
-divides the differences by the number of additional steps: start-up does not count. The profiler makes Python calls
-slower, so only the order of the functions is meaningful. Functions in threads that PyTorch starts are not included.
+Profiles a run of a module of ``bench/jobs/torch_models.py`` twice, the second time with three times as many steps. The
+differences are divided by the number of additional steps, so that start-up does not count. The profiler makes Python
+calls slower, so only the order of the functions is meaningful. Functions in threads that PyTorch starts are not
+included.
 """
 
 from __future__ import annotations

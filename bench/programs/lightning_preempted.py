@@ -2,11 +2,12 @@
 
     mpitrain run -n 2 lightning_preempted.py EPOCHS HOW
 
-HOW is the reaction to SIGTERM, at which Lightning ends training after the current batch, and raises SIGTERMException:
-``unchanged``: none, as in most scripts; Python then exits with status 0;
-``status75``: saves a checkpoint and exits with status 75, so that the job is requeued; Lightning 2.6 may hang before,
-    because its handler of SIGTERM communicates, and the ranks may be in different steps;
-``callback``: replaces Lightning's handler by a callback, with which all ranks stop after the same batch.
+At SIGTERM, Lightning ends training after the current batch, and raises SIGTERMException. HOW is the reaction:
+
+- ``unchanged``: none, as in most scripts. Python then exits with status 0.
+- ``status75``: saves a checkpoint and exits with status 75, so that the job is requeued. Lightning 2.6 may hang before:
+  its handler of SIGTERM communicates, and the ranks may be in different steps.
+- ``callback``: replaces Lightning's handler by a callback, with which all ranks stop after the same batch.
 """
 
 import signal

@@ -70,13 +70,13 @@ class Trainer(ScriptTraining):
 
     Args:
         model: Used unmodified. All ranks begin with the chief's parameters and buffers.
-        optimizer: Any optimizer of torch except LBFGS and SparseAdam, or one of ``mpitrain.optim``. Ranks divide its
-            work and state: by ranges of elements for optimizers of ``torch.optim`` whose update of an element depends
-            on no other element; by tensors for Adafactor, Muon, and classes with ``updates_tensors_separately = True``.
-            With other classes one rank updates. Only the first kind works in all modes and on GPUs; the others need
-            ``sync`` or ``local`` on CPUs. So does a list of several optimizers of torch, each with its own parameters.
-            The work of a list is divided by tensors, the arguments of ``backward`` and ``step`` select optimizers, and
-            ``scheduler`` and ``clip_norm`` are None.
+        optimizer: Any optimizer of torch except LBFGS and SparseAdam, or one of ``mpitrain.optim``. Ranks divide the
+            work and the state of an optimizer of torch. If an element's update depends on no other element, they divide
+            by ranges of elements. For Adafactor, Muon, and classes with ``updates_tensors_separately = True``, they
+            divide by tensors. For other classes, one rank updates. Only the first kind works in all modes and on GPUs;
+            the others need ``sync`` or ``local`` on CPUs. A list of several optimizers of torch, each with its own
+            parameters, also needs ``sync`` or ``local`` on CPUs. The work of a list is divided by tensors, the
+            arguments of ``backward`` and ``step`` select optimizers, and ``scheduler`` and ``clip_norm`` are None.
         scheduler: A learning-rate scheduler of the optimizer whose ``step`` the Trainer calls; None if there is none,
             or if the loop calls it.
         scheduler_interval: Whether the Trainer calls the scheduler after each epoch or after each step.
@@ -323,9 +323,9 @@ class Trainer(ScriptTraining):
     def change_parameters(self, change: Callable[[], object]) -> None:
         """Change parameters with a function that changes them in place, instead of with an optimizer.
 
-        The ranks of a node share the parameters, so the function is called on one rank of each node; it must compute
-        the same everywhere. It may use gradients; afterwards they begin at zero, as after ``step``. Only in ``sync``
-        and ``local`` on CPUs. Collective over the workers.
+        The ranks of a node share the parameters, so the function is called on one rank of each node. It must compute
+        the same values on all of these ranks. It may use gradients; afterwards they begin at zero, as after ``step``.
+        Only in ``sync`` and ``local`` on CPUs. Collective over the workers.
         """
         with self._rank.errors_end_the_run():
             self._require_loop().change_params(change, partial(self._wait_for_workers, "trainer.change_parameters"))
@@ -335,9 +335,9 @@ class Trainer(ScriptTraining):
         ``sync`` and ``local``, and after training.
 
         The workers divide the batches of the loader. A metric gets the outputs and labels of all examples, which the
-        chief has in memory. The value of a metric therefore does not depend on the number of workers. Call it after
-        ``step``, or after an epoch, unless ``is_stopping``; values that are measured while the run trains are recorded
-        and printed.
+        chief has in memory. The value of a metric therefore does not depend on the number of workers. Call ``evaluate``
+        after ``step`` or after an epoch, unless ``is_stopping``. Values that are measured while the run trains are
+        recorded and printed.
 
         In ``local`` the chief's parameters are measured. In modes with servers, workers are at different places in the
         loop. Each worker then measures all examples with its own parameters, and the chief's values are recorded.
@@ -376,7 +376,7 @@ class Trainer(ScriptTraining):
     def stop(self, reason: str = "requested by the script") -> None:
         """Finish training early: all workers stop after the step that they have begun, or after the next one. Local.
 
-        It is enough if one rank calls it.
+        A call on one rank is enough.
         """
         self._require_loop().stop(reason)
 

@@ -116,7 +116,8 @@ class Collectives:
     def _add_block(self, pieces: Sequence[Tensor], other: Tensor, reduction: Reduction) -> None:
         """Add the other rank's block to this rank's tensors, on a node with two ranks. The order does not change bits.
 
-        This takes half the time of adding both buffers: this rank does not read its own buffer, which it writes next.
+        This takes half the time of adding both buffers, because this rank does not read its own buffer, which it writes
+        next.
         """
         start = 0
         for piece in pieces:

@@ -123,7 +123,7 @@ class OperationQueue:
         self._closed = False
 
     def submit(self, operation: Operation, blocking: bool) -> Operation:
-        """Perform an operation; if it is not ``blocking``, leave it to the thread unless it can be done at once."""
+        """Perform an operation, or leave it to the thread if it is not ``blocking`` and cannot be done at once."""
         self._pending.append(operation)
         # A future's callback runs on the thread that performs operations. It may submit an operation and wait for its
         # future, as PowerSGD's hook does; no other thread could perform that operation meanwhile.

@@ -25,7 +25,7 @@ class Message(TensorWork):
     Args:
         text: Describes the message in errors.
         requests: The MPI requests, one for each part of the message.
-        buffer: The buffer that MPI sends or receives; it must live until the message is complete.
+        buffer: The buffer that MPI sends or receives; it must exist until the message is complete.
         nbytes: The size in bytes that the last part of a received message must have; None for a message that is sent.
         outputs: The tensors.
         completed: Called once after the message is complete, such as to copy it to its tensor.

@@ -126,7 +126,7 @@ class Waiting:
         )
 
     def _arrived_elsewhere(self, operation: Operation) -> set[int]:
-        """Return the ranks that have timed out in this operation, as the store records; they had joined it."""
+        """Return the ranks that joined this operation and have timed out in it, as the store records."""
         keys = [f"late/{operation.number}/{rank}" for rank in range(self._members.size)]
         self._store.set(keys[self._members.rank], "")
         time.sleep(_LATE_S)

@@ -37,7 +37,7 @@ class JobState(NamedTuple):
         has_ended: Whether the job neither waits nor runs.
         succeeded: Whether the job has ended without a failure.
         is_cleaning_up: Whether the job's processes have ended, but not the job.
-        is_known: Whether the batch system still knows the job; if not, ``name`` is a text for the user.
+        is_known: Whether the batch system still has a record of the job; if not, ``name`` is a text for the user.
     """
 
     name: str
@@ -153,8 +153,8 @@ class BatchSystem(ABC):
 
         Args:
             requested: The value of ``--mpi``; None if this method chooses the plugin.
-            flavor: Returns the flavor of the MPI library, such as ``openmpi``. Loads the library, so it is called only
-                if the answer depends on it.
+            flavor: Returns the flavor of the MPI library, such as ``openmpi``. Loads the library, and is
+                therefore called only if the answer depends on the library.
 
         Raises:
             ConfigError: A plugin is requested, and the starter needs none.

@@ -75,9 +75,8 @@ def _requested(config: RunConfig, checkpoints: Path) -> dict[int, Path]:
             return {opened.step: path}
     if config.saving.keep and checkpoint.newest(checkpoints) is not None:
         raise CheckpointError(
-            f"{checkpoints} contains checkpoints of another run, and --keep {config.saving.keep} would remove this "
-            "run's checkpoints before the other run's, whose steps are higher; pass another --run-dir, or remove "
-            "--keep or --resume never"
+            f"{checkpoints} contains checkpoints of another run with higher steps, so --keep {config.saving.keep} "
+            "would remove the checkpoints of this run first; pass another --run-dir, or remove --keep or --resume never"
         )
     return {}
 

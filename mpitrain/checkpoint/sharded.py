@@ -5,8 +5,8 @@
     step-0000010000-<token>-2-of-2.h5      the second node's shard
 
 Arrays are split by rows into shards of nearly equal size. The index contains virtual datasets of HDF5, so that readers
-see complete arrays. It also contains the digest of each shard's manifest, which covers everything else in the shard.
-The index is written when all shards are on disk; the checkpoint exists from that moment on.
+see complete arrays. The index also contains the digest of each shard's manifest. The manifest covers everything else in
+the shard. The index is written when all shards are on disk; the checkpoint exists from that moment on.
 """
 
 from __future__ import annotations

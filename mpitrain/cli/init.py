@@ -25,7 +25,7 @@ _KINDS = {"native": ("job", "train-steps 5000"), "torch": ("job", "train-steps 5
     type=click.Choice(list(_KINDS)),
     default="native",
     show_default=True,
-    help="native: a job file with mpitrain's own layers; torch: a job file with a PyTorch module; script: a PyTorch "
+    help="native: a job file with mpitrain's own layers. torch: a job file with a PyTorch module. script: a PyTorch "
     "script with its own training loop.",
 )
 def init_command(folder: Path, kind: str) -> None:

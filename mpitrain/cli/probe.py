@@ -38,8 +38,8 @@ def probe_command() -> JobCommand:
     """Return ``mpitrain probe``, which makes the measurements that predictions need."""
     launch = [option for option in flags.options_of(LaunchOptions) if option.name in LAUNCH_OPTIONS]
     about = (
-        "Measure a job on these ranks and hosts, in less than a minute: computing, updating, loading, transfers, the "
-        "spread of step times, the gradient noise scale. mpitrain simulate predicts other configurations from the file."
+        "Measure a job on these ranks and hosts, in less than a minute. The measurements include computing, updating, "
+        "loading, transfers, and the gradient noise scale. mpitrain simulate predicts other configurations from them."
     )
     examples = ["mpitrain probe -n 2 jobs/mnist_mlp.py", "mpitrain probe --hosts a:4,b:4 jobs/mnist_mlp.py"]
     return JobCommand("probe", [*launch, _output("probe.json")], _probe, about, examples)

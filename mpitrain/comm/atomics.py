@@ -79,7 +79,7 @@ def lock(words: Array, at: int) -> None:
 
 @kernel
 def release(words: Array, at: int) -> None:
-    """Release the lock ``words[at]``; its next holder sees all earlier writes."""
+    """Release the lock ``words[at]``. All earlier writes are visible to its next holder."""
     store_release(words, at, 0)  # type: ignore[call-arg]
 
 

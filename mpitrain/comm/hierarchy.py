@@ -35,8 +35,8 @@ class Hierarchy:
 
     Attributes:
         cores: As given.
-        internode: The owners of this rank's chunk, one per node, in the order of the nodes; None on a rank that
-            owns nothing because another node has fewer ranks.
+        internode: The owners of this rank's chunk, one per node, in the order of the nodes. None on a rank that owns
+            nothing, because another node has fewer ranks.
         n_chunks: Number of chunks of a vector: the number of ranks on the smallest node.
         n_nodes: Number of nodes.
         internode_bytes: Bytes that all ranks have sent to other nodes in the exchanges that were counted.

@@ -70,8 +70,8 @@ def _chosen_transports() -> Iterator[None]:
     """Exclude transports of Open MPI that cannot be useful, unless the user chose some.
 
     If all ranks run on this node, the TCP component is excluded, because it opens ports that other hosts can reach. In
-    this case, and if the host has no network for it, the libfabric component is excluded, because it waits a second
-    before it gives up.
+    this case, and if the host has no suitable network, the libfabric component is excluded, because its start takes a
+    second before it fails.
     """
     name, on_one_node = "OMPI_MCA_btl", is_on_one_node(os.environ)
     has_fabric = any(map(os.path.isdir, _FABRICS))

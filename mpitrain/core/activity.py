@@ -26,7 +26,7 @@ LONG_LIMIT_S = 1800.0  # limit for operations that take long, until ``set_limits
 _WAIT = KINDS.index("wait")
 _STATE, _STEP, _WAITS_FOR, _LIMIT_S, _LONG_LIMIT_S, _FIRST_STEP, _STACKS_PID, _PROGRESS, _BLOCKED = range(9)
 _STACK, _STACK_WORDS = 16, 32
-# The state is one word, so that a mark is one store: the count times 32, plus the depth of the stack, below 32.
+# The state is one word, the count times 32 plus the depth of the stack (below 32), so that a mark is one store.
 _CHANGED, _ENTERED, _LEFT = 32, 33, 31
 _TEXT = 8 * (_STACK + _STACK_WORDS)  # byte offset
 _BYTES = 4096

@@ -56,7 +56,7 @@ class Device(Protocol):
 
     Attributes:
         name: Name in messages, such as ``cpu``.
-        is_gpu: Whether it is a GPU, which has its own memory; see ``gpu.device.Gpu``.
+        is_gpu: Whether the device is a GPU, which has its own memory (``gpu.device.Gpu``).
         xp: The array module of the device: NumPy, or a module with the same interface.
         block_bytes: Preferred size of the blocks in which a convolution unfolds its windows.
         multiplies_bias: Whether a convolution multiplies its bias, as a row of the weight, instead of adding it.

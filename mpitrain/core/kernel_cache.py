@@ -27,7 +27,7 @@ from numba.core.runtime.nrt import rtsys
 from ..version import __version__
 
 _PACKAGE = Path(__file__).parents[1]
-_SOURCES = ("backend", "core", "comm", "data", "models", "optim", "strategy")  # packages whose kernels call each other
+_SOURCES = ("backend", "core", "comm", "data", "models", "optim", "strategy")  # packages whose kernels call one another
 _DIGEST_BYTES = 32
 
 _log = logging.getLogger(__name__)

@@ -32,8 +32,8 @@ _REORDER = {"reassoc", "contract", "arcp", "nsz"}
 def kernel(function: F) -> F:
     """Compile a function of arrays and scalars; it releases the GIL and rounds according to IEEE 754.
 
-    An element's result does not depend on its position in a vector, so a run is bit-identical however its vectors are
-    split. Scalars arrive as Python floats: convert them with ``x.dtype.type(value)`` in the kernel, or float32
+    An element's result does not depend on its position in a vector. A run is therefore bit-identical for every division
+    of its vectors. Scalars arrive as Python floats: convert them with ``x.dtype.type(value)`` in the kernel, or float32
     arithmetic is promoted to float64.
     """
     # Pass False explicitly: a kernel compiled without the option inherits it from the first kernel that calls it.

@@ -2,8 +2,9 @@
 
 A product with a subnormal operand or result takes some 20 times as long on Intel's CPUs. The moments of Adam become
 subnormal wherever an input is rarely different from zero. The mode is a property of a thread, which a new thread
-inherits from the thread that starts it. The mode is set by the bits DAZ and FTZ of MXCSR (Intel 64 and IA-32
-Architectures Software Developer's Manual, volume 1, section 10.2.3) or FZ of FPCR (Arm Architecture Reference Manual).
+inherits from the thread that starts it. On x86, the mode is set by the bits DAZ and FTZ of MXCSR (Intel 64 and IA-32
+Architectures Software Developer's Manual, volume 1, section 10.2.3). On Arm, it is set by the bit FZ of FPCR (Arm
+Architecture Reference Manual).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Errors of examples that are loaded one by one: they name the example, its file, and the line that failed."""
+"""Errors of examples that are loaded one by one. An error names the example, its file, and the line that failed."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def index_directory() -> Path:
 
 
 def expand(paths: Paths) -> list[Path]:
-    """Return the files of a path, of a pattern such as ``train-*.tar``, or of several of them, in order.
+    """Return in order the files of a path, of a pattern such as ``train-*.tar``, or of several paths and patterns.
 
     Raises:
         DataError: A pattern matches no file, or ``paths`` is empty.

@@ -14,7 +14,7 @@ from ..errors import DataError
 from .split import Split
 
 _BLOCK_BYTES = 1 << 22  # block size for files that are not chunked
-# Errors of file systems without locks. EAGAIN is not one of them: it means that another process writes the file.
+# Errors of file systems without locks. EAGAIN is not among these errors: it means that another process writes the file.
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 

@@ -1,7 +1,7 @@
 """Memory through which the processes of a rank pass batches to the rank without copies.
 
-Each buffer is an anonymous file (``memfd_create``), inherited by the processes that the rank forks. It needs no space
-in /dev/shm, and the kernel frees it when the last process that has it open ends in any way.
+Each buffer is an anonymous file (``memfd_create``), inherited by the processes that the rank forks. The memory needs no
+space in /dev/shm. The kernel frees it when the last process that has opened it ends, in any way.
 
     rank                            process
     take a free buffer ── number ─► make a batch in it, or write its arrays to it

@@ -80,7 +80,7 @@ def stack(examples: Sequence[Any], allocate: Allocate = np.empty) -> Any:
 
 
 class Stacked:
-    """A batch to which each example is copied as soon as it is loaded, while it is in the processor's cache.
+    """A batch to which each loaded example is copied at once, while the example is in the processor's cache.
 
     Args:
         first: The first example.

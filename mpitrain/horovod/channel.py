@@ -1,9 +1,9 @@
 """The operations of one process set: cycles of negotiation and execution.
 
-A cycle is a generator like the collectives that it consists of: it yields the condition that it waits for, and any
-thread may resume it. A rank starts a cycle when it has something to announce, or when other ranks wait; the cycle
-continues when all ranks have started it. A rank that has nothing pending need not take part, because no operation is
-ready before all ranks have submitted it.
+A cycle is a generator, like its collectives. It yields the condition for which it waits, and any thread may resume it.
+A rank starts a cycle when it has something to announce, or when other ranks wait; the cycle continues when all ranks
+have started it. A rank that has nothing pending need not take part, because no operation is ready before all ranks have
+submitted it.
 """
 
 from __future__ import annotations

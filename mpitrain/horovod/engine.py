@@ -50,7 +50,7 @@ class Engine:
         self._thread.start()
 
     def wait(self, handle: Handle) -> None:
-        """Return when an operation has ended. The other ranks of its set must submit it, too."""
+        """Return when an operation has ended. The other ranks of the process set must submit the operation, too."""
         if not self.poll(handle, 100):
             with activity.waiting():
                 self._backoff.until(lambda polls: self.poll(handle, polls), self._look)

@@ -1,9 +1,10 @@
 """Messages that the ranks of a process set send at any time, also between two cycles.
 
-ask    "take part in the next cycle, although you have nothing pending": the sender has waited long, and wants to
-       know which ranks have not submitted its operations
-leave  "I take part in no cycle after the first n": the sender shuts down, or has failed
-free   "I free the set's memory now", or "I do not, because a rank has not left": the answer to all ranks that leave
+- ``ask`` requests that the other ranks take part in the next cycle, even if they have no pending operation. The sender
+  has waited for long, and needs to know which ranks have not submitted its operations.
+- ``leave`` says that the sender takes part in no cycle after the first n. It shuts down, or has failed.
+- ``free`` is the answer to all ranks that leave: the sender now frees the set's memory, or does not free it, because a
+  rank has not left.
 """
 
 from __future__ import annotations

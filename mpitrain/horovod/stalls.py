@@ -12,7 +12,7 @@ class Action(Enum):
     """The action for operations that have waited long."""
 
     NONE = 0
-    ASK = 1  # ask which operations the other ranks have submitted
+    ASK = 1  # query the operations that the other ranks have submitted
     REPORT = 2
     FAIL = 3
 

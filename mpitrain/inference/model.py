@@ -63,8 +63,8 @@ def load(
         path: A checkpoint, a run directory (its newest checkpoint is loaded), or ``RUN/best`` (the checkpoint that
             ``--keep-best`` keeps).
         averages: Load the moving averages of the parameters, which validation uses if the job has them.
-        model: The job or model that was trained, if the run directory has no job file that makes it: a PyTorch module,
-            which is changed; or a job.
+        model: The job or the PyTorch module that was trained, if the run directory has no job file. The module is
+            changed.
 
     Returns:
         A PyTorch module in evaluation mode, which is ``model`` or made by the job; for layers a ``TrainedModel``.

@@ -320,7 +320,7 @@ class Attempt:
     def _kill_leftover_ranks(
         self, process: subprocess.Popen[bytes], statuses: Sequence[rank_status.RankStatus], began: float
     ) -> dict[str, str]:
-        """Kill the ranks that are still alive, on all hosts, and remove their leftover files; normally nothing is left.
+        """Kill the ranks that still run, on all hosts, and remove their leftover files; normally nothing is left.
 
         Returns:
             The hosts on which killing was not possible, with the reason.
@@ -339,7 +339,7 @@ class Attempt:
         ended_well = process.returncode in (0, os.EX_TEMPFAIL) and all(status.done for status in statuses)
         if self._phase is not _Phase.ENDING and (ended_well or process.returncode == 2):
             return {}
-        _kill_group(process)  # for example an ssh whose remote side waits for the dead launcher
+        _kill_group(process)  # for example an ssh whose remote process waits for the ended launcher
         host_watcher.end_ranks(str(self._run_dir))  # and the processes that they have started
         # A killed Open MPI launcher leaves a session directory that breaks a later launcher with the same process id.
         within_s = time.time() - began + 1.0

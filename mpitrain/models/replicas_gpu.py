@@ -15,7 +15,7 @@ from .base import Model
 
 
 class GpuExchange:
-    """Copies parameters to the other GPUs, and gradients to the first GPU, which sums them; see ``Exchange``.
+    """An ``Exchange`` that copies parameters to the other GPUs, and gradients to the first GPU, which sums them.
 
     Args:
         gpus: The GPU of each replica.

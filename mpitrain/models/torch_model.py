@@ -37,8 +37,8 @@ from .base import Model, OnOutputs
 from .torch_device import TorchDevice
 
 _READ_TOO_LATE = (
-    "the backward pass reads a parameter, such as one used with detach(), after its gradient is complete and it may "
-    "have been updated; pass --bucket-bytes {} to update after the backward pass. Torch reports: {}"
+    "the backward pass reads a parameter after its gradient is complete, when it may have been updated (for example, a "
+    "parameter used with detach()); pass --bucket-bytes {} to update after the backward pass. Torch reports: {}"
 )
 _SAMPLED = 256  # number of elements that are sampled to detect changes of the parameters
 _INDEXABLE = ("bool", "uint8", "int8", "int16", "int32", "int64", "float32", "float64")  # by torch's index_select

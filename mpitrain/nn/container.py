@@ -29,7 +29,7 @@ _ACTIVATIONS = (ReLU, LeakyReLU, GELU, Tanh, Sigmoid)
 class Sequential(Layer):
     """Layers that run one after the other.
 
-    A child without a name is named after its class and its index among the children of that class, such as ``dense2``.
+    A child without a name gets its class name and its index among the children of that class, such as ``dense2``.
 
     Raises:
         JobError: There are no layers, an argument is not a layer, or a layer or a name occurs twice.

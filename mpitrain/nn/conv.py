@@ -28,8 +28,8 @@ class Conv2D(Biased):
         kernel: Side of the square window, or (height, width).
         stride: Stride of the window, or (down, right).
         padding: ``same`` adds zeros such that an output has length ceil(length / stride); an odd zero is at the end.
-            ``valid`` adds no zeros. An integer is the number of zeros on each of the four sides. bias: Whether to add a
-            bias.
+            ``valid`` adds no zeros. An integer is the number of zeros on each of the four sides.
+        bias: Whether to add a bias.
         weight_init: Initial values of ``weight``, shape (height, width, in_channels, filters).
         name: Overrides the name that the model assigns.
     """

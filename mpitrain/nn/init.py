@@ -1,7 +1,7 @@
 """Initializers of parameters: functions of a random generator and a shape.
 
-Each output depends on ``fan_in`` inputs, and each input affects ``fan_out`` outputs. Fans are defined for a matrix (in,
-out) or a convolution's weight (height, width, in, out).
+Each output depends on ``fan_in`` inputs, and each input affects ``fan_out`` outputs. Fans are defined for a matrix
+(in, out) or a convolution's weight (height, width, in, out).
 """
 
 from __future__ import annotations

@@ -98,8 +98,8 @@ class Optimizer(ABC):
         layer_scaling: Scales the step of each parameter that matches ``decay_names`` by a ratio of norms, or None.
         slots: Names of the vectors that the rule keeps in addition to the parameters; any number, initially zero.
         changes_at_rate_zero: Whether ``update`` may change parameters also at a learning rate of 0. It is then not
-            called for parameters whose ``rate_factor`` is 0. part: Minimum number of elements for a call of ``update``,
-            if there are that many, because a call is slow.
+            called for parameters whose ``rate_factor`` is 0.
+        part: Minimum number of elements for a call of ``update``, if there are that many, because a call is slow.
         trust_ratio: The ratio that scales the steps, or None; a subclass may override it.
 
     Raises:

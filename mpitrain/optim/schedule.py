@@ -1,7 +1,7 @@
 """Learning rates as functions of the step.
 
 A schedule is any function from the 0-based step to a learning rate. The schedules of this module are frozen
-dataclasses, so that they print as they were written; they have lower-case names because they are used like functions.
+dataclasses, so that they print as they were written. Their names are lower-case, because they are used like functions.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class WholeTensorOptimizer(Optimizer):
 
     @abstractmethod
     def update_tensors(self, grads: Mapping[str, Array]) -> None:
-        """Update the parameters with these names, which the model computes with, and their state. Local.
+        """Update the model's parameters with these names, and the state of these parameters. Local.
 
         Args:
             grads: The gradients of some parameters, each of its parameter's shape; gradients of other optimizers'

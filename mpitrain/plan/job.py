@@ -42,9 +42,9 @@ class Job:
         model: Takes a batch of examples, shape ``(batch, *train.shape)``: layers, or a PyTorch module.
         loss: Takes the model's outputs and the labels. For a PyTorch module it is a torch loss, or a function that
             returns a tensor with one number, the mean over the batch. It is None if the module itself takes the labels
-            and returns its loss: as a tensor, first in a tuple, or as ``loss`` of its outputs. optimizer: Updates the
-            parameters: one of ``mpitrain.optim``. For a PyTorch module also one of ``torch.optim``, or a function that
-            makes it from the parameters: ``lambda params: torch.optim.RMSprop(params, 0.01)``.
+            and returns its loss: as a tensor, first in a tuple, or as ``loss`` of its outputs.
+        optimizer: Updates the parameters: one of ``mpitrain.optim``. For a PyTorch module also one of ``torch.optim``,
+            or a function that makes it from the parameters: ``lambda params: torch.optim.RMSprop(params, 0.01)``.
         train: Examples to train on: a split, or for a PyTorch module also an object with ``__len__`` and
             ``__getitem__``, such as a ``torch.utils.data.Dataset``. Its examples are tuples, inputs followed by the
             label, or dicts with ``labels``.
@@ -54,11 +54,11 @@ class Job:
         moving_average: Moving average of the parameters, used for validation, or None.
         hooks: Called by the training loop, in addition to the built-in hooks.
         pins: With parameter servers: a dict from variable names to servers (from 0), or a function of name, shape and
-            bytes. The function returns the server, or None to leave the choice to ``--placement``. metrics: Functions
-            of the outputs and labels of all validation examples by name, in addition to loss and accuracy: ``{"auc":
-            lambda outputs, labels: roc_auc_score(labels, outputs[:, 1])}``. They get arrays (for a PyTorch module,
-            tensors on the CPU), and return a number or a dict of numbers. Metrics of torchmetrics can be used in place
-            of functions.
+            bytes. The function returns the server, or None to leave the choice to ``--placement``.
+        metrics: Functions of the outputs and labels of all validation examples by name, in addition to loss and
+            accuracy: ``{"auc": lambda outputs, labels: roc_auc_score(labels, outputs[:, 1])}``. They get arrays (for a
+            PyTorch module, tensors on the CPU), and return a number or a dict of numbers. Metrics of torchmetrics can
+            be used in place of functions.
         source: The file and the line that made this object, for errors.
     """
 

@@ -112,7 +112,7 @@ class DeviceConfig(OptionGroup):
     devices_per_rank: int = option(1, "Split a rank's batch over this many devices.", "N", minimum=1)
     precision: Literal["float32", "tf32", "bfloat16", "float16"] = option(
         "float32",
-        "GPU compute precision. tf32: matrix products round their inputs to TF32; bfloat16, float16: activations and "
+        "GPU compute precision. tf32: matrix products round their inputs to TF32. bfloat16, float16: activations and "
         "a copy of the parameters are 16-bit. Parameters, gradients and sums stay float32.",
     )
     threads: int | None = option(
@@ -179,8 +179,8 @@ class RunDirConfig(OptionGroup):
     run_dir: Path | None = option(None, "Output directory.", "DIR", default_text="runs/JOB-TIME", is_common=True)
     resume: str = option(
         "auto",
-        "auto: resume from the newest checkpoint in the run directory; never: do not resume; PATH: resume from this "
-        "checkpoint, or from the newest checkpoint in this run directory.",
+        "auto: resume from the newest checkpoint in the run directory. never: do not resume. PATH: resume from this "
+        "checkpoint or run directory.",
         "auto|never|PATH",
         is_common=True,
     )

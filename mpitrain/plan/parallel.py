@@ -112,8 +112,9 @@ class ParallelConfig(OptionGroup):
     shared_memory: bool = option(True, "Average gradients in memory shared by the ranks of a node.")
     compress: str | None = option(
         None,
-        "Compress gradients between nodes, with error feedback: bfloat16, float16, int8, float32 (of float64); in "
-        "local int4; in sync powersgd:RANK; with servers topk:FRACTION; or package.module:Class, a codec of your own.",
+        "Compress gradients between nodes, with error feedback: bfloat16, float16, int8, or float32 (of float64). "
+        "Only in local: int4. Only in sync: powersgd:RANK. Only with servers: topk:FRACTION. package.module:Class is a "
+        "codec of your own.",
         "CODEC",
         modes=lambda mode: bool(mode.compressions),
     )

@@ -116,8 +116,8 @@ def script_request(path: Path, arguments: Sequence[str], options: ProgramOptions
         raise LaunchError(f"{path}: no such file")
     if only_defines(path):
         raise LaunchError(
-            f"{path} only defines functions or classes: a job file must define job(), and a script must call what it "
-            f"defines; to start it anyway, pass -- python {path}"
+            f"{path} only defines functions or classes: a job file must define job(), and a script must call its "
+            f"functions; to start it anyway, pass -- python {path}"
         )
     return ProgramRequest((sys.executable, str(path), *arguments), path.stem, options)
 

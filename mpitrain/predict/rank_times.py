@@ -132,7 +132,7 @@ class RankTimes:
 
     @property
     def message_to_server_s(self) -> float:
-        """Seconds from a request until its receiver has noticed it, without its vector."""
+        """Seconds from a request until the receiver has noticed it, without the transfer of a vector."""
         probe, scenario = self._probe, self._scenario
         if probe.exchanges is None or probe.between is None:
             return scenario.between.latency_s + _NOTICE_S

@@ -1,7 +1,7 @@
 """Times of training steps that all ranks take at once without communication, and the spread of these times.
 
-These times differ from those of repeated calls of one function: in a step, less of an update's vectors is in the
-caches.
+These times differ from the times of repeated calls of one function, because in a step, less of an update's vectors is
+in the caches.
 """
 
 from __future__ import annotations

@@ -219,7 +219,7 @@ def _become(request: _Request) -> None:
 
 
 def _receive(connection: socket.socket) -> _Request | str | None:
-    """Return a client's request for a process, or for a module's import (its name); None if it asks the server to end.
+    """Return a client's request for a process, or the name of a module to import; None if the server is to end.
 
     Raises:
         OSError, ValueError: The request is not complete, or comes from another user.

@@ -1,7 +1,7 @@
 """Status files: each rank registers in a directory that ``mpitrain run`` watches, and keeps its current step there.
 
-The launcher can only report that its processes have ended. When a rank dies, the user needs to know its number, its
-activity and its host. These data must be on disk before the death, because a killed process cannot write any more. A
+The launcher can only report that its processes have ended. When a rank dies, the user needs the number, the activity
+and the host of the rank. These data must be on disk before the death, because a killed process cannot write any more. A
 file is one line: the step, and the other values as JSON. The step is written through a memory map, in less than a
 microsecond.
 """
@@ -149,7 +149,7 @@ class RankStatusFile:
 
 
 def is_watched(folder: Path) -> bool:
-    """Return whether ``mpitrain run`` watches this run directory; a script may also train in another one."""
+    """Return whether ``mpitrain run`` watches this run directory. A script may also train in another run directory."""
     run_dir = os.environ.get(RUN_DIR_VARIABLE)
     return run_dir is not None and os.path.realpath(folder) == os.path.realpath(run_dir)
 

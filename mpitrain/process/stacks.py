@@ -1,7 +1,7 @@
 """Answers to ``mpitrain stacks``: activity and stacks of each rank of a live run, in files in the run directory.
 
-The command creates a folder in the run's ``logs``; every rank's reaper looks for this folder, and writes one file into
-it.
+The command creates a folder in the run's ``logs``. Every rank's reaper looks for this folder, and writes one file into
+the folder.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Programs, which need not use this package, as ranks: their environment, their output, and how they end."""
+"""Programs as ranks: their environment, output and end. Programs need not use this package."""

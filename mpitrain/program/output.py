@@ -26,8 +26,8 @@ class RankOutput:
 
     Args:
         prefix: The beginning of every printed line. Without a prefix, lines are printed unchanged. An incomplete line,
-            such as a progress bar, is printed after a moment. log: The log file, to which the output is appended; if it
-            cannot be written, the output is only printed.
+            such as a progress bar, is printed after a moment.
+        log: The log file, to which the output is appended; if it cannot be written, the output is only printed.
     """
 
     def __init__(self, prefix: str, log: Path) -> None:

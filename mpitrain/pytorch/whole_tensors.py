@@ -29,9 +29,9 @@ _NO_OPTIONS = ("params", "param_names")
 class TorchTensors(WholeTensorOptimizer):
     """Updates with any optimizer of torch: calls its ``step`` with only this rank's parameters.
 
-    Checkpoints contain the optimizer's ``state`` and groups; state in its other attributes is not saved. If a class
-    declares ``updates_tensors_separately = True``, the ranks divide the tensors. Otherwise one rank updates all
-    tensors.
+    Checkpoints contain the optimizer's ``state`` and groups; state in its other attributes is not saved. The ranks
+    divide the tensors of torch's optimizers that update tensors separately, and of classes with
+    ``updates_tensors_separately = True``. Otherwise one rank updates all tensors.
 
     Attributes:
         optimizer: The optimizer, with the options that its groups have at each update.

@@ -77,7 +77,7 @@ def _range(chart: Chart) -> list[float] | None:
 
 
 def _lines(curve: Curve) -> list[dict[str, Any]]:
-    """Return the traces of a curve: its range, if it has one, and its line."""
+    """Return the traces of a curve: its line, and its range if there is one."""
     common = {"type": "scatter", "x": _numbers(curve.x), "legendgroup": _text(f"{curve.group} {curve.label}")}
     line = {
         **common,

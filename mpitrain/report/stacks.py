@@ -21,7 +21,7 @@ _TIMEOUT_S = 5.0
 @click.command("stacks", epilog=examples("mpitrain stacks", "mpitrain stacks runs/mnist_mlp-20261121-141119"))
 @click.argument("run", required=False, type=click.Path(path_type=Path), metavar="[RUN]")
 def stacks_command(run: Path | None) -> int:
-    """Show what every rank of a live run is doing: its activity, which rank it waits for, and its Python stacks.
+    """Show the activity and the Python stacks of every rank of a live run, and the rank for which it waits.
 
     Without RUN, it shows the latest run in the folder runs. Works on any host that shares the run directory. The exit
     status is 1 if a rank does not answer within 5 s.

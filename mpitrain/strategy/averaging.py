@@ -150,7 +150,7 @@ class Centered(Periodic):
 
 
 class ElasticAveraging(Centered):
-    """Moves each worker's parameters and the center towards each other by ``rho`` times their difference."""
+    """Moves workers' parameters towards the center, and the center towards them, by ``rho`` times the difference."""
 
     def __init__(
         self, plan: Plan, own: Mapping[str, Array], mean: MeanAllreduce, hierarchy: Hierarchy, rho: float

@@ -68,8 +68,8 @@ class Stats(NamedTuple):
         saved_bytes: Additional bytes that the workers would have sent without compression.
         gradient_nbytes: Number of bytes of a submitted gradient, by worker and server; empty if it has the size of all
             parameters.
-        grad_norm: The norm of the averaged gradient, before clipping, in the last step that measured it; None if no
-            step did, or if that step made no update.
+        grad_norm: The norm of the averaged gradient, before clipping, in the last step that measured the norm. None if
+            no step measured it, or if that step made no update.
     """
 
     step: int
@@ -254,7 +254,7 @@ class Strategy(Protocol):
         """Request a ``ConsistentPoint`` as soon as possible; its ``reasons`` include this one. Local; chief only."""
 
     def request_stop(self) -> None:
-        """Ask all workers to stop soon. Local; one rank is enough."""
+        """Request that all workers stop soon. Local; one rank is enough."""
 
     def vector(self, name: str) -> Array:
         """Return one of ``plan.vectors``, complete, on the device of ``params``; valid until the next call or step.

@@ -35,8 +35,8 @@ class BulkSynchronous:
 
     Attributes:
         loss: This worker's share of the step's mean loss. The sum of all workers' shares is the mean loss, and the sum
-            of the workers' gradients is the gradient of the mean loss. flags: The requests of this worker, as bits, to
-            be combined with the other workers' bits.
+            of the workers' gradients is the gradient of the mean loss.
+        flags: The requests of this worker, as bits, to be combined with the other workers' bits.
         non_finite: The policy for losses that are not finite.
         plan: The plan of the run.
         has_ended: Whether the consistent point that was entered last is the last one of the run.

@@ -18,7 +18,7 @@ def make_node_codec(plan: Plan, hierarchy: Hierarchy, buckets: Iterable[Range]) 
     """Return the codec for vectors between nodes; None if there is one node, no compression, or PowerSGD.
 
     Prints a notice if ``--compress`` has no effect. Collective over the workers. A run that begins to compress later
-    calls it at its start, too, so that errors of a codec are found then.
+    also calls it at the start, so that errors of a codec are detected early.
 
     Args:
         buckets: Ranges of the flat vector; each is exchanged as a whole.

@@ -6,10 +6,10 @@ gradient. The workers continue from the new global parameters, each with its own
 distributed low-communication training of language models, 2023.) The global parameters are the trained model.
 
 ``fragments`` determines when each part of the parameters is exchanged. A worker that continues to train during the
-exchange adds the changes that it has made meanwhile to the new global parameters. (Streaming DiLoCo, Douillard et al.
-2025, takes a weighted mean of the worker's and the global parameters; with 2 workers and 64 local steps on
-Fashion-MNIST, the sum was more accurate by 0.2 to 0.6 percentage points than the mean.) After the last step of the run,
-fragments that are not due are averaged without the outer optimizer: its momentum would turn a part of a cycle into a
+exchange adds the changes that it has made meanwhile to the new global parameters. Streaming DiLoCo (Douillard et al.
+2025) instead takes a weighted mean of the worker's and the global parameters. With 2 workers and 64 local steps on
+Fashion-MNIST, the sum was more accurate than the mean, by 0.2 to 0.6 percentage points. After the last step of the run,
+fragments that are not due are averaged without the outer optimizer, whose momentum would turn a part of a cycle into a
 step of full size.
 
 The global parameters and the outer optimizer's slots are shared by the ranks of a node. Several nodes divide the update

@@ -322,7 +322,7 @@ class KeepFlushing(Hook):
 
 
 class ReportStep(Hook):
-    """Records this worker's step in its rank status, where ``mpitrain run`` reads it if the worker dies."""
+    """Records this worker's step in its rank status. If the worker dies, ``mpitrain run`` reads the step there."""
 
     def __init__(self, status: RankStatusFile) -> None:
         self._status = status

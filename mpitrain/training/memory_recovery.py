@@ -147,7 +147,7 @@ def resume_from_memory(
     if newest > max(step, newer_than):
         raise CheckpointError(
             f"the state of step {newest:,} in memory does not match the model, the optimizer or --seed; undo the "
-            "change, pass --resume never to start anew, or another --run-dir",
+            "change, pass --resume never to start from the beginning, or another --run-dir",
             on_all_ranks=True,
         )
     if step <= newer_than:

@@ -91,7 +91,7 @@ def _resume(cluster: Cluster, plan: Plan, resume_plan: ResumePlan, vectors: dict
     if intact is None:
         raise CheckpointError(
             f"all {len(paths)} checkpoints in {paths[0].parent} are damaged: {skipped[0]}; "
-            "start anew with --resume never, or pass another --run-dir",
+            "start from the beginning with --resume never, or pass another --run-dir",
             on_all_ranks=True,
         )
     path, restored = intact

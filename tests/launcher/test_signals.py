@@ -76,7 +76,7 @@ def test_ctrl_c_ends_a_run_with_a_server_if_a_rank_is_stopped(openmpi: Mpi, rank
         os.kill(rank_status.read(tmp_path)[rank].pid, signal.SIGSTOP)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=20)
-    # Open MPI's launcher continues stopped processes before it ends them, so they may still save.
+    # Open MPI's launcher continues stopped processes before it ends them, so the processes may still save.
     assert process.returncode in (75, 130)
     assert [line for line in err.splitlines() if line.startswith("mpitrain: ") and "SIGINT" in line], err
 

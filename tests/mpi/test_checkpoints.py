@@ -69,7 +69,7 @@ def test_every_so_many_steps_and_the_newest_are_kept(
 
 @pytest.mark.parametrize("mode", [["sync"], ["backup"], ["async", "--ps", "1"]], ids=" ".join)
 def test_every_so_many_seconds(openmpi: Mpi, mode: list[str], tmp_path: Path) -> None:
-    """A run also saves before its time limit, which ends this run."""
+    """A run also saves before its time limit ends it."""
     # Compile the kernels of the mode first: the compilation can take longer than the limit.
     openmpi.train(3, SMALL, "--mode", *mode, "--no-normalize", "--train-steps", "2", "--run-dir", tmp_path / "short")
     words = [*FOREVER, "--no-normalize", "--save-secs", "1", "--time-limit", "12"]
@@ -217,7 +217,7 @@ def spoil(path: Path) -> None:
 
 @pytest.mark.parametrize("mode", [["sync"], ["async", "--ps", "1"]], ids=" ".join)
 def test_a_run_with_nothing_left_to_train(openmpi: Mpi, mode: list[str], tmp_path: Path) -> None:
-    """The run does not save again in its own directory, but in another one; all workers must agree on this."""
+    """The run saves again only in another directory, not in its own. All workers must agree on this."""
     flags = ["--mode", *mode, "--no-normalize", "--train-steps", "4"]
     openmpi.train(3, SMALL, *flags, "--run-dir", tmp_path / "a")
     before = newest(tmp_path / "a").stat().st_mtime_ns

@@ -108,7 +108,7 @@ def test_a_sweep_is_an_array(site: Site, openmpi: Mpi, jobs: dict[str, Submitted
 
 def test_servers_are_on_their_own_nodes(site: Site, openmpi: Mpi, jobs: dict[str, Submitted]) -> None:
     # Slurm 22.05's srun sometimes does not notice that all tasks of a heterogeneous job step have exited ("First task
-    # exited 60s ago"), and keeps the nodes until the job's time limit: then the job is submitted again, once.
+    # exited 60s ago"), and keeps the nodes until the job's time limit. The job is then submitted again, once.
     job, deadline = jobs["servers"], time.monotonic() + 75
     while site.cluster.state_of(job.number) not in ENDED and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -122,7 +122,7 @@ def test_servers_are_on_their_own_nodes(site: Site, openmpi: Mpi, jobs: dict[str
 
 def test_srun_with_pmi2_trains_with_mpich(site: Site, mpich: Mpi) -> None:
     # Slurm 22.05's plugin sometimes corrupts messages between ranks before MPI has started ("value not properly
-    # terminated in client request"): the ranks fail, or wait for each other forever.
+    # terminated in client request"). The ranks then fail, or hang.
     flags = ["--nodes", "3", "--time", "2", "--launcher", "srun", SLOW, "--train-steps", "60"]
     for attempt in range(5):
         job = site.submit(mpich, f"srun-mpich-{attempt}", *flags)

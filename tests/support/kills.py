@@ -2,7 +2,7 @@
 
     python bench/kills.py 200
 
-Every checkpoint that a killed run leaves under its final name must be intact, and the parameters at the end must be
+Every checkpoint that a killed run leaves under its final name must be intact. The parameters at the end must be
 bit-identical to those of a run that was never killed. Runs have 1, 2 or 3 ranks, Dropout, BatchNorm and moving
 averages.
 """

@@ -63,7 +63,7 @@ def test_every_mode_trains_modules_except_frozen_parameters(openmpi: Mpi, mode: 
     torch.manual_seed(support.SEED)
     model = models.make("all", "own").eval()
     initial = model.state_dict()
-    # On all examples: the loss of one batch is noise, and with servers it depends on which worker is faster.
+    # Measured on all examples: the loss of one batch is noise. With servers it also depends on the workers' speeds.
     x, y = map(torch.from_numpy, models.arrays("all"))
     losses = [line["validation_loss"] for line in metrics(tmp_path) if "validation_loss" in line]
     assert losses[-1] < models.all_losses(model(x.float()), y).item()

@@ -26,7 +26,7 @@ class _Outbox:
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm
-        self._sending: list[tuple[MPI.Request, Array]] = []  # buffers must live until they are sent
+        self._sending: list[tuple[MPI.Request, Array]] = []  # buffers must exist until they are sent
 
     def send(self, array: Array, rank: int, tag: int) -> None:
         self._sending = [(request, buffer) for request, buffer in self._sending if not request.Test()]

@@ -14,9 +14,10 @@ puts the header of the reply.
 
 Both poll the headers in their own memory with plain loads while another rank writes them with Put. That is correct:
 
-- The window has the unified memory model, which ``is_unified`` checks: data that was put becomes visible to loads
-  without further RMA calls by the receiver, such as ``Win.Sync``. MPI makes progress because the waiting rank calls it.
-  A poll therefore sees a new header eventually.
+- The window has the unified memory model, which ``is_unified`` checks. Data that was put therefore becomes visible to
+loads without further RMA calls by the receiver, such as ``Win.Sync``. MPI makes progress because the waiting rank calls
+it.
+  A poll therefore detects a new header eventually.
 - A header may be seen when only some of its words have arrived. The header counts only if its checksum over all other
 words is right.
 - A vector is complete when its header is seen. Before the sender puts the header, it flushes the vector, that is, waits
@@ -134,7 +135,7 @@ class Window:
         self._win.Flush(rank)
 
     def sync(self) -> None:
-        """Let the following loads see what has arrived."""
+        """Make the data that has arrived visible to the following loads."""
         self._win.Sync()
 
     def free(self) -> None:

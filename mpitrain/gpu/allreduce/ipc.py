@@ -1,7 +1,7 @@
 """Sums among the GPUs of one node through CUDA IPC; several workers may share a GPU.
 
-Each worker sums one part of all vectors, in the order of the workers, and copies the other parts from the workers that
-summed them.
+Each worker sums one part of all vectors, in the order of the workers. It copies the other parts from the workers that
+have summed them.
 """
 
 from __future__ import annotations

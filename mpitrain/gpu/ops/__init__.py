@@ -341,7 +341,7 @@ def sum_rows(rows: Array, order: Array, start: int, stop: int, scale: float, out
 
 
 def cast(x: Array, y: Array) -> None:
-    """Set ``y`` to ``x``, rounded to nearest; one of them is float32, the other float16 or bfloat16."""
+    """Set ``y`` to ``x``, rounded to nearest. One array is float32, the other is float16 or bfloat16."""
     line(_cast("cast", x, y), -(-x.size // 8), THREADS, (int64(x.size), x, y))
 
 

@@ -3,7 +3,8 @@ programs.
 
 The gradients of consecutive layers are fused, and each fused buffer is summed by a ring over all P ranks. Every rank
 sends 2 (P - 1) / P of the buffer, in 2 (P - 1) hops (Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for
-clusters of workstations, 2009). The buffers follow each other, while the backward pass computes earlier layers.
+clusters of workstations, 2009). The buffers are sent one after the other, while the backward pass computes earlier
+layers.
 """
 
 from __future__ import annotations

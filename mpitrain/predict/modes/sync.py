@@ -122,7 +122,7 @@ class _OneNode:
             busy: The times until which the processors of each node are busy.
 
         Returns:
-            The times at which every node has received everything, and until which its processors are busy.
+            Two times for every node: when it has received everything, and until when its processors are busy.
         """
         messages = 2 * (self.nodes - 1) * self.link.message_s
         arrival = self.senders.send(when, nbytes).max() + self.link.latency_s

@@ -49,8 +49,8 @@ class PsStrategy:
         shard_order: The numbers of the shards in the order in which this worker sends requests.
         coordinator: Assigns work items and counts steps.
         non_finite: The policy for losses that are not finite.
-        item, work, lead: The number of the current work item; its step and examples; how many steps this worker is
-            ahead of the slowest worker.
+        item, work, lead: The number of the current work item, its step and its examples, and the number of steps that
+            this worker is ahead of the slowest worker.
     """
 
     synchronous = False

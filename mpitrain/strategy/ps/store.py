@@ -1,4 +1,4 @@
-"""The parameters in modes with servers, as one rank sees them: local and remote shards and the step coordinator.
+"""One rank's access to the parameters in modes with servers: local and remote shards, and the step coordinator.
 
 A node with servers holds the training vectors in memory shared by its ranks; a server's shard consists of ranges of
 them. The step coordinator lies on the first server's node. Without servers, one node's shared memory holds everything.

@@ -19,8 +19,8 @@ AGENT = Path(__file__).parent / "agent.sh"
 class Hosts:
     """Hosts h1, h2, ... with addresses ``net``.1, ``net``.2, ...; ``launch`` uses ``mpirun`` next to ``python``.
 
-    Each host has a separate folder for temporary files, ``folder``/h1, ...: files of a killed daemon must not disturb
-    a process of another test that has the same process id.
+    Each host has a separate folder for temporary files, ``folder``/h1, and so on. Files of a killed daemon therefore do
+    not disturb a process of another test that has the same process id.
     """
 
     python: Path

@@ -15,7 +15,7 @@ from mpitrain.process import rank_status
 from ..launch import JOBS, ROOT, Mpi
 from .training import Hosts
 
-# Open MPI cannot know that the three hosts share the cores of this machine.
+# Open MPI has no information that the three hosts share the cores of this machine.
 FLAGS = ["--env", "OMPI_MCA_mpi_yield_when_idle=1"]
 JOB = [JOBS / "small.py", "--threads", "1", "--validate-steps", "0", "--log-steps", "0", "--save-secs", "0.3"]
 FOREVER = "100000000"

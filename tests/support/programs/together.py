@@ -1,9 +1,12 @@
-"""Every rank is a node that writes its share of one file; at step 2 one node, or all nodes, cannot write.
+"""Every rank is a node that writes its share of one file. At step 2, one node or all nodes cannot write.
 
     together.py FOLDER background|waiting limit|files|full
 
-``limit``: one node's limit of file sizes is below the end of its share; ``files``: the node may open no file; ``full``:
-the disk has too little room. Prints the chief's message and the names of the files. Nodes are simulated on this host.
+- ``limit``: one node's limit of file sizes is below the end of its share.
+- ``files``: the node may open no file.
+- ``full``: the disk has too little room.
+
+Prints the chief's message and the names of the files. Nodes are simulated on this host.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from pathlib import Path
 from ..launch import ROOT, Mpi, run
 from .cluster import Cluster
 
-# Messages of ranks on a busy machine if Slurm 22.05's plugin does not connect its daemons, or if Open MPI receives a
-# message before its own fence has ended (pull request 13559 of Open MPI): the job ends before the run begins.
+# Messages of ranks on a busy machine when the job ends before the run begins. Causes: Slurm 22.05's plugin does not
+# connect its daemons, or Open MPI receives a message before its own fence has ended (pull request 13559 of Open MPI).
 _STARTUP_ERRORS = ("Cannot establish the connection", "mca_pml_ob1_recv_frag_callback_match")
 
 

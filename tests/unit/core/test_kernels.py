@@ -84,8 +84,8 @@ VECTORIZED: dict[str, tuple[Any, ...]] = {
     "strategy.ps.worker_momentum._mask": (ROW, ROW),
     **{f"optim.rules._{name}": (ROW, ROW, ROW, ROW, CONSTANTS) for name in RULES},
 }
-# Kernels whose loops need not be vectorized, and why. The kernels of the modules in WORDS, for words of shared memory,
-# and of those in PARSERS, which parse bytes, need not be vectorized either.
+# Kernels whose loops need not be vectorized, and why. The kernels of two other kinds of modules need not be vectorized
+# either: WORDS, for words of shared memory, and PARSERS, which parse bytes.
 SCALAR = {
     "comm.compression_kernels._bin_of": "one element",
     "comm.compression_kernels._scale_of": "a maximum, and a sum in a fixed order",

@@ -19,7 +19,8 @@ from ...simulators.simulated_gpus import KERNELS
 
 pytestmark = pytest.mark.full
 ENVIRONMENT = ROOT / ".venv-nvcc"
-# A thread has the same number of registers on all of them, so all types are compiled for one and a few for the others.
+# A thread has the same number of registers on all architectures. All types are therefore compiled for one architecture,
+# and only a few for the others.
 ARCHITECTURES = {"sm_80": ["Float16"], "sm_90": sources.ALL, "sm_100": ["float"]}
 LARGEST_FIRST = sorted(
     ((name, stored) for name, types in sources.TYPES.items() for stored in types),

@@ -1,5 +1,4 @@
-"""The launcher's command line, as a pure function; the notations of hosts; valid and invalid combinations of
-options."""
+"""The launcher's command line, a pure function: notations of hosts, valid and invalid combinations of options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Properties of every layer: gradients, both precisions, NaN, any strides, and the arrays that it may overwrite."""
+"""Properties of every layer: gradients, precisions, NaN, strides, and the arrays that a layer may overwrite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters that arrive late: they are completed in the order in which the next step needs them, each once."""
+"""Parameters that arrive late are completed in the order in which the next step needs them, each once."""
 
 from __future__ import annotations
 
