@@ -361,7 +361,10 @@ def measure_sums(small: bool) -> None:
         print(f"  sum in shared memory, no GPU       {rates['alone']:7.2f}")
         print(f"  MPI_Allreduce in host memory       {rates['by_mpi']:7.2f}")
         slower = min(rates["copied"], rates["by_mpi"])
-        print(f"  {rates['staged'] / slower:.0%} of the slower of copies and MPI (target 80%)", flush=True)
+        share = rates["staged"] / slower
+        print(
+            f"  the sum reaches {share:.0%} of the slower of pinned copies and MPI_Allreduce (target 80%)", flush=True
+        )
 
 
 def slowest(comm: Any, work: Callable[[], object], rounds: int = 10) -> float:

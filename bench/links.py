@@ -9,7 +9,8 @@ intervals.
 - ``limit``: the speed if a step takes as long as its transfers, or as long as a step of one rank alone, if that is
   longer. In this calculation, every rank sends and receives the gradient and then the parameters, except its own part.
   The rate is that of a TCP connection over the same link.
-- ``ddp``, ``ddp-powersgd``: DistributedDataParallel over gloo, with whole gradients or PowerSGD of rank 4; fused Adam.
+- ``ddp``, ``ddp-powersgd``: DistributedDataParallel over gloo, with uncompressed gradients or with PowerSGD of rank
+  4; both use fused Adam.
 - ``async``: with one server on the first host.
 - ``far``: ``async`` with one worker, whose server is on another host. The limit is the transfer of a gradient and then
 of the parameters.

@@ -57,7 +57,7 @@ class InMemory:
             part = slice(*ends)
             _copy(self._rows, indices[part], scale, out[part])
 
-        for _ in self._pool.map(copy, split_batch(len(indices), threads)):  # NumPy and the kernel release the GIL
+        for _ in self._pool.map(copy, split_batch(len(indices), threads)):  # ``_copy`` releases the GIL
             pass
 
     def start_in_process(self) -> None:

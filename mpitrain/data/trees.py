@@ -98,7 +98,7 @@ class Stacked:
             self._batch = [first] * count
         else:
             example = np.asarray(first)
-            self._batch = self._array((count, *example.shape), example.dtype)
+            self._batch = self._array((count, *example.shape), example.dtype, first)
 
     def set(self, place: int, example: Any) -> None:
         """Copy an example to a place; examples must be copied in the order of their places.
@@ -117,26 +117,28 @@ class Stacked:
         elif isinstance(self._batch, list):
             self._batch[place] = example
         else:
-            self._set_array(place, np.asarray(example))
+            self._set_array(place, np.asarray(example), example)
 
     def tree(self) -> Any:
         """Return the batch."""
         return self._batch if self._parts is None else map_children(Stacked.tree, self._parts)
 
-    def _set_array(self, place: int, example: Array) -> None:
+    def _set_array(self, place: int, example: Array, element: Any) -> None:
         batch = self._batch
         if example.shape != batch.shape[1:]:
             raise ValueError(f"some examples have shape {batch.shape[1:]}, others {example.shape}")
         if _is_text(example) != _is_text(batch):
             raise TypeError("some examples have texts, others have numbers")
         if example.dtype != batch.dtype and (dtype := np.result_type(batch, example)) != batch.dtype:
-            self._batch = self._array(batch.shape, dtype)
+            self._batch = self._array(batch.shape, dtype, element)
             self._batch[:place] = batch[:place]
         self._batch[place] = example
 
-    def _array(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
+    def _array(self, shape: Shape, dtype: np.dtype[Any], element: Any) -> Array:
         if dtype.hasobject:
-            raise TypeError(f"an element is of type {type(self._first).__name__}, which no array can hold")
+            raise TypeError(
+                f"an element is of type {type(element).__name__}, must be an array, a tensor, a number or a text"
+            )
         return self._allocate(shape, dtype)
 
 

@@ -196,11 +196,13 @@ def _divide_momentum(rule: Optimizer, config: RunConfig) -> tuple[Optimizer, Mom
 def _check_batch(step_examples: int, gradients_per_step: int, job: Job) -> None:
     if step_examples > len(job.train_split):
         batch = len(job.train_split) // gradients_per_step
-        fix = f"set --batch-size {batch} or less, or use fewer workers" if batch else "use fewer workers"
+        fixes = [f"set --batch-size {batch} or less"] if batch else []
+        if gradients_per_step > 1:
+            fixes.append("use fewer workers")
         raise DataError(
             f"a batch of {step_examples:,} examples ({gradients_per_step} workers, "
             f"{step_examples // gradients_per_step:,} each) is larger than the {len(job.train_split):,} training "
-            f"examples; {fix}"
+            f"examples; {' or '.join(fixes)}"
         )
 
 

@@ -33,7 +33,7 @@ class Device:
     """The device on which the launch functions run.
 
     Attributes:
-        places: Arguments for ``launch.use``; all must give the same bits.
+        places: Arguments for ``launch.use``; the results must be bit-identical for all of them.
         put: Copies an array to the device, to an address that is a given number of elements after an aligned address.
         get: Copies an array from the device.
     """

@@ -62,9 +62,10 @@ def _parse(sweep: str, known: dict[str, click.Option]) -> tuple[str, list[str]]:
         advice = f"did you mean {near}?" if near and near != name else "--help lists the flags"
         raise ConfigError(f"--sweep {sweep}: {flag(name)} cannot be swept; {advice}")
     # Values of a flag that takes a comma-separated list are separated by semicolons.
-    values = text.split(";" if isinstance(known[name].type, CommaSeparated) else ",")
+    separator = ";" if isinstance(known[name].type, CommaSeparated) else ","
+    values = text.split(separator)
     if "" in values:
-        raise ConfigError(f"--sweep {sweep}: a value is empty; remove the extra comma")
+        raise ConfigError(f"--sweep {sweep}: a value is empty; remove the extra {separator!r}")
     if len(set(values)) < len(values):
         raise ConfigError(f"--sweep {sweep}: a value is given twice; remove the duplicate")
     return name, values

@@ -58,10 +58,24 @@ def test_a_run_directory_in_use_is_refused(tmp_path: Path, monkeypatch: pytest.M
         assert folder == tmp_path
 
 
-@pytest.mark.parametrize("after_s", [0.15, 0.3, 0.6])
+@pytest.mark.parametrize("after_s", [0.05, 0.2, 0.5])
 def test_ctrl_c_while_modules_are_imported_ends_it(after_s: float) -> None:
-    words = [sys.executable, "-m", "mpitrain", "run", "-n", "2", str(JOBS / "small.py"), "--dry-run"]
+    words = [
+        sys.executable,
+        "-X",
+        "importtime",
+        "-m",
+        "mpitrain",
+        "run",
+        "-n",
+        "2",
+        str(JOBS / "small.py"),
+        "--dry-run",
+    ]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        while (line := process.stderr.readline()) and not line.endswith("| mpitrain\n"):
+            pass  # the interpreter starts
         time.sleep(after_s)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=30)

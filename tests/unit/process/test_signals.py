@@ -1,4 +1,4 @@
-"""Signal handlers only record signals; a time limit leaves time to save."""
+"""A signal is recorded, and a second Ctrl-C ends the process. A time limit leaves time to save."""
 
 from __future__ import annotations
 
