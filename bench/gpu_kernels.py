@@ -99,7 +99,7 @@ def figures(arch: str, registers: int, spilled: int, shared: int, instructions: 
 
 
 def code_bytes(cubin: bytes) -> Iterator[tuple[str, int]]:
-    """Yield each kernel of an ELF file with the bytes of its section ``.text.<kernel>``."""
+    """Yield the name of each kernel of an ELF file, and the size of its section ``.text.<kernel>`` in bytes."""
     (table,), (size, count, names) = struct.unpack_from("<Q", cubin, 40), struct.unpack_from("<HHH", cubin, 58)
     sections = [struct.unpack_from("<IIQQQQ", cubin, table + i * size) for i in range(count)]
     for name, _, _, _, _, length in sections:

@@ -106,7 +106,7 @@ class Structure:
         """Return the structure that ``to_json`` converted.
 
         Args:
-            content: The value of the JSON text.
+            content: The parsed JSON, equal to the value that ``to_json`` returned.
             places: The places of contiguous values, by the dataset's name.
 
         Raises:

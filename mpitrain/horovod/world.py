@@ -152,7 +152,7 @@ def current() -> World:
 
 
 def is_initialized() -> bool:
-    """Return whether ``init`` has been called, and ``shutdown`` has not. Local."""
+    """Return whether ``init`` has been called, and ``shutdown`` has not been called since. Local."""
     return _world is not None
 
 

@@ -1,8 +1,9 @@
 """The heartbeat of a run: ``status.json``, which the chief rewrites every few seconds.
 
 A run that ends writes its final state. A killed run writes nothing more, and a reader has to detect this. On the same
-host the reader looks for the process. On another host it can only use times, but clocks differ. It therefore
-computes the file's age by the clock of the file system, and in case of doubt waits for the next heartbeat.
+host the reader looks for the process. On another host the reader has only the file, and the clocks of two hosts may
+differ. The reader therefore computes the file's age by the clock of the file system, and in case of doubt waits for the
+next heartbeat.
 """
 
 from __future__ import annotations

@@ -199,10 +199,10 @@ def _check_batch(step_examples: int, gradients_per_step: int, job: Job) -> None:
         fixes = [f"set --batch-size {batch} or less"] if batch else []
         if gradients_per_step > 1:
             fixes.append("use fewer workers")
+        size = f"{step_examples // gradients_per_step:,} examples"
+        batches = f"a batch of {size}" if gradients_per_step == 1 else f"{gradients_per_step} batches of {size}"
         raise DataError(
-            f"a batch of {step_examples:,} examples ({gradients_per_step} workers, "
-            f"{step_examples // gradients_per_step:,} each) is larger than the {len(job.train_split):,} training "
-            f"examples; {' or '.join(fixes)}"
+            f"a step uses {batches}, but there are {len(job.train_split):,} training examples; {' or '.join(fixes)}"
         )
 
 

@@ -1,4 +1,4 @@
-"""The versions of all software that a run's results may depend on."""
+"""The versions of the software that a run's results may depend on, except MPI."""
 
 from __future__ import annotations
 

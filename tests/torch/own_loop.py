@@ -18,8 +18,8 @@ import mpitrain
 from mpitrain import data
 from tests.torch import models
 
-# PyTorch's optimizers import its compiler to exclude these methods, unless they have this attribute. The import takes
-# longer than the rest of a run here.
+# A decorated method of PyTorch's optimizers imports PyTorch's compiler, unless the method has the attribute
+# ``__dynamo_disable``. The import takes longer than the rest of a run here.
 for _method in filter(lambda each: hasattr(each, "__wrapped__"), vars(torch.optim.Optimizer).values()):
     setattr(_method.__wrapped__, "__dynamo_disable", _method.__wrapped__)
 

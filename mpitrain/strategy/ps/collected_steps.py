@@ -126,7 +126,8 @@ class CollectedSteps(CoordinatorMemory):
 
     Args:
         places: The number of gradients of a step.
-        on_one_node: Whether the workers of a step update the parameters themselves; the step is done afterwards.
+        on_one_node: Whether the workers of a step update the parameters themselves. The step is complete when all of
+            them have updated their ranges.
     """
 
     def __init__(self, shared: SharedArrays, workers: int, places: int, on_one_node: bool = False) -> None:
