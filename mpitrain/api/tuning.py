@@ -5,7 +5,8 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,9 +71,9 @@ def measure(options: LaunchOptions, job: JobRequest, output: Path) -> int:
         LaunchError, ConfigError: The ranks cannot be started as requested.
     """
     workload = ProbeWorkload(job, output.absolute())
-    with tempfile.TemporaryDirectory(prefix="mpitrain-probe-") as folder:
+    with _temporary_folder() as folder:
         if job.run_dir is None:
-            workload = workload.with_run_dir(Path(folder))
+            workload = workload.with_run_dir(folder)
         return run(LaunchRequest(options, workload))
 
 
@@ -91,9 +92,9 @@ def tune(
         LaunchError, ConfigError: The ranks cannot be started, or end with an error.
     """
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="mpitrain-tune-") as folder:
+    with _temporary_folder() as folder:
         say("probing")
-        file = Path(folder, "probe.json")
+        file = folder / "probe.json"
         of_modes = options_of_modes(job.options)
         if measure(options, job.with_options(**dict.fromkeys(of_modes)), file):
             raise LaunchError("the probe has failed; see the messages above")
@@ -111,7 +112,7 @@ def tune(
             if (number and now - began > _LIMIT_S) or rates.get(index) == 0:
                 continue
             say(f"measuring {' '.join(flags_of(candidate)) or 'the given configuration'}")
-            rate = _measured_rate(options, job, candidate, seconds, Path(folder, f"run-{number}"))
+            rate = _measured_rate(options, job, candidate, seconds, folder / f"run-{number}")
             rates[index] = max(rates.get(index, 0.0), rate)
             if not rates[0]:
                 raise LaunchError(
@@ -119,6 +120,23 @@ def tune(
                 )
     measured = [Measured(chosen[index], rate) for index, rate in rates.items() if rate]
     return Tuning(probe, possible, measured)
+
+
+@contextmanager
+def _temporary_folder() -> Iterator[Path]:
+    """Make a folder in the current folder, which all hosts share, unlike ``/tmp``; it is removed afterwards.
+
+    Raises:
+        LaunchError: The folder cannot be made.
+    """
+    try:
+        made = tempfile.TemporaryDirectory(prefix=".mpitrain-", dir=Path.cwd())
+    except OSError as error:
+        raise LaunchError(
+            f"{Path.cwd()} cannot be written: {error.strerror}; change to a folder that all hosts share"
+        ) from error
+    with made as folder:
+        yield Path(folder)
 
 
 def flags_of(candidate: Candidate) -> list[str]:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from ..batch_systems.registry import current_job_ids
+from ..process.failure import FAILURE
 from ..process.pid import _text, is_alive, pid_start
 
 STATUS = "status.json"
@@ -199,6 +200,8 @@ def states(folders: Iterable[Path], watch_s: float = 3 * BEAT_S) -> dict[Path, S
     for folder in folders:
         status = read(folder)
         state = "unknown" if status is None else classify(status, own_host, _age(folder), is_alive)
+        if state in (None, "running") and _has_failed(folder):
+            state = "died"
         if state is None and status is not None:
             doubtful[folder] = status.heartbeat
         else:
@@ -246,6 +249,14 @@ def age_s(folder: Path) -> float:
         path.stat().st_mtime for name in (STATUS, "metrics.jsonl", "config.toml") if (path := folder / name).exists()
     ]
     return max(0.0, _clock_of(folder) - max(times)) if times else float("nan")
+
+
+def _has_failed(folder: Path) -> bool:
+    """Return whether the launcher has recorded a failure after the last heartbeat."""
+    try:
+        return (folder / FAILURE).stat().st_mtime >= (folder / STATUS).stat().st_mtime
+    except OSError:
+        return False
 
 
 def _age(folder: Path) -> float | None:

@@ -25,6 +25,7 @@ from mpitrain.monitor.heartbeat import (
     write,
     write_submitted,
 )
+from mpitrain.process.failure import FAILURE, Failure, record_failure
 
 HERE = ProcessHost("node1", "boot-a", "pid:[1]")
 ELSEWHERE = ProcessHost("node2", "boot-b", "pid:[2]")
@@ -143,6 +144,17 @@ def test_a_doubtful_run_is_watched(tmp_path: Path) -> None:
     )
     with subprocess.Popen([sys.executable, "-c", program, str(beating)]):
         assert states([quiet, beating], watch_s=3) == {quiet: "died", beating: "running"}
+
+
+def test_a_failure_after_the_last_heartbeat_decides(tmp_path: Path) -> None:
+    """A run of another host whose launcher has recorded a failure does not run, whatever the age of the file."""
+    write(tmp_path, replace(RUNNING, host=ELSEWHERE))
+    assert states([tmp_path])[tmp_path] == "running"
+    record_failure(tmp_path, Failure("rank 1 has died", 1))
+    os.utime(tmp_path / FAILURE, (time.time() + 1, time.time() + 1))
+    assert states([tmp_path])[tmp_path] == "died"
+    os.utime(tmp_path / FAILURE, (time.time() - 60, time.time() - 60))  # the failure of an earlier start
+    assert states([tmp_path])[tmp_path] == "running"
 
 
 def test_a_folder_that_cannot_be_written_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
