@@ -124,16 +124,16 @@ def tune(
 
 @contextmanager
 def _temporary_folder() -> Iterator[Path]:
-    """Make a folder in the current folder, which all hosts share, unlike ``/tmp``; it is removed afterwards.
+    """Make a folder in the current folder, which hosts usually share, unlike ``/tmp``; it is removed afterwards.
 
     Raises:
         LaunchError: The folder cannot be made.
     """
     try:
-        made = tempfile.TemporaryDirectory(prefix=".mpitrain-", dir=Path.cwd())
+        made = tempfile.TemporaryDirectory(prefix=".mpitrain-", dir=Path.cwd(), ignore_cleanup_errors=True)
     except OSError as error:
         raise LaunchError(
-            f"{Path.cwd()} cannot be written: {error.strerror}; change to a folder that all hosts share"
+            f"the current folder cannot be written: {error.strerror}; change to a folder that all hosts share"
         ) from error
     with made as folder:
         yield Path(folder)

@@ -11,8 +11,10 @@ from .reader import Checkpoint
 from .summary import printable
 
 
-def differences(a: Checkpoint, b: Checkpoint) -> Iterator[str]:
-    """Yield a line for each attribute and dataset that differs in any bit, except ``saved_at`` and ``run_dir``.
+def differences(a: Checkpoint, b: Checkpoint) -> Iterator[tuple[str, str]]:
+    """Yield name and description of each attribute and dataset that differs in any bit.
+
+    The attributes ``saved_at`` and ``run_dir`` are not compared.
 
     Raises:
         DamagedCheckpoint: A checkpoint's values are damaged.
@@ -22,11 +24,11 @@ def differences(a: Checkpoint, b: Checkpoint) -> Iterator[str]:
         for name in sorted({*first, *second} - {"saved_at", "run_dir"}):
             if first.get(name) != second.get(name):
                 texts = (printable(values.get(name, "missing")) for values in (first, second))
-                yield f"{group.rstrip('/')}/{name}: {' | '.join(texts)}"
+                yield f"{group.rstrip('/')}/{name}", " | ".join(texts)
     for name in [*a.datasets, *(name for name in b.datasets if name not in a.datasets)]:
         line = _compare(a, b, name)
         if line:
-            yield f"{name}: {line}"
+            yield name, line
 
 
 def _compare(a: Checkpoint, b: Checkpoint, name: str) -> str:

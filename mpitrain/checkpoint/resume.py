@@ -24,7 +24,7 @@ class ResumePlan(NamedTuple):
         auto: Whether ``resume`` are all checkpoints, newest first, rather than one named by the user.
         step: The step of the first of ``resume``; -1 if there is none.
         finished: Whether training has finished, so that nothing is left to do.
-        lost_step: The last known step of an earlier start that saved no checkpoint; 0 if there is none.
+        lost_step: The last known step of an earlier start, if there is no checkpoint; 0 if there was no earlier start.
     """
 
     resume: tuple[Path, ...] = ()

@@ -69,14 +69,16 @@ def diff(a: Path, b: Path) -> int:
     from ..checkpoint.diff import differences
 
     with _open(a) as first, _open(b) as second:
-        lines, arrays = list(differences(first, second)), {*first.datasets, *second.datasets}
-    for line in lines:
-        click.echo(line)
-    if not lines:
+        names = []
+        for name, description in differences(first, second):
+            click.echo(f"{name}: {description}")
+            names.append(name)
+        has_equal_arrays = not ({*first.datasets, *second.datasets} & {*names})
+    if not names:
         click.echo("identical")
-    elif not any(line.partition(": ")[0] in arrays for line in lines):
+    elif has_equal_arrays:
         click.echo("all arrays are identical")
-    return int(bool(lines))
+    return int(bool(names))
 
 
 @click.command(

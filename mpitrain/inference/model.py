@@ -82,7 +82,7 @@ def load(
         if model is not None:
             raise
         raise DataError(
-            f"{error}; the job reads its data: without the data, pass the module, load(path, model=...)"
+            f"{error}; the job reads its data; if it trains a PyTorch module, pass the module: load(path, model=...)"
         ) from error
     if isinstance(trained.job.network, LayerNetwork):
         return TrainedModel(trained)

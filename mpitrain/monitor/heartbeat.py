@@ -200,7 +200,7 @@ def states(folders: Iterable[Path], watch_s: float = 3 * BEAT_S) -> dict[Path, S
     for folder in folders:
         status = read(folder)
         state = "unknown" if status is None else classify(status, own_host, _age(folder), is_alive)
-        if state in (None, "running") and _has_failed(folder):
+        if state in (None, "running") and has_failed(folder):
             state = "died"
         if state is None and status is not None:
             doubtful[folder] = status.heartbeat
@@ -251,7 +251,7 @@ def age_s(folder: Path) -> float:
     return max(0.0, _clock_of(folder) - max(times)) if times else float("nan")
 
 
-def _has_failed(folder: Path) -> bool:
+def has_failed(folder: Path) -> bool:
     """Return whether the launcher has recorded a failure after the last heartbeat."""
     try:
         return (folder / FAILURE).stat().st_mtime >= (folder / STATUS).stat().st_mtime

@@ -86,9 +86,24 @@ def _repair_end(path: Path) -> float:
         complete = data.rfind(b"\n") + 1
         if complete < len(data):
             file.truncate(start + complete)
-    for line in reversed(data[:complete].splitlines()):
+    return _last(data[:complete], "time_s")
+
+
+def last_step(path: Path) -> int:
+    """Return the step of the last valid line of a file; 0 if there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - 2 * _LINE_BYTES))
+            return int(_last(file.read(), "step"))
+    except OSError:
+        return 0
+
+
+def _last(data: bytes, key: str) -> float:
+    """Return the number ``key`` of the last line that is valid and has it; 0 if there is none."""
+    for line in reversed(data.splitlines()):
         try:
-            return float(json.loads(line)["time_s"])
+            return float(json.loads(line)[key])
         except (ValueError, KeyError, TypeError):
             continue
     return 0.0

@@ -12,16 +12,11 @@ NO_ACTIVATION = "none", 0.0  #: Kind and slope of the identity, for operations t
 class Activation(Layer):
     """An element-wise function.
 
-        Attributes:
-            kind: The function's name in operations.
-            slope: Slope of a leaky ReLU for negative x.
-    <<<<<<< HEAD
-            is_fused: Whether the layer before or after applies it. Set by the container.
-            in_place: Overwrite ``x``. Set by the container if no other layer reads x.
-    =======
-            follows_bias: Whether the previous layer applies this function after adding its bias. Set by the container.
-            in_place: Whether to overwrite ``x``. Set by the container if no other layer reads x.
-    >>>>>>> 85c8cf0f2b7afb39875d0c1302d4ac7f51221d89
+    Attributes:
+        kind: The function's name in operations.
+        slope: Slope of a leaky ReLU for negative x.
+        is_fused: Whether the layer before or after applies this function. Set by the container.
+        in_place: Whether to overwrite ``x``. Set by the container if no other layer reads x.
     """
 
     supports_amp = True

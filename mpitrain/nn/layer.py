@@ -209,6 +209,7 @@ def layout_of(model: Layer, shape: Shape, dtype: Any) -> Layout:
     for index, (_, layer) in enumerate(walk(model)):
         layer.dtype = np.dtype(dtype)
         layer.index = index
+        layer._buffers.clear()  # a buffer's ``fill`` depends on the shape of examples
     model.output_shape = model.build(shape)
     return Layout.pack(
         (f"{path}.{name}" if path else name, spec.shape, spec.kind)

@@ -202,7 +202,8 @@ def _check_batch(step_examples: int, gradients_per_step: int, job: Job) -> None:
         size = f"{step_examples // gradients_per_step:,} examples"
         batches = f"a batch of {size}" if gradients_per_step == 1 else f"{gradients_per_step} batches of {size}"
         raise DataError(
-            f"a step uses {batches}, but there are {len(job.train_split):,} training examples; {' or '.join(fixes)}"
+            f"a step uses {batches}, but there are {len(job.train_split):,} training examples"
+            + ("; " + " or ".join(fixes) if fixes else "")
         )
 
 

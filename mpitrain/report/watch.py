@@ -107,7 +107,7 @@ class View:
         age = self.now() - self._beat_at
         own_host = status.ProcessHost.own()
         state = status.classify(self._status, own_host, age, is_alive)
-        self.state = "died" if state is None else state
+        self.state = "died" if state is None or (state == "running" and status.has_failed(self.folder)) else state
         if not self.run.config and self.state != "submitted":
             self.run.config = open_run(self.folder).config  # the file is complete before the run's first heartbeat
 

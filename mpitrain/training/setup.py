@@ -23,6 +23,7 @@ from ..monitor import heartbeat
 from ..monitor.console import Console, terminal_columns
 from ..monitor.format import format_table
 from ..monitor.loggers import check_installed
+from ..monitor.metrics import last_step
 from ..monitor.run_record import RunRecord
 from ..plan.config import RunConfig, plain
 from ..plan.job import Job, errors_located
@@ -130,8 +131,10 @@ def _find_run(cluster: Cluster, request: TrainRequest, plan: Plan, ranks: str) -
             resume_plan = plan_resume(config, files.checkpoints, plan.layout)
             if resume_plan.auto and resume_plan.resume:
                 resume_plan = resume_plan._replace(finished=_has_finished_early(files.folder))
-            elif resume_plan.auto and (status := heartbeat.read(files.folder)) is not None:
-                resume_plan = resume_plan._replace(lost_step=status.step)
+            elif resume_plan.auto:
+                status = heartbeat.read(files.folder)
+                lost_step = max(status.step if status is not None else 0, last_step(files.folder / "metrics.jsonl"))
+                resume_plan = resume_plan._replace(lost_step=lost_step)
     resume_plan, files.folder = cluster.comm.bcast((resume_plan, files.folder), root=cluster.chief_rank)
     return files, resume_plan
 

@@ -140,7 +140,7 @@ class Worker:
             _log.info("skipped checkpoint: %s", why)
         if beginning.resumed is None and setup.resume_plan.lost_step:
             _log.info(
-                "training starts again at step 1: the last start reached step %s or later, but saved no checkpoint; "
+                "training starts again at step 1: the last start reached step %s or later, but there is no checkpoint; "
                 "--save-secs and --save-steps save while training",
                 f"{setup.resume_plan.lost_step:,}",
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -52,12 +53,10 @@ def test_changed_options_are_reported_and_kept(openmpi: Mpi, tmp_path: Path) -> 
 def test_steps_that_are_lost_are_reported(openmpi: Mpi, tmp_path: Path) -> None:
     """A run that died before its first checkpoint starts again at the first step, and says so once."""
     words = [str(openmpi.python), "-m", "mpitrain", "run", "-n", "2", str(JOBS / "hanging.py"), "--run-dir"]
-    died = run([*words, str(tmp_path), "--kind", "exit", "--at", "400"])
+    died = run([*words, str(tmp_path), "--kind", "exit", "--at", "40", "--log-steps", "20"])
     assert died.returncode == 1 and " or later" not in died.stdout
-    status = heartbeat.read(tmp_path)
-    assert status is not None and 0 < status.step <= 400
     again = run([*words, str(tmp_path), "--kind", "none", "--train-steps", "20"])
-    assert again.returncode == 0 and f"step {status.step:,} or later" in again.stdout
+    assert again.returncode == 0 and re.search("step [24]0 or later", again.stdout)
     assert " or later" not in run([*words, str(tmp_path), "--kind", "none", "--train-steps", "30"]).stdout
 
 

@@ -20,7 +20,7 @@ SITE = {
     "--tasks-per-node 4": "--tasks-per-node 2",
     "--min-ranks 24": "--min-ranks 6",
     "--min-ranks 6": "--min-ranks 4",
-    "--partition=spot": "--partition=low",
+    "--nodes=4 --partition=spot": "--nodes=3 --partition=low",
     " jobs/mnist_mlp.py": " --train-steps 20 jobs/mnist_mlp.py",
 }
 

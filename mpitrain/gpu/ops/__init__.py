@@ -57,6 +57,8 @@ def activate(
     x: Array, kind: str, slope: float, in_place: bool, buffer: Callable[..., Array]
 ) -> tuple[Array, Array | None]:
     """Return an activation of ``x``, and the array that ``activate_backward`` needs; see ``core.ops``."""
+    if kind == "none":
+        return x, None
     y = _output(x, kind, in_place, buffer)
     flat("activation", "activate", x, x.size, (x, _number(kind), real(x)(slope), int64(x.size), y))
     return y, _kept(x, kind, y)

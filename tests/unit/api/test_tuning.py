@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
-from mpitrain.api.tuning import _to_measure
+import pytest
+
+from mpitrain.api.tuning import _temporary_folder, _to_measure
+from mpitrain.errors import LaunchError
 from mpitrain.predict.candidates import candidates
 
 from ...support.probes import PROBE
@@ -32,3 +36,14 @@ def test_equal_predictions_are_measured_once() -> None:
     measured = _to_measure(candidates(PROBE, {}, ["batch"]))
     scores = [round(one.score, 6) for one in measured]
     assert len(scores) == len(set(scores)) > 1
+
+
+def test_temporary_files_are_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All hosts share it, unlike the system's temporary folder."""
+    monkeypatch.chdir(tmp_path)
+    with _temporary_folder() as folder:
+        assert folder.is_absolute() and folder.parent == tmp_path and folder.is_dir()
+    assert not any(tmp_path.iterdir())
+    monkeypatch.setattr(Path, "cwd", lambda: tmp_path / "none")
+    with pytest.raises(LaunchError, match="cannot be written"), _temporary_folder():
+        pass

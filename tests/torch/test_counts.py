@@ -1,4 +1,4 @@
-"""Arguments of ``Trainer.loader``."""
+"""Counts that a script passes to a ``Trainer``."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from typing import Any
 
 import pytest
 
+from mpitrain.api.script_training import check_positive
 from mpitrain.api.train_loader import check_count
 from mpitrain.errors import JobError
 
 
 @pytest.mark.parametrize("count", [0, -1, 1.0, "2", None, True])
-def test_a_count_is_an_integer_of_at_least_the_minimum(count: Any) -> None:
+def test_a_count_is_an_integer_of_at_least_one(count: Any) -> None:
+    with pytest.raises(JobError) as error:
+        check_positive("epochs", count)
+    assert repr(count) in str(error.value)
     with pytest.raises(JobError) as error:
         check_count("batch_size", count, 1)
     assert f"batch_size={count!r}" in str(error.value)
