@@ -19,6 +19,7 @@ from ..data.split import DatasetSplit, Split
 from ..data.trees import describe
 from ..errors import ConfigError, DataError, JobError, UserError
 from ..models.base import Model
+from ..nn.layer import Layer
 from ..plan.job import Job
 from ..plan.layer_network import LayerNetwork
 from ..plan.metric import PREFIX, measure_parts
@@ -74,6 +75,10 @@ def load(
             the run directory has no record of a job file.
         JobError, DataError: The job cannot be made.
     """
+    if isinstance(model, Layer):
+        raise JobError(
+            "model is a layer, must be a Job or a PyTorch module; pass the job: load(path, model=make_job())"
+        )
     if model is not None and not isinstance(model, Job):
         return _load_module(Path(path), model, averages)
     try:

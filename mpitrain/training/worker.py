@@ -139,10 +139,11 @@ class Worker:
         for why in beginning.skipped:
             _log.info("skipped checkpoint: %s", why)
         if beginning.resumed is None and setup.resume_plan.lost_step:
+            saving = setup.plan.config.saving
             _log.info(
-                "training starts again at step 1: the last start reached step %s or later, but there is no checkpoint; "
-                "--save-secs and --save-steps save while training",
+                "training starts again at step 1: the last start reached step %s or later, but no checkpoint exists%s",
                 f"{setup.resume_plan.lost_step:,}",
+                "" if saving.save_secs or saving.save_steps else "; --save-secs and --save-steps save while training",
             )
         return beginning
 

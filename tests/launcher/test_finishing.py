@@ -51,7 +51,7 @@ def test_changed_options_are_reported_and_kept(openmpi: Mpi, tmp_path: Path) -> 
 
 
 def test_steps_that_are_lost_are_reported(openmpi: Mpi, tmp_path: Path) -> None:
-    """A run that died before its first checkpoint starts again at the first step, and says so once."""
+    """A run that died before its first checkpoint starts again at the first step, and prints one notice."""
     words = [str(openmpi.python), "-m", "mpitrain", "run", "-n", "2", str(JOBS / "hanging.py"), "--run-dir"]
     died = run([*words, str(tmp_path), "--kind", "exit", "--at", "40", "--log-steps", "20"])
     assert died.returncode == 1 and " or later" not in died.stdout

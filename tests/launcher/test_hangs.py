@@ -49,7 +49,10 @@ def test_a_hanging_run_is_restarted(openmpi: Mpi, tmp_path: Path) -> None:
     done = run(command, timeout=80)
     assert done.returncode == 1  # it hangs again after the restart
     assert done.stderr.count("made no progress") == 4  # per attempt: the reaper with the stacks, then the launcher
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-0000000010.h5"]
+    saved, *from_memory = sorted(int(path.stem.removeprefix("step-")) for path in (tmp_path / "checkpoints").iterdir())
+    assert saved == 10
+    # At the end a newer state in memory is saved; when the state is copied to memory depends on the speed.
+    assert len(from_memory) <= 1 and all(10 < step < 20 for step in from_memory)
 
 
 def test_stacks_report_who_waits_for_whom(openmpi: Mpi, tmp_path: Path) -> None:

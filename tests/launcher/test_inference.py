@@ -75,6 +75,11 @@ def test_commands_agree_with_what_training_reported(openmpi: Mpi, trained: Path,
     one_line(mpitrain_command(openmpi, "predict", trained / "run", *files, status=2).stderr)  # the output exists
 
 
+def test_layers_are_passed_as_a_job(trained: Path) -> None:
+    with pytest.raises(JobError, match="model=make_job"):
+        mpitrain.load(trained / "run", model=mpitrain.nn.Dense(64, 10))  # type: ignore[arg-type]
+
+
 def test_a_changed_job_file_does_not_matter(trained: Path, tmp_path: Path) -> None:
     job_file, digits = trained / "a_job.py", mpitrain.data.mnist(None).validation.read_batch(0, 5)
     before = mpitrain.load(trained / "run")(digits.examples)

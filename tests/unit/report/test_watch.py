@@ -12,6 +12,7 @@ from rich.console import Console
 
 from mpitrain.cli.main import main
 from mpitrain.monitor.heartbeat import BEAT_S, QUIET_S, SKEW_S, BatchJob, ProcessHost, Status, write, write_submitted
+from mpitrain.process.failure import Failure, record_failure
 from mpitrain.report import watch
 from mpitrain.report.braille import curve
 
@@ -45,6 +46,17 @@ def test_it_reports_where_the_run_is(tmp_path: Path) -> None:
     text = "\n".join(picture(view, 100, 40))
     for part in ("mnist_mlp, sync, 2 workers on far: running", "step 1,000 of 1,000, 100 %", "accuracy 0.94"):
         assert part in text
+
+
+def test_a_recorded_failure_ends_the_view_of_a_run_elsewhere(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    write(folder, ELSEWHERE)
+    view = watch.View(folder)
+    view.look()
+    assert view.state == "running"
+    record_failure(folder, Failure("rank 1 has died", 1))  # after the last heartbeat
+    view.look()
+    assert view.state == "died"
 
 
 def test_what_comes_later_is_shown(tmp_path: Path) -> None:
