@@ -24,7 +24,8 @@ BATCH = 100
 MODELS = {  # name: (job and flags, steps of a run, target)
     "mlp100": (["mnist_mlp.py", "--hidden-units", "100"], 10_000, 1.5),
     "mlp1024": (["mnist_mlp.py", "--hidden-units", "1024"], 600, 1.15),
-    "cnn": (["fashion_cnn.py"], 60, 1.25),
+    "cnn": (["fashion_cnn.py"], 60, 1.25),  # relative to the products of windows
+    "cnn-winograd": (["fashion_cnn.py"], 60, None),  # relative to the products of Winograd's algorithm
     "mlp100-torch": (["../bench/jobs/torch_models.py", "--model", "mlp100"], 4000, None),
 }
 

@@ -33,10 +33,25 @@ def convolution(images: int, side: int, channels: int, filters: int, first: bool
     return dense(block * side**2, 9 * channels + 1, filters, first) * (images // block)
 
 
+def winograd(images: int, side: int, channels: int, filters: int) -> list[tuple[Any, Any, Any]]:
+    """Return the products of a 3 x 3 convolution by Winograd's algorithm, for blocks like those of a training step."""
+    block = max(1, (3 << 19) // (64 * (channels + filters)) // (side // 2) ** 2)
+    generator = np.random.default_rng(0)
+    x, w, y = (
+        generator.normal(size=(16, *shape)).astype(np.float32)
+        for shape in ((block * (side // 2) ** 2, channels), (channels, filters), (block * (side // 2) ** 2, filters))
+    )
+    turned = np.ascontiguousarray(w.transpose(0, 2, 1))
+    return [(x, w, y), (x.transpose(0, 2, 1), y, np.empty_like(w)), (y, turned, np.empty_like(x))] * (images // block)
+
+
 MODELS = {
     "mlp100": lambda: dense(BATCH, 784, 100, first=True) + dense(BATCH, 100, 10),
     "mlp1024": lambda: dense(BATCH, 784, 1024, first=True) + dense(BATCH, 1024, 10),
     "cnn": lambda: convolution(BATCH, 28, 1, 32, first=True) + convolution(BATCH, 14, 32, 64) + dense(BATCH, 3136, 10),
+    "cnn-winograd": lambda: (
+        convolution(BATCH, 28, 1, 32, first=True) + winograd(BATCH, 14, 32, 64) + dense(BATCH, 3136, 10)
+    ),
 }
 
 

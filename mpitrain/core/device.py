@@ -4,51 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from . import ops as cpu_ops
 from .layout import Array, Shape
 from .renamed import Renamed
-
-Operation = Callable[[Array, Array, Array], None]
-
-
-class ConvolutionShape(NamedTuple):
-    """The shapes of a convolution.
-
-    Attributes:
-        images: (batch, height, width, channels).
-        filters: (filters, height, width, channels).
-        outputs: (batch, height, width, filters).
-        stride: Stride of the window, down and right.
-        padding: Zeros before and after an image's rows, and its columns.
-    """
-
-    images: Shape
-    filters: Shape
-    outputs: Shape
-    stride: tuple[int, int]
-    padding: tuple[tuple[int, int], tuple[int, int]]
-
-
-class Convolution(NamedTuple):
-    """The operations of a convolution that a device's library computes. None: use matrix products instead.
-
-    The last argument of each operation is its output.
-
-    Attributes:
-        forward: Called with ``x``, ``filters``, ``y``.
-        data_gradient: Called with ``dy``, ``filters``, ``dx``.
-        filter_gradient: Called with ``x``, ``dy``, ``filters_grad``.
-        grad_dtype: Data type of ``filters_grad``.
-    """
-
-    forward: Operation | None = None
-    data_gradient: Operation | None = None
-    filter_gradient: Operation | None = None
-    grad_dtype: np.dtype[Any] | None = None
+from .winograd import WinogradConvolutions
 
 
 class Device(Protocol):
@@ -75,7 +38,7 @@ class Device(Protocol):
 
     @property
     def convolutions(self) -> Any:
-        """The library that plans convolutions (``gpu.cudnn.ConvolutionPlans``); None if the device has none."""
+        """What plans convolutions (``core.winograd``, ``gpu.cudnn``); None if windows are always multiplied."""
 
     def dispatch(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that runs a kernel for arrays of the CPU on arrays of the device."""
@@ -101,12 +64,12 @@ class Cpu:
     xp: Any = np
     compute_dtype: np.dtype[Any] | None = None
     ops: Any = cpu_ops
-    convolutions: Any = None
     apart, narrow, form = Renamed("is_gpu"), Renamed("compute_dtype"), Renamed("dispatch")
     # A block of windows is written and then read by products. Measured with 1 MiB of L2: smaller blocks have visible
     # call overhead, larger ones are not faster.
     block_bytes: int = 1 << 20
     multiplies_bias: bool = True  # multiplying the bias saves a pass over the outputs
+    convolutions: Any = WinogradConvolutions()
 
     def __init__(self, index: int | None = None) -> None:
         self.name = "cpu" if index is None else f"cpu:{index}"

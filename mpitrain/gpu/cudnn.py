@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 from cuda import pathfinder  # a dependency of CuPy
 
-from ..core.device import Convolution, ConvolutionShape
+from ..core.convolution import Convolution, ConvolutionShape
 from ..core.layout import Array, Shape
 
 _log = logging.getLogger(__name__)

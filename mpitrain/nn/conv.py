@@ -1,11 +1,11 @@
-"""Convolution as matrix products over blocks of windows that stay in cache, or by the device's library."""
+"""Convolution as matrix products over blocks of windows that stay in cache, or by faster operations of the device."""
 
 from __future__ import annotations
 
 from numbers import Integral
 from typing import Any
 
-from ..core.device import Convolution, ConvolutionShape
+from ..core.convolution import Convolution, ConvolutionShape
 from ..core.layout import Array, Shape
 from ..errors import JobError
 from .arguments import positive, wrong_shape
@@ -21,6 +21,9 @@ class Conv2D(Biased):
     The windows of a few images at a time are copied to the rows of a matrix, which is multiplied by the weight. On a
     CPU the bias is an additional row of the weight, with a one at the end of every window. Backward copies the windows
     again, unless they are smaller than the outputs. Copying is cheaper than reading the windows from memory.
+
+    The device may have faster operations: for kernels of 3 x 3 with stride 1 and at least 16 channels, a CPU uses
+    Winograd's algorithm (``core.winograd``), whose results differ by rounding. A GPU uses cuDNN.
 
     Args:
         in_channels: Channels of an image.
@@ -57,6 +60,7 @@ class Conv2D(Biased):
         self.padding = _padding(padding)
         self.has_bias = bool(bias)
         self.weight_init = weight_init
+        self._plans: dict[Any, Convolution] = {}
 
     def build(self, shape: Shape) -> Shape:
         if len(shape) != 3 or shape[2] != self.in_channels:
@@ -84,7 +88,7 @@ class Conv2D(Biased):
             self._prepare()
             self._multiply(y)
         else:
-            self._plan.forward(x, self._turned, y)
+            self._plan.forward(x, self._filters, y)
         if not self.has_bias:
             return y
         return self.finish(y.reshape(-1, self.filters), None if self._multiplies_bias else self.bias).reshape(y.shape)
@@ -95,13 +99,15 @@ class Conv2D(Biased):
             self.finish_backward(dy.reshape(-1, self.filters), None if self._multiplies_bias else self.bias_grad)
         dx = self.activations("dx", self._grid.images_shape(len(dy))) if self.needs_dx else None
         plan = self._plan
-        if plan.filter_gradient is not None:
+        if plan.filter_gradient is not None and plan.filters_last:
+            plan.filter_gradient(self._x, dy, self.weight_grad)
+        elif plan.filter_gradient is not None:
             grad = self.buffer("turned_grad", (self.filters, *self.kernel, self.in_channels), plan.grad_dtype)
             plan.filter_gradient(self._x, dy, grad)
             turned = grad.reshape(self.filters, -1)
             self.ops.transpose(turned, self.weight_grad.reshape(-1, self.filters))
         if dx is not None and plan.data_gradient is not None:
-            plan.data_gradient(dy, self._turned, dx)
+            plan.data_gradient(dy, self._filters, dx)
         multiplies_dx = dx is not None and plan.data_gradient is None
         if plan.filter_gradient is None or multiplies_dx:
             if plan.forward is not None:
@@ -110,18 +116,22 @@ class Conv2D(Biased):
         return dx
 
     def _planned(self, x: Array, y: Array) -> Convolution:
-        """Return the operations that the device's library computes, with the filters in its layout if it needs them."""
-        convolutions = self.device.convolutions
-        if convolutions is None:
-            return Convolution()
+        """Return the operations that are not products of windows, with the filters in their layout if needed."""
         filters = self.filters, *self.kernel, self.in_channels
         rows, columns = self._grid.rows, self._grid.columns
         padding = (rows.before, rows.after), (columns.before, columns.after)
         shape = ConvolutionShape(x.shape, filters, y.shape, self.stride, padding)
-        plan: Convolution = convolutions.plan(shape, x.dtype, self.needs_dx)
-        if plan.forward is not None or plan.data_gradient is not None:
-            self._turned = self.activations("filters", filters)
-            self.ops.transpose(self.weight.reshape(-1, self.filters), self._turned.reshape(self.filters, -1))
+        key = self.device, shape, x.dtype, self.needs_dx
+        plan = self._plans.get(key)
+        if plan is None:
+            convolutions = self.device.convolutions
+            plan = Convolution() if convolutions is None else convolutions.plan(*key[1:])
+            self._plans[key] = plan
+        if plan.filters_last:
+            self._filters = self.weight
+        elif plan.forward is not None or plan.data_gradient is not None:
+            self._filters = self.activations("filters", filters)
+            self.ops.transpose(self.weight.reshape(-1, self.filters), self._filters.reshape(self.filters, -1))
         return plan
 
     def _prepare(self) -> None:
@@ -202,7 +212,7 @@ class Conv2D(Biased):
 
     @property
     def _multiplies_bias(self) -> bool:
-        return self.has_bias and self.device.multiplies_bias
+        return self.has_bias and self.device.multiplies_bias and self._plan.forward is None
 
     @property
     def _keeps_windows(self) -> bool:

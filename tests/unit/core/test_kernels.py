@@ -23,6 +23,7 @@ PAIR, WIDE = np.ones((2, 64), np.float32), np.ones((2, 64))
 BITS, BYTES, PLACES = np.ones(64, np.uint32), np.ones((16, 64), np.uint8), np.ones((2, 4, 4, 16), np.uint8)
 POOLED = np.ones((2, 4, 4, 16), np.float32)
 WINDOWS = np.ones((2, 4, 4, 144), np.float32)
+TILES = np.ones((16, 2, 4, 4, 16), np.float32)
 INDICES = np.arange(16)
 SEED = np.uint64(1)
 CONSTANTS = (0.1,) * 6
@@ -75,6 +76,12 @@ VECTORIZED: dict[str, tuple[Any, ...]] = {
     "core.ops.pooling.average_pool_backward": (POOLED, 2, 2, IMAGES),
     "core.ops.windows.copy_windows": (IMAGES, 0, 1, 1, 3, 3, WINDOWS),
     "core.ops.windows.add_windows": (WINDOWS, 0, 1, 1, 3, 3, IMAGES),
+    "core.winograd.transform_images": (IMAGES, 0, 1, 1, TILES),
+    "core.winograd._transform_points": (ROW,) * 8,
+    "core.winograd.transform_products": (TILES, 0, IMAGES),
+    "core.winograd._sum_products": (ROW,) * 6,
+    "core.winograd.transform_gradients": (IMAGES, 0, TILES),
+    "core.winograd._spread_gradients": (ROW,) * 6,
     "data.permutation._bijections": (0, 100, 4, SEED, INDICES),
     "optim.compiled.add_scaled": (ROW, 0.1, ROW),
     "optim.compiled._multiply": (ROW, 0.1),
