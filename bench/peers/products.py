@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from mpitrain.core.winograd import BLOCK_BYTES, MIN_BLOCK_TILES
+
 BATCH = 100
 
 
@@ -35,11 +37,12 @@ def convolution(images: int, side: int, channels: int, filters: int, first: bool
 
 def winograd(images: int, side: int, channels: int, filters: int) -> list[tuple[Any, Any, Any]]:
     """Return the products of a 3 x 3 convolution by Winograd's algorithm, for blocks like those of a training step."""
-    block = max(1, (3 << 19) // (64 * (channels + filters)) // (side // 2) ** 2)
+    tiles = (-(-side // 2)) ** 2
+    block = max(1, max(MIN_BLOCK_TILES, BLOCK_BYTES // (64 * (channels + filters))) // tiles)
     generator = np.random.default_rng(0)
     x, w, y = (
         generator.normal(size=(16, *shape)).astype(np.float32)
-        for shape in ((block * (side // 2) ** 2, channels), (channels, filters), (block * (side // 2) ** 2, filters))
+        for shape in ((block * tiles, channels), (channels, filters), (block * tiles, filters))
     )
     turned = np.ascontiguousarray(w.transpose(0, 2, 1))
     return [(x, w, y), (x.transpose(0, 2, 1), y, np.empty_like(w)), (y, turned, np.empty_like(x))] * (images // block)

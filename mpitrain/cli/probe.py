@@ -12,6 +12,7 @@ from ..monitor.format import amount, format_table, size_of
 from ..plan import options as flags
 from ..plan.launch_options import LaunchOptions
 from ..predict.measurements import LinkTimes, Probe, read_probe
+from ..probe.request import options_of_modes
 from .job_command import JobCommand
 
 if TYPE_CHECKING:
@@ -42,7 +43,11 @@ def probe_command() -> JobCommand:
         "loading, transfers, and the gradient noise scale. mpitrain simulate predicts other configurations from them."
     )
     examples = ["mpitrain probe -n 2 jobs/mnist_mlp.py", "mpitrain probe --hosts a:4,b:4 jobs/mnist_mlp.py"]
-    return JobCommand("probe", [*launch, _output("probe.json")], _probe, about, examples)
+    command = JobCommand("probe", [*launch, _output("probe.json")], _probe, about, examples)
+    for option in command.params:
+        if isinstance(option, click.Option) and options_of_modes([str(option.name)]):
+            option.hidden = True  # refused with an explanation
+    return command
 
 
 def measure_command() -> JobCommand:

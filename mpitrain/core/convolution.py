@@ -1,4 +1,4 @@
-"""The interface of libraries that compute convolutions."""
+"""The interface of a device's operations for convolutions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ConvolutionShape(NamedTuple):
 
 
 class Convolution(NamedTuple):
-    """The operations of a convolution that a device's library computes. None: use matrix products instead.
+    """The operations of a convolution that a device computes faster than products of windows. None: use these.
 
     The last argument of each operation is its output.
 
@@ -39,7 +39,7 @@ class Convolution(NamedTuple):
         forward: Called with ``x``, ``filters``, ``y``.
         data_gradient: Called with ``dy``, ``filters``, ``dx``.
         filter_gradient: Called with ``x``, ``dy``, ``filters_grad``.
-        grad_dtype: Data type of ``filters_grad``.
+        grad_dtype: Data type of ``filters_grad``; None for the parameters' type.
         filters_last: Whether ``filters`` and ``filters_grad`` have the shape (height, width, channels, filters) instead
             of (filters, height, width, channels).
     """

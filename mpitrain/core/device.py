@@ -38,7 +38,7 @@ class Device(Protocol):
 
     @property
     def convolutions(self) -> Any:
-        """What plans convolutions (``core.winograd``, ``gpu.cudnn``); None if windows are always multiplied."""
+        """The object that plans convolutions (``core.winograd``, ``gpu.cudnn``); None if windows are multiplied."""
 
     def dispatch(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that runs a kernel for arrays of the CPU on arrays of the device."""

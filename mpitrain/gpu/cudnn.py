@@ -58,8 +58,10 @@ class ConvolutionPlans:
         self._reported: set[str] = set()
         self._operation("conv_fprop", _PROBE, cudnn.data_type.HALF, cudnn.data_type.HALF)
 
-    def plan(self, shape: ConvolutionShape, dtype: np.dtype[Any], needs_dx: bool) -> Convolution:
-        """Return the operations that cuDNN computes for images of type ``dtype``; there may be none."""
+    def plan(
+        self, shape: ConvolutionShape, dtype: np.dtype[Any], needs_dx: bool, buffer: Callable[..., Array]
+    ) -> Convolution:
+        """Return the operations that cuDNN computes; there may be none. They allocate memory without ``buffer``."""
         key = shape, dtype, needs_dx
         if key not in self._plans:
             self._plans[key] = self._make_plan(shape, dtype, needs_dx) if dtype in _DATA_TYPES else Convolution()

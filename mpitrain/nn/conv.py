@@ -22,8 +22,8 @@ class Conv2D(Biased):
     CPU the bias is an additional row of the weight, with a one at the end of every window. Backward copies the windows
     again, unless they are smaller than the outputs. Copying is cheaper than reading the windows from memory.
 
-    The device may have faster operations: for kernels of 3 x 3 with stride 1 and at least 16 channels, a CPU uses
-    Winograd's algorithm (``core.winograd``), whose results differ by rounding. A GPU uses cuDNN.
+    The device may have faster operations: for kernels of 3 x 3 with stride 1, at least 16 input channels and 16
+    filters, a CPU uses Winograd's algorithm (``core.winograd``) unless there are few outputs. A GPU uses cuDNN.
 
     Args:
         in_channels: Channels of an image.
@@ -60,7 +60,6 @@ class Conv2D(Biased):
         self.padding = _padding(padding)
         self.has_bias = bool(bias)
         self.weight_init = weight_init
-        self._plans: dict[Any, Convolution] = {}
 
     def build(self, shape: Shape) -> Shape:
         if len(shape) != 3 or shape[2] != self.in_channels:
@@ -121,12 +120,10 @@ class Conv2D(Biased):
         rows, columns = self._grid.rows, self._grid.columns
         padding = (rows.before, rows.after), (columns.before, columns.after)
         shape = ConvolutionShape(x.shape, filters, y.shape, self.stride, padding)
-        key = self.device, shape, x.dtype, self.needs_dx
-        plan = self._plans.get(key)
-        if plan is None:
-            convolutions = self.device.convolutions
-            plan = Convolution() if convolutions is None else convolutions.plan(*key[1:])
-            self._plans[key] = plan
+        convolutions = self.device.convolutions
+        if convolutions is None or x.dtype != (self.compute_dtype or self.dtype):
+            return Convolution()
+        plan: Convolution = convolutions.plan(shape, x.dtype, self.needs_dx, self.buffer)
         if plan.filters_last:
             self._filters = self.weight
         elif plan.forward is not None or plan.data_gradient is not None:

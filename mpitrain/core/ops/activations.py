@@ -14,6 +14,8 @@ import numpy as np
 from ..kernels import kernel
 from ..layout import Array
 
+_SUMMED_ROWS = 256  # rows whose sum is added to a total: the rounding error of float32 grows with the longest sum
+
 
 def activate(x: Array, kind: str, slope: float, in_place: bool, buffer: Callable[..., Array]) -> tuple[Array, Any]:
     """Return an activation of ``x``, and the array that ``activate_backward`` needs.
@@ -115,23 +117,32 @@ def _add_bias_relu(product: Array, bias: Array) -> None:
 @kernel
 def _relu_backward_sum(y: Array, dy: Array, sums: Array) -> None:
     """Set ``dy`` to zero where ``y`` is zero, and ``sums`` to the sums of the columns of ``dy``."""
-    zero = dy.dtype.type(0)
+    zero, block_sums = dy.dtype.type(0), np.empty(sums.size, sums.dtype)
     sums[:] = 0
-    for i in range(dy.shape[0]):
-        output, gradient = y[i], dy[i]
+    for start in range(0, dy.shape[0], _SUMMED_ROWS):
+        block_sums[:] = 0
+        for i in range(start, min(start + _SUMMED_ROWS, dy.shape[0])):
+            output, gradient = y[i], dy[i]
+            for j in range(block_sums.size):
+                value = zero if output[j] <= 0 else gradient[j]
+                gradient[j] = value
+                block_sums[j] += value
         for j in range(sums.size):
-            value = zero if output[j] <= 0 else gradient[j]
-            gradient[j] = value
-            sums[j] += value
+            sums[j] += block_sums[j]
 
 
 @kernel
 def _sum_columns(x: Array, sums: Array) -> None:
+    block_sums = np.empty(sums.size, sums.dtype)
     sums[:] = 0
-    for i in range(x.shape[0]):
-        row = x[i]
+    for start in range(0, x.shape[0], _SUMMED_ROWS):
+        block_sums[:] = 0
+        for i in range(start, min(start + _SUMMED_ROWS, x.shape[0])):
+            row = x[i]
+            for j in range(block_sums.size):
+                block_sums[j] += row[j]
         for j in range(sums.size):
-            sums[j] += row[j]
+            sums[j] += block_sums[j]
 
 
 @kernel

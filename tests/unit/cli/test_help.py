@@ -55,6 +55,12 @@ def test_help_all_describes_every_option_and_help_the_common_ones(
     assert "--hidden-units" in described(str(ROOT / "jobs" / "mnist_mlp.py"), "--help-all")
 
 
+def test_probe_hides_the_options_that_it_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    words = printed(capsys, "probe", "--help-all").split()
+    assert "--batch-size" in words
+    assert not {"--mode", "--ps", "--compress"} & set(words)
+
+
 @pytest.mark.parametrize(
     ("word", "suggestion"),
     [("wacth", "'watch'"), ("evalute", "'evaluate'"), ("job.py", "run job.py"), ("zzz", "--help")],
