@@ -18,7 +18,7 @@ import numpy as np
 from ..core.layout import Array
 from ..errors import JobError
 from .compiled import CompiledRule, Constants
-from .schedule import LiveRate, Schedule, as_schedule, by_epoch
+from .schedule import EpochCounter, LiveRate, Schedule, as_schedule, by_epoch
 
 Slots = dict[str, Array]
 
@@ -249,11 +249,11 @@ class Optimizer(ABC):
         live: dict[int, Any] = {id(rate): rate for rate in rates if hasattr(rate, "bind")}
         return list(live.values())
 
-    def for_epochs(self, steps_per_epoch: float) -> Optimizer:
-        """Return this optimizer with the length of an epoch set in its schedules, as far as they count epochs."""
+    def for_epochs(self, counter: EpochCounter) -> Optimizer:
+        """Return this optimizer with ``counter`` set in its schedules, as far as they count epochs."""
 
         def bound(rate: float | Schedule) -> float | Schedule:
-            return replace(rate, steps_per_epoch=steps_per_epoch) if isinstance(rate, by_epoch) else rate
+            return replace(rate, counter=counter) if isinstance(rate, by_epoch) else rate
 
         groups = {
             pattern: {name: bound(value) if name == "learning_rate" else value for name, value in options.items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
 
@@ -178,20 +178,43 @@ class join:
         return _value(current, step - self.boundaries[index - 1] if index else step, step_size)
 
 
+@dataclass(eq=False)
+class EpochCounter:
+    """Counts the epochs of a run.
+
+    Attributes:
+        examples: Number of examples in an epoch.
+        step_examples: Number of examples in a step.
+        start: A step and the number of examples before it; steps before the last start may have had other batches.
+    """
+
+    examples: int
+    step_examples: int
+    start: tuple[int, int] = (0, 0)
+
+    def at(self, step: int) -> float:
+        """Return the number of epochs before a step."""
+        start, examples = self.start
+        return (examples + (step - start) * self.step_examples) / self.examples
+
+
 @dataclass(frozen=True)
 class by_epoch:
     """A schedule that counts epochs, as fractions, instead of steps.
 
-    ``steps_per_epoch`` is set when the run starts.
+    It continues at the same epoch if a run resumes with other batches, for example on another number of ranks. (In
+    ``backup``, it counts the steps with the present batches.) It must not be part of another schedule; ``counter`` is
+    set when the run starts.
     """
 
     schedule: Callable[[float], float]
-    steps_per_epoch: float = math.nan
+    counter: EpochCounter | None = field(default=None, repr=False)
 
     def __call__(self, step: int) -> float:
-        if math.isnan(self.steps_per_epoch):
-            raise JobError("by_epoch has no steps_per_epoch; pass it directly to an optimizer, not to another schedule")
-        return _value(self.schedule, step / self.steps_per_epoch, 1 / self.steps_per_epoch)
+        counter = self.counter
+        if counter is None:
+            raise JobError("by_epoch is part of another schedule; pass it to an optimizer, with the other inside it")
+        return _value(self.schedule, counter.at(step), counter.step_examples / counter.examples)
 
 
 def _value(schedule: Callable[..., float], step: float, step_size: float) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -13,11 +13,13 @@ from ..core.layout import Array, Layout
 from ..core.ranges import Bucket, buckets_of, split_batch
 from ..errors import ConfigError, DataError, JobError
 from ..optim import Optimizer, Updater, momentum, moving_average
+from ..optim.schedule import EpochCounter
 from ..optim.whole_tensors import WholeTensorOptimizer
 from .config import RunConfig
 from .job import Job
 from .metric import MEASURED
 from .placement import Placement, assign_servers
+from .progress import Progress
 
 
 class Momentum(NamedTuple):
@@ -34,7 +36,7 @@ class Plan:
     Attributes:
         config: The run's options; options that the job sets are no longer None.
         layout: Layout of the flat vectors.
-        optimizer: The optimizer, its schedule bound to the length of an epoch.
+        optimizer: The optimizer, its schedules bound to ``epochs``.
         moving_average: Moving average of the parameters, or None.
         layer_starts: First element of each layer of the model; gradients become ready at these boundaries.
         placements: The server of each range of the vector.
@@ -42,6 +44,7 @@ class Plan:
         validate_steps: Steps between two validations; 0 for none before the end.
         worker_momentum: Momentum that workers apply before gradients are sent, in place of the optimizer; None if they
             do not.
+        epochs: Counts the epochs; ``begin`` sets where it starts.
     """
 
     config: RunConfig
@@ -53,6 +56,12 @@ class Plan:
     workers: int
     validate_steps: int = 0
     worker_momentum: Momentum | None = None
+    epochs: EpochCounter = field(default_factory=lambda: EpochCounter(1, 1))
+
+    def begin(self, progress: Progress) -> None:
+        """Count the epochs from the progress at which training begins."""
+        if not self.config.mode.drops_late_gradients:  # else the data cursor also counts examples of dropped gradients
+            self.epochs.start = progress
 
     @cached_property
     def train_steps(self) -> int:
@@ -151,10 +160,11 @@ def make_plan(job: Job, config: RunConfig, workers: int) -> Plan:
     _check_mode(job, config, workers)
     _check_grad_norm(job, config)
     rule, worker_momentum = _divide_momentum(job.rule, config)
+    epochs = EpochCounter(len(job.train_split), config.training.batch_size * gradients_per_step)
     return Plan(
         config=config,
         layout=layout,
-        optimizer=rule.for_epochs(len(job.train_split) / (config.training.batch_size * gradients_per_step)),
+        optimizer=rule.for_epochs(epochs),
         moving_average=job.moving_average,
         layer_starts=tuple(job.network.starts(layout)),
         placements=tuple(
@@ -163,6 +173,7 @@ def make_plan(job: Job, config: RunConfig, workers: int) -> Plan:
         workers=workers,
         validate_steps=0 if job.validation_split is None else config.training.validate_steps,
         worker_momentum=worker_momentum,
+        epochs=epochs,
     )
 
 

@@ -78,7 +78,9 @@ def restore(
         raise ConfigError(
             "no rank has initial_vectors: the strategy must set them on the first rank of each node", on_all_ranks=True
         )
-    return cluster.comm.bcast(beginning, root=root)  # type: ignore[no-any-return]
+    beginning = cluster.comm.bcast(beginning, root=root)
+    plan.begin(beginning.progress)
+    return beginning
 
 
 def _resume(cluster: Cluster, plan: Plan, resume_plan: ResumePlan, vectors: dict[str, Array] | None) -> Beginning:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -48,6 +49,39 @@ def test_changed_options_are_reported_and_kept(openmpi: Mpi, tmp_path: Path) -> 
     reported = [line.partition("--")[2] for line in changed.stdout.splitlines() if " -> " in line]
     assert reported == ["train-steps: 20 -> 40", "learning-rate: 0.01 -> 0.02"]
     assert sorted(path.name for path in (tmp_path / "history").iterdir()) == ["0001-step-0", "0002-step-20"]
+
+
+IN_EPOCHS = """
+import numpy as np
+from mpitrain import Job, data, nn, optim
+
+def job() -> Job:
+    rng = np.random.default_rng(0)
+    return Job(
+        model=nn.Sequential(nn.Dense(8, 3)),
+        loss=nn.SoftmaxCrossEntropy(),
+        optimizer=optim.sgd(optim.by_epoch(optim.polynomial(0.1, 4))),
+        train=data.from_arrays(rng.standard_normal((600, 8)).astype("f4"), rng.integers(0, 3, 600)),
+        batch_size=10,
+    )
+"""
+
+
+@pytest.mark.parametrize("flags", [("--mode", "sync"), ("--mode", "async", "--ps", "1")], ids=["sync", "async"])
+def test_a_schedule_in_epochs_continues_on_another_number_of_ranks(
+    openmpi: Mpi, flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    job, folder = tmp_path / "job.py", tmp_path / "run"
+    job.write_text(IN_EPOCHS)
+    words = [str(openmpi.python), "-m", "mpitrain", "run", str(job), "--run-dir", str(folder), "--log-steps", "1"]
+    for ranks, mode, steps in (("2", ("--mode", "sync"), 60), ("1" if "sync" in flags else "3", flags, 180)):
+        done = run([*words, "-n", ranks, *mode, "--train-steps", str(steps)], timeout=80)
+        assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rates = {line["step"]: line["learning_rate"] for line in lines if "learning_rate" in line}
+    # The steps of two ranks have 20 examples, the later ones 10. A line has the rate of the step after it.
+    expected = {10: 0.1 * (1 - 10 / 30 / 4), 60: 0.1 * (1 - 2 / 4), 120: 0.1 * (1 - 3 / 4), 180: 0.0}
+    assert {step: rates[step] for step in expected} == pytest.approx(expected, abs=1e-3)
 
 
 def test_steps_that_are_lost_are_reported(openmpi: Mpi, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from mpitrain import optim
 from mpitrain.errors import JobError
+from mpitrain.optim.schedule import EpochCounter
 
 
 def test_constant_and_plain_numbers_are_the_same():
@@ -81,11 +82,20 @@ def test_a_schedule_prints_as_it_was_written():
 
 def test_by_epoch_counts_epochs_once_their_length_is_known() -> None:
     schedule = optim.by_epoch(optim.exponential(0.1, 0.5, 1, staircase=True))
-    with pytest.raises(JobError, match="steps_per_epoch"):
+    with pytest.raises(JobError, match="part of another schedule"):
         schedule(0)
-    bound = optim.sgd(schedule).for_epochs(2.5)
+    bound = optim.sgd(schedule).for_epochs(EpochCounter(25, 10))
     assert [bound.rate(step) for step in range(6)] == [0.1, 0.1, 0.1, 0.05, 0.05, 0.025]
-    assert optim.sgd(0.1).for_epochs(2.5) == optim.sgd(0.1)
+    assert optim.sgd(0.1).for_epochs(EpochCounter(25, 10)) == optim.sgd(0.1)
+
+
+def test_by_epoch_continues_at_the_epoch_of_the_examples() -> None:
+    counter = EpochCounter(100, 10)
+    bound = optim.sgd(optim.by_epoch(optim.polynomial(1.0, 4))).for_epochs(counter)
+    before = [bound.rate(step) for step in (0, 20)]
+    assert before == [1.0, 0.5]
+    counter.step_examples, counter.start = 5, (20, 200)
+    assert [bound.rate(step) for step in (20, 40, 60)] == [0.5, 0.25, 0.0]
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 3])
@@ -100,10 +110,10 @@ def test_a_warm_up_in_epochs_is_the_same_in_steps(epochs: int) -> None:
             optim.join([2 * length], [0.1, optim.warm_up(epochs * length, 0.3)]),
         ),
     ):
-        bound = optim.sgd(optim.by_epoch(in_epochs)).for_epochs(length)
+        bound = optim.sgd(optim.by_epoch(in_epochs)).for_epochs(EpochCounter(10 * length, 10))
         rates = [bound.rate(step) for step in range(8 * length)]
         assert rates == pytest.approx([in_steps(step) for step in range(8 * length)], rel=1e-12)
         assert max(rates) <= 0.3
-    uneven = optim.sgd(optim.by_epoch(optim.warm_up(epochs, 0.3))).for_epochs(7.3)
+    uneven = optim.sgd(optim.by_epoch(optim.warm_up(epochs, 0.3))).for_epochs(EpochCounter(73, 10))
     rates = [uneven.rate(step) for step in range(40)]
     assert rates == sorted(rates) and max(rates) == 0.3

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from mpitrain import optim
+from mpitrain.optim.schedule import EpochCounter
 
 from ...support.optimizers import (
     ALL,
@@ -71,7 +72,7 @@ def test_groups_of_a_rule_that_is_not_compiled():
 
 def test_the_schedule_of_a_group_counts_epochs():
     optimizer = optim.sgd(1.0, groups={"*.bias": {"learning_rate": optim.by_epoch(optim.piecewise([2], [0.5, 0.1]))}})
-    of_bias = optimizer.for_epochs(10).by_name("dense1.bias")
+    of_bias = optimizer.for_epochs(EpochCounter(10, 1)).by_name("dense1.bias")
     assert [of_bias.rate(step) for step in (0, 19, 20)] == [0.5, 0.5, 0.1]
 
 
