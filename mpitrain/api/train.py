@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import ConfigError, JobError
 from ..plan.config import FIELDS
 from ..plan.job import Job, load_job_file, make_job
-from ..plan.options import run_config
+from ..plan.options import run_config, without_overridden
 from ..plan.request import unknown_name
 from ..process.signals import STOPPED_EARLY
 from ..training.script_rank import ScriptRank
@@ -61,7 +61,8 @@ def script_path() -> Path:
 
 def _request(job: JobSource, options: dict[str, Any], on_command_line: dict[str, Any]) -> TrainRequest:
     """Return the request for a job; the options ``on_command_line`` take precedence."""
-    config = run_config({name: value for name, value in options.items() if name in FIELDS} | on_command_line)
+    of_run = {name: value for name, value in options.items() if name in FIELDS}
+    config = run_config(without_overridden(of_run, on_command_line) | on_command_line)
     arguments = {name: value for name, value in options.items() if name not in FIELDS}
     path = script_path()
     if isinstance(job, (str, os.PathLike)):

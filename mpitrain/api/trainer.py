@@ -36,6 +36,7 @@ _log = logging.getLogger(__name__)
 _UNSUPPORTED_OPTIONS = {  # with what to use instead
     "batch_size": "pass it to trainer.loader",
     "train_steps": "pass the number of epochs to trainer.epochs",
+    "train_epochs": "pass it to trainer.epochs",
     "precision": "use torch.autocast in the loop",
     "devices_per_rank": "start one rank for each device",
     "init_from": "load the values into the model before making the Trainer",

@@ -188,7 +188,7 @@ def _measured_rate(
         "resume": "never",
         "tensorboard": False,
     }
-    values = {name: value for name, value in values.items() if name != "run_dir"}
+    values = {name: value for name, value in values.items() if name not in ("run_dir", "train_epochs")}
     launched = launch(job.path, run_dir=run_dir, **values)
     try:
         launched.wait(timeout=max(60.0, 10 * seconds), show=False)

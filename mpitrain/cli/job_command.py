@@ -110,7 +110,8 @@ class JobCommand(click.Command):
             options, _, _ = self.make_parser(context).parse_args(args)
         if not options.get("config"):
             return {}
-        return flags.read_config_file(Path(str(options["config"])), [*self._run, *self._job])
+        read = flags.read_config_file(Path(str(options["config"])), [*self._run, *self._job])
+        return flags.without_overridden(read, options)
 
     def job_request(self, values: Mapping[str, Any]) -> JobRequest:
         """Return the job or script to run, from the values of all flags of the current command."""

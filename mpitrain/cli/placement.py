@@ -18,7 +18,7 @@ def _placement(**values: Any) -> int:
     if isinstance(request, ScriptRequest):
         raise ConfigError(f"{request.path} is a script, not a job file: give a job file")
     job = request.make()
-    config = request.config.merged({"batch_size": 1, "train_steps": job.train_steps})
+    config = job.completed(request.config.merged({"batch_size": 1}))
     if not config.servers.ps:
         raise ConfigError("--ps 0: there is no server to place variables on; give --ps 1 or more")
     with errors_located(request.job_file, job):

@@ -28,7 +28,7 @@ from ..plan.script import is_script
 
 _PASS_IT = "as in mpitrain.load(path, model=my_model); the commands predict and evaluate need a job file"
 # Options that a model outside of training depends on, too; all others get their defaults.
-_USED = ("batch_size", "train_steps", "accumulate_steps", "dtype", "seed", "flush_denormals")
+_USED = ("batch_size", "train_steps", "train_epochs", "accumulate_steps", "dtype", "seed", "flush_denormals")
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def restore(path: Path, job: Job | None = None, averages: bool | None = False) -
             config = RunConfig()
             with contextlib.suppress(CheckpointError):
                 config = _config(_record(opened))
-        config = config.merged({"batch_size": job.batch_size, "train_steps": job.train_steps})
+        config = job.completed(config)
         layout = job.network.lay_out(job.train_split, np.dtype(config.training.dtype))
         if averages is None:
             averages = "averages" in opened.attributes

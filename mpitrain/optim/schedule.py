@@ -197,6 +197,11 @@ class EpochCounter:
         start, examples = self.start
         return (examples + (step - start) * self.step_examples) / self.examples
 
+    def steps_until(self, epochs: int) -> int:
+        """Return the number of steps after which this number of epochs is complete; at least the start's."""
+        start, examples = self.start
+        return start + math.ceil(max(0, epochs * self.examples - examples) / self.step_examples)
+
 
 @dataclass(frozen=True)
 class by_epoch:

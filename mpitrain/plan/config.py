@@ -54,7 +54,12 @@ class RunConfig:
         self.parallel.check_outer_optimizer(self.mode)
         self._check_device()
         self._check_goal()
-        saving, output = self.saving, self.output
+        training, saving, output = self.training, self.saving, self.output
+        if training.train_steps is not None and training.train_epochs is not None:
+            raise ConfigError(
+                f"--train-steps {training.train_steps} and --train-epochs {training.train_epochs} contradict each "
+                "other; remove one"
+            )
         if saving.save_one_file and saving.save_compression != "none":
             raise ConfigError(
                 f"--save-compression {saving.save_compression} cannot be combined with --save-one-file; remove one"

@@ -24,6 +24,7 @@ from ..errors import DataError, JobError, UserError
 from ..nn.layer import Layer, walk
 from ..nn.loss import Loss
 from ..optim import Optimizer, moving_average
+from .config import RunConfig
 from .hook import Hook
 from .metric import MEASURED, Metric, check_metrics
 from .network import Network, TorchLoss, TorchModule, TorchOptimizer, make_network, must_be, without_address
@@ -50,7 +51,8 @@ class Job:
             label, or dicts with ``labels``.
         validation: Examples for validation, or None.
         batch_size: Examples per worker and step; ``--batch-size`` overrides it.
-        train_steps: Number of training steps; ``--train-steps`` overrides it.
+        train_steps: Number of training steps; 1000 if neither steps nor epochs are set. ``--train-steps`` and
+            ``--train-epochs`` override it.
         moving_average: Moving average of the parameters, used for validation, or None.
         hooks: Called by the training loop, in addition to the built-in hooks.
         pins: With parameter servers: a dict from variable names to servers (from 0), or a function of name, shape and
@@ -59,6 +61,7 @@ class Job:
             accuracy: ``{"auc": lambda outputs, labels: roc_auc_score(labels, outputs[:, 1])}``. They get arrays (for a
             PyTorch module, tensors on the CPU), and return a number or a dict of numbers. Metrics of torchmetrics can
             be used in place of functions.
+        train_epochs: Number of epochs to train, instead of ``train_steps``.
         source: The file and the line that made this object, for errors.
     """
 
@@ -68,11 +71,12 @@ class Job:
     train: Split | Examples
     validation: Split | Examples | None = None
     batch_size: int = 100
-    train_steps: int = 1000
+    train_steps: int | None = None
     moving_average: moving_average | None = None
     hooks: Sequence[Hook] = ()
     pins: Pins | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
+    train_epochs: int | None = None
     source: tuple[str, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -86,8 +90,13 @@ class Job:
         self._check("optimizer", self.rule, Optimizer)
         if self.moving_average is not None:
             self._check("moving_average", self.moving_average, moving_average)
-        for name in ("batch_size", "train_steps"):
-            self._check(name, getattr(self, name), int)
+        for name in ("batch_size", "train_steps", "train_epochs"):
+            if name == "batch_size" or getattr(self, name) is not None:
+                self._check(name, getattr(self, name), int)
+        if self.train_epochs is not None and self.train_epochs < 1:
+            raise JobError(f"Job(train_epochs=...) is {self.train_epochs}, must be >= 1")
+        if self.train_epochs is not None and self.train_steps is not None:
+            raise JobError("Job: train_steps and train_epochs contradict each other; remove one")
         for kind in {type(layer) for _, layer in walk(self.model)} if isinstance(self.model, Layer) else ():
             _check_methods("model", Layer, kind, _LAYER_METHODS)
         check_metrics("Job(metrics=...)", self.metrics, MEASURED)
@@ -99,6 +108,14 @@ class Job:
     def _check(self, name: str, value: object, kind: type) -> None:
         if not isinstance(value, kind) or isinstance(value, bool):
             raise JobError(must_be(name, value, kind))
+
+    def completed(self, config: RunConfig) -> RunConfig:
+        """Return the options of a run, with this job's values for those that are None."""
+        values: dict[str, object] = {"batch_size": self.batch_size}
+        if config.training.train_steps is None and config.training.train_epochs is None:
+            steps = 1000 if self.train_steps is None else self.train_steps
+            values |= {"train_steps": steps} if self.train_epochs is None else {"train_epochs": self.train_epochs}
+        return config.merged(values)
 
     @property
     def network(self) -> Network:

@@ -65,6 +65,7 @@ class TrainingConfig(OptionGroup):
 
     batch_size: int | None = option(None, "Examples per worker and step.", "N", minimum=1, is_common=True)
     train_steps: int | None = option(None, "Number of training steps.", "N", minimum=0, is_common=True)
+    train_epochs: int | None = option(None, "Number of epochs instead of steps.", "E", minimum=1, is_common=True)
     accumulate_steps: int = option(
         1, "Split a worker's batch into this many micro-batches, to save memory.", "N", minimum=1
     )

@@ -116,6 +116,13 @@ def run_config(values: Mapping[str, Any]) -> RunConfig:
     return RunConfig.of(**convert_values(known, {n: value for n, value in values.items() if value is not None}))
 
 
+def without_overridden(options: Mapping[str, Any], overriding: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options without those that other options override: steps and epochs exclude each other."""
+    length = {"train_steps", "train_epochs"}
+    excluded = length if length & overriding.keys() else ()
+    return {name: value for name, value in options.items() if name not in excluded}
+
+
 def convert_values(options: Iterable[click.Option], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return Python values as the command line would pass them to these options, by name.
 
@@ -236,7 +243,7 @@ def job_options(path: Path, function: JobFunction) -> list[click.Option]:
         if name in reserved:
             raise JobError(
                 f"parameter {name!r} of 'job' in {path} is an option of every run: rename it; "
-                "defaults for batch_size and train_steps are set in Job(...)"
+                "defaults for batch_size, train_steps and train_epochs are set in Job(...)"
             )
         default = None if parameter.default is inspect.Parameter.empty else parameter.default
         hint = hints.get(name, str if default is None else type(default))

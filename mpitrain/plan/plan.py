@@ -63,10 +63,14 @@ class Plan:
         if not self.config.mode.drops_late_gradients:  # else the data cursor also counts examples of dropped gradients
             self.epochs.start = progress
 
-    @cached_property
+    @property
     def train_steps(self) -> int:
-        assert self.config.training.train_steps is not None
-        return self.config.training.train_steps
+        """Number of training steps; if epochs are given, it is known after ``begin``."""
+        training = self.config.training
+        if training.train_epochs is not None:
+            return self.epochs.steps_until(training.train_epochs)
+        assert training.train_steps is not None
+        return training.train_steps
 
     @property
     def dtype(self) -> np.dtype[Any]:

@@ -14,7 +14,17 @@ import click
 from ..errors import ConfigError
 from .config import FIELDS, RunConfig
 from .launch_options import LaunchOptions
-from .options import CONFIG, convert_values, flag_words, group_words, nearest, options_of, read_config_file, run_options
+from .options import (
+    CONFIG,
+    convert_values,
+    flag_words,
+    group_words,
+    nearest,
+    options_of,
+    read_config_file,
+    run_options,
+    without_overridden,
+)
 from .program import ProgramOptions, command_request, script_request
 from .script import is_program, is_script
 
@@ -215,7 +225,7 @@ def job_request(path: Path, values: Mapping[str, Any], other_names: Iterable[str
     parameters = None if is_script(path) else _parameters(path)
     if own:
         (file,) = convert_values([CONFIG], own).values()
-        others = read_config_file(file, [*run, *(parameters or [])]) | others
+        others = without_overridden(read_config_file(file, [*run, *(parameters or [])]), others) | others
     options, arguments = split_values(FIELDS, others)
     options = convert_values(run, options)
     if parameters is None:

@@ -74,7 +74,7 @@ def _measure(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFil
     with cluster.agree("making the job"):
         job = request.make()
         with errors_located(request.job_file, job):
-            plan = make_plan(job, config.merged({"batch_size": job.batch_size, "train_steps": job.train_steps}), 1)
+            plan = make_plan(job, job.completed(config), 1)
         # Each rank uses other examples, for independent estimates of the noise scale.
         position = cluster.rank * len(job.train_split) // cluster.size
         model = RankModel(job, plan, list(devices), position)

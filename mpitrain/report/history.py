@@ -17,6 +17,7 @@ import numpy as np
 from ..core.layout import Array
 from ..core.toml import read_toml
 from ..errors import RecordError
+from ..monitor import heartbeat
 from ..monitor.heartbeat import STATUS
 from ..monitor.metrics import RECORDED
 from ..plan.metric import MEASURED, PREFIX, Goal
@@ -123,6 +124,13 @@ class Run:
     def option(self, name: str) -> Any:
         """Return one of the run's options, or None."""
         return self.config.get("run", {}).get(name)
+
+    @property
+    def train_steps(self) -> int | None:
+        """Number of training steps; None if it is not known."""
+        status = heartbeat.read(self.folder) if self.option("train_epochs") else None
+        steps = self.option("train_steps") if status is None else status.train_steps
+        return steps if isinstance(steps, int) else None
 
     @property
     def step(self) -> int:

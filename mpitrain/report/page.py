@@ -227,8 +227,8 @@ def _cells(run: Run, label: str, state: State) -> dict[str, str]:
 
 def _steps(run: Run) -> str:
     """Return the number of completed steps and, if the run has not completed all, the total."""
-    goal = run.option("train_steps")
-    return f"{run.step:,} of {goal:,}" if isinstance(goal, int) and run.step < goal else f"{run.step:,}"
+    goal = run.train_steps
+    return f"{run.step:,} of {goal:,}" if goal is not None and run.step < goal else f"{run.step:,}"
 
 
 def _best(run: Run, goal: Goal) -> str:

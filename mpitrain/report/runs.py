@@ -201,5 +201,5 @@ def _progress(step: int, run: Run) -> str:
     """Return the step and, if known, the number of all steps; ``-`` for a program that has reported no step."""
     if run.option("mode") == PROGRAM and not step:
         return "-"
-    goal = run.option("train_steps")
-    return f"{step:,}/{goal:,}" if isinstance(goal, int) else f"{step:,}"
+    goal = run.train_steps
+    return f"{step:,}/{goal:,}" if goal is not None else f"{step:,}"

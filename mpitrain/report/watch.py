@@ -141,8 +141,8 @@ class View:
     def _progress(self, width: int) -> RenderableType:
         from rich.text import Text
 
-        goal, done = self.run.option("train_steps"), f" step {self.step:,}"
-        if not isinstance(goal, int) or not goal:
+        goal, done = self.run.train_steps, f" step {self.step:,}"
+        if not goal:
             return Text(done)
         part = min(1.0, self.step / goal)
         words = f"{done} of {goal:,}, {100 * part:.0f} %, {duration(self.run.seconds)}{self._left(goal)}"

@@ -83,10 +83,10 @@ class Periodic(Averaging):
 
     def __init__(self, plan: Plan, own: Mapping[str, Array], mean: MeanAllreduce) -> None:
         super().__init__(own)
-        self._every, self._last, self._mean = plan.config.parallel.steps_per_average, plan.train_steps, mean
+        self._plan, self._every, self._mean = plan, plan.config.parallel.steps_per_average, mean
 
     def is_point(self, step: int) -> bool:
-        return step % self._every == 0 or step == self._last
+        return step % self._every == 0 or step == self._plan.train_steps
 
     def after_step(self, step: int) -> None:
         if self.is_point(step):

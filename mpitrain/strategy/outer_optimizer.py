@@ -114,7 +114,7 @@ class OuterOptimization(Centered):
             self._pending[1].progress()
 
     def after_step(self, step: int) -> None:
-        at, is_last = (step - 1) % self._every + 1, step == self._last
+        at, is_last = (step - 1) % self._every + 1, step == self._plan.train_steps
         for fragment, exchange in zip(self._fragments, self._exchanges, strict=True):
             if at == fragment.begins:
                 self._begin(fragment, exchange, self._outer)

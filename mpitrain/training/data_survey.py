@@ -121,7 +121,7 @@ def measure(job: Job, config: RunConfig, ranks: int, seconds: float) -> Speed:
     threadpool_limits(threads)
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(threads)
-    config = config.merged({"batch_size": job.batch_size, "train_steps": job.train_steps})
+    config = job.completed(config)
     plan = make_plan(job, config, 1)
     model = make_model(job, plan, [CPU], TrainingState(plan.layout, job.network.frozen))
     params, grads = np.zeros((2, plan.layout.size), plan.dtype)

@@ -66,6 +66,8 @@ def describe_job(loop: Loop, split: Split, resumed: str | None) -> str:
     data = f"{len(split):,} training examples, {plan.gradients_per_step}{of} x {plan.batch} examples per step"
     if isinstance(split, Steps):
         data = f"{split.steps:,} steps without a dataset, {plan.gradients_per_step}{of} gradients per step"
+    if (epochs := plan.config.training.train_epochs) is not None:
+        data += f", {epochs} epoch{'s' * (epochs > 1)} until step {loop.train_steps:,}"
     return f"{plan.layout.n_params:,} parameters, {data}" + (
         f"; resumed from {resumed} at step {loop.step:,}" if resumed else ""
     )

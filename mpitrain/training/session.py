@@ -74,7 +74,7 @@ def _train(setup: Setup, session: Session, rank_status: RankStatusFile) -> Itera
     signals = Signals()
     signals.install()  # stays installed: a signal after training must not interrupt the regular exit
     rank_status.set_ready()
-    telemetry, end = Telemetry(cluster, setup.plan.config, files.folder, files.console), RunEnd("failed")
+    telemetry, end = Telemetry(cluster, setup.plan, files.folder, files.console), RunEnd("failed")
     try:
         _describe(setup)
         if cluster.is_server:

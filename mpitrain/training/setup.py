@@ -102,7 +102,7 @@ def set_up(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile)
     threads = limit_threads(cluster, config.device.threads, len(devices))
     with cluster.agree("making the job"):
         job = request.make()
-        config = config.merged({"batch_size": job.batch_size, "train_steps": job.train_steps})
+        config = job.completed(config)
         with errors_located(request.job_file, job):
             plan = make_plan(job, config, len(cluster.worker_ranks))
             facts = {**config.as_toml(), **job.facts()}

@@ -19,8 +19,8 @@ from ..monitor.metrics import MetricsFile
 from ..monitor.rank_log import RankLog
 from ..monitor.run_record import RunRecord
 from ..monitor.tensorboard import Events, available
-from ..plan.config import RunConfig
 from ..plan.hook import Hook, TrainingLoop
+from ..plan.plan import Plan
 from ..process.launcher_env import FAILED_AT, FAILED_STEP, RESTARTS_SINCE
 from ..process.rank_status import RUN_DIR_VARIABLE, is_watched
 from ..process.run_directory import cannot_write
@@ -56,13 +56,13 @@ class Telemetry:
         console: The chief's console; None on other ranks.
     """
 
-    def __init__(self, cluster: Cluster, config: RunConfig, folder: Path, console: Console | None) -> None:
-        self._cluster, self._folder, self._config = cluster, folder, config
+    def __init__(self, cluster: Cluster, plan: Plan, folder: Path, console: Console | None) -> None:
+        self._cluster, self._folder, self._plan, self._config = cluster, folder, plan, plan.config
         self._chief: ChiefFiles | None = None
         self._loop: Loop | None = None
         self._log = RankLog(console, warns=RUN_DIR_VARIABLE in os.environ)
         _log.debug("%s, %s %d, process %d, mpitrain %s", *self._who(), os.getpid(), __version__)
-        self._recorder = trace.record(config.output.trace_steps) if config.output.trace else None
+        self._recorder = trace.record(self._config.output.trace_steps) if self._config.output.trace else None
         self._clock = self._measure_clock()
 
     def open(self, record: RunRecord | None, step: int) -> MetricsFile | None:
@@ -146,8 +146,8 @@ class Telemetry:
         workers, servers = len(self._cluster.worker_ranks), len(self._cluster.servers)
         ranks = f"{workers} worker{'s' * (workers != 1)}"
         ranks += f" + {servers} server{'s' * (servers != 1)}" if servers else ""
-        train_steps = self._config.training.train_steps or 0
-        heartbeat = Heartbeat(self._folder, ranks, train_steps, lambda: step if self._loop is None else self._loop.step)
+        steps = self._plan.train_steps
+        heartbeat = Heartbeat(self._folder, ranks, steps, lambda: step if self._loop is None else self._loop.step)
         name = self._config.output.logger
         logger = None if name is None else Logger(name, self._folder, record.tables, resumes=step > 0)
         return ChiefFiles(metrics, heartbeat, events, logger)

@@ -9,6 +9,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
+from mpitrain.core.toml import read_toml
 from mpitrain.monitor import heartbeat
 
 from ..support.launch import JOBS, Mpi, one_line, run
@@ -68,20 +69,26 @@ def job() -> Job:
 
 
 @pytest.mark.parametrize("flags", [("--mode", "sync"), ("--mode", "async", "--ps", "1")], ids=["sync", "async"])
-def test_a_schedule_in_epochs_continues_on_another_number_of_ranks(
+def test_epochs_and_their_schedules_continue_on_another_number_of_ranks(
     openmpi: Mpi, flags: tuple[str, ...], tmp_path: Path
 ) -> None:
-    job, folder = tmp_path / "job.py", tmp_path / "run"
+    """The steps of two ranks have 20 examples, the later ones 10."""
+    job, folder, config = tmp_path / "job.py", tmp_path / "run", tmp_path / "config.toml"
     job.write_text(IN_EPOCHS)
-    words = [str(openmpi.python), "-m", "mpitrain", "run", str(job), "--run-dir", str(folder), "--log-steps", "1"]
-    for ranks, mode, steps in (("2", ("--mode", "sync"), 60), ("1" if "sync" in flags else "3", flags, 180)):
-        done = run([*words, "-n", ranks, *mode, "--train-steps", str(steps)], timeout=80)
+    config.write_text("[run]\ntrain_steps = 5\nlog_steps = 1\n")  # flags override it
+    words = [str(openmpi.python), "-m", "mpitrain", "run", str(job), "--run-dir", str(folder), "--config", str(config)]
+    ranks = "1" if "sync" in flags else "3"
+    for options, epochs, steps in ((["-n", "2"], "2", 60), (["-n", ranks, *flags], "4", 180)):
+        done = run([*words, *options, "--train-epochs", epochs], timeout=80)
         assert done.returncode == 0, done.stderr
+        status = heartbeat.read(folder)
+        assert status is not None and (status.step, status.train_steps) == (steps, steps)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     rates = {line["step"]: line["learning_rate"] for line in lines if "learning_rate" in line}
-    # The steps of two ranks have 20 examples, the later ones 10. A line has the rate of the step after it.
-    expected = {10: 0.1 * (1 - 10 / 30 / 4), 60: 0.1 * (1 - 2 / 4), 120: 0.1 * (1 - 3 / 4), 180: 0.0}
-    assert {step: rates[step] for step in expected} == pytest.approx(expected, abs=1e-3)
+    epochs_at = {step: step / 30 if step <= 60 else 2 + (step - 60) / 60 for step in rates}
+    assert {1, 60, 180} <= epochs_at.keys()
+    assert rates == pytest.approx({step: 0.1 * (1 - epoch / 4) for step, epoch in epochs_at.items()}, abs=2e-3)
+    assert read_toml(folder / "config.toml")["run"]["train_epochs"] == 4
 
 
 def test_steps_that_are_lost_are_reported(openmpi: Mpi, tmp_path: Path) -> None:

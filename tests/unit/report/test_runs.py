@@ -35,6 +35,16 @@ def test_runs_at_any_depth_in_every_state(tmp_path: Path, capsys: pytest.Capture
     assert "mnist_mlp  sync  2 workers  1,000/1,000  accuracy 0.94" in rows["a"]
 
 
+def test_a_run_of_epochs_has_the_steps_of_its_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = make_run(tmp_path / "a") / "config.toml"
+    text = config.read_text()
+    assert "train_steps" in text
+    config.write_text("".join(line for line in text.splitlines(keepends=True) if "train_steps" not in line))
+    config.write_text(config.read_text().replace("[run]\n", "[run]\ntrain_epochs = 3\n"))
+    write(tmp_path / "a", Status("finished", 1000, 1200, "2 workers", 9, ProcessHost.own(), 1, "", 0.0))
+    assert "  1,000/1,200  " in table(capsys, tmp_path)["a"]
+
+
 @pytest.mark.parametrize(
     ("scheduler", "number", "expected"),
     [
