@@ -195,7 +195,7 @@ class EpochCounter:
     def at(self, step: int) -> float:
         """Return the number of epochs before a step."""
         start, examples = self.start
-        return (examples + (step - start) * self.step_examples) / self.examples
+        return max(0, examples + (step - start) * self.step_examples) / self.examples
 
     def steps_until(self, epochs: int) -> int:
         """Return the number of steps after which this number of epochs is complete; at least the start's."""
@@ -218,7 +218,7 @@ class by_epoch:
     def __call__(self, step: int) -> float:
         counter = self.counter
         if counter is None:
-            raise JobError("by_epoch is part of another schedule; pass it to an optimizer, with the other inside it")
+            raise JobError("by_epoch works only in an optimizer of a run; put other schedules inside of by_epoch")
         return _value(self.schedule, counter.at(step), counter.step_examples / counter.examples)
 
 

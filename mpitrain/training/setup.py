@@ -28,6 +28,7 @@ from ..monitor.run_record import RunRecord
 from ..plan.config import RunConfig, plain
 from ..plan.job import Job, errors_located
 from ..plan.plan import Plan, make_plan
+from ..plan.progress import Progress
 from ..plan.roles import HOW_ROLES_ARE_GIVEN
 from ..process.fork_server import import_in_server
 from ..process.output_prefix import set_output_prefix
@@ -109,6 +110,9 @@ def set_up(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile)
         limit_threads_of_torch(threads)
     if "torch" in sys.modules and RUN_DIR_VARIABLE in os.environ:
         import_in_server(os.environ[RUN_DIR_VARIABLE], "torch")
+    if plan.config.training.train_epochs is not None:  # notices that are printed before the state is restored need it
+        start = resumes_at(plan.config) if cluster.chief else None
+        plan.begin(Progress(*cluster.comm.bcast(start, root=cluster.chief_rank)))
     cluster.check_same(facts)
     cluster.check_layout(plan.layout)
     check_devices(cluster, config, job, devices)

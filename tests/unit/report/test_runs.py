@@ -43,6 +43,8 @@ def test_a_run_of_epochs_has_the_steps_of_its_status(tmp_path: Path, capsys: pyt
     config.write_text(config.read_text().replace("[run]\n", "[run]\ntrain_epochs = 3\n"))
     write(tmp_path / "a", Status("finished", 1000, 1200, "2 workers", 9, ProcessHost.own(), 1, "", 0.0))
     assert "  1,000/1,200  " in table(capsys, tmp_path)["a"]
+    write(tmp_path / "a", Status("stopped", 1000, 0, "2 workers", 9, ProcessHost.own(), 1, "", 0.0))
+    assert "  1,000  " in table(capsys, tmp_path)["a"]
 
 
 @pytest.mark.parametrize(
