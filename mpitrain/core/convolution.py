@@ -31,9 +31,9 @@ class ConvolutionShape(NamedTuple):
 
 
 class Convolution(NamedTuple):
-    """The operations of a convolution that a device computes faster than products of windows. None: use these.
+    """The operations of a convolution that a device computes faster than products of windows.
 
-    The last argument of each operation is its output.
+    An operation that is None is computed by products of windows. The last argument of each operation is its output.
 
     Attributes:
         forward: Called with ``x``, ``filters``, ``y``.

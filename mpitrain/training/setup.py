@@ -110,10 +110,10 @@ def set_up(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile)
         limit_threads_of_torch(threads)
     if "torch" in sys.modules and RUN_DIR_VARIABLE in os.environ:
         import_in_server(os.environ[RUN_DIR_VARIABLE], "torch")
+    cluster.check_same(facts)
     if plan.config.training.train_epochs is not None:  # notices that are printed before the state is restored need it
         start = resumes_at(plan.config) if cluster.chief else None
         plan.begin(Progress(*cluster.comm.bcast(start, root=cluster.chief_rank)))
-    cluster.check_same(facts)
     cluster.check_layout(plan.layout)
     check_devices(cluster, config, job, devices)
     ranks = format_table(_RANK_COLUMNS, cluster.table(" ".join(device.name for device in devices)))
