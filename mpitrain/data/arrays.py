@@ -39,6 +39,9 @@ def from_arrays(examples: Array, labels: Array, classes: int | None = None, scal
     Raises:
         DataError: There are no examples, or the number of labels differs.
     """
+    for name, array in (("examples", examples), ("labels", labels)):
+        if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
+            raise DataError(f"from_arrays got {name} with masked values: fill them, or drop these examples")
     examples, labels = np.asarray(examples), np.asarray(labels)
     if examples.ndim == 0 or len(examples) == 0:
         raise DataError(f"from_arrays got examples of shape {examples.shape}: must have at least one example")

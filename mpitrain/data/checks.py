@@ -77,13 +77,7 @@ def check_conversion(
     """
     if dtype is None or not split.has_integers or not examples.size:
         return
-    bound = 2 ** (np.finfo(dtype).nmant + 1)  # all integers up to this bound are exact
-    if np.iinfo(split.dtype).max < bound or (-bound <= int(examples.min()) and int(examples.max()) <= bound):
-        return
-    # A larger integer is exact if it is within the bound after its trailing zero bits are removed. The smallest int64
-    # has no positive counterpart, but its ``abs``, converted to uint64, has the right value.
-    size = np.abs(examples.astype(np.int64) if examples.dtype.kind == "i" else examples).astype(np.uint64)
-    wrong = np.argwhere(size // np.maximum(size & (~size + np.uint64(1)), np.uint64(1)) > bound)
+    wrong = np.argwhere(inexact(examples, dtype))
     if len(wrong):
         value, number = examples[tuple(wrong[0])], _index(first, int(wrong[0][0]))
         wider = "--dtype float64 or " if dtype == np.float32 else ""
@@ -91,6 +85,17 @@ def check_conversion(
             f"the {name} examples ({split.source}) cannot be converted to {dtype}: {value} of example {number:,} would "
             f"become {int(dtype.type(value))}; use {wider}a first layer that takes integers, such as nn.Embedding"
         )
+
+
+def inexact(integers: Array, dtype: np.dtype[Any]) -> Array:
+    """Return which integers a floating-point type does not represent."""
+    bound = 2 ** (np.finfo(dtype).nmant + 1)  # all integers up to this bound are exact
+    if np.iinfo(integers.dtype).max < bound or (-bound <= int(integers.min()) and int(integers.max()) <= bound):
+        return np.zeros(integers.shape, bool)
+    # A larger integer is exact if it is within the bound after its trailing zero bits are removed. The smallest int64
+    # has no positive counterpart, but its ``abs``, converted to uint64, has the right value.
+    size = np.abs(integers.astype(np.int64) if integers.dtype.kind == "i" else integers).astype(np.uint64)
+    return size // np.maximum(size & (~size + np.uint64(1)), np.uint64(1)) > bound  # type: ignore[no-any-return]
 
 
 def _index(first: int | Array, place: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from ..errors import DataError
 from .example_errors import errors_named, why_not_collated
 from .random_numbers import generator_at, seed_all
-from .trees import Allocate, Columns, Stacked, stack
+from .trees import Allocate, Columns, Stacked, check_alike, stack
 
 
 class Examples(Protocol):
@@ -62,9 +62,11 @@ class ExampleBatches:
         for place, example in enumerate(examples):
             try:
                 if place == 0:
-                    first, batch = example, Stacked(example, len(indices), allocate)
+                    first = example
+                    batch = Stacked(example, len(indices), allocate)
+                check_alike(first, example)
                 batch.set(place, example)
-            except (KeyError, TypeError, ValueError) as error:
+            except (TypeError, ValueError) as error:
                 pair = [indices[0], indices[place]]
                 raise DataError(why_not_collated(self.dataset, self.source, pair, [first, example], error)) from error
         return batch.tree()

@@ -1,4 +1,4 @@
-"""Parses ``tf.train.Example`` messages with compiled code, a batch at a time.
+"""Parses ``tf.train.Example`` and ``SequenceExample`` messages with compiled code, a batch at a time.
 
 A message is a protocol buffer: fields, each a tag (field number and wire type) and a value. An Example has these:
 
@@ -8,7 +8,14 @@ A message is a protocol buffer: fields, each a tag (field number and wire type) 
     Feature   one of 1: BytesList, 2: FloatList, 3: Int64List
     lists     1: values, repeated; numbers are mostly packed, that is one after another in one field
 
-See tensorflow/core/example/feature.proto, and "Encoding" in the documentation of protocol buffers.
+A SequenceExample has the same Features in field 1, and these:
+
+    SequenceExample  2: FeatureLists
+    FeatureLists     1: entry, repeated
+    entry            1: name   2: FeatureList
+    FeatureList      1: Feature, repeated, one for each step
+
+Any other field shows that a message is of another kind. See tensorflow/core/example/feature.proto and example.proto, and "Encoding" in the documentation of protocol buffers.
 """
 
 from __future__ import annotations
@@ -50,25 +57,39 @@ class ExampleParser:
     def parse(self, messages: Messages, malformed: Callable[[int], Exception]) -> Sequence[dict[str, Any]]:
         """Return messages as dicts from a feature's name to an array of float32 or int64, bytes, or a list of bytes.
 
+        A feature without a value is left out. A feature of a sequence is a list with such a value for each step.
+
         Args:
             malformed: Returns the exception to raise, given the number of a message that is not an Example.
         """
-        lists = self._find_lists(messages, malformed)
-        names = [name.decode(errors="replace") for name in self._names]
-        if _are_alike(lists):
+        sequences = np.zeros((len(messages.starts), 2), np.int64)
+        lists = self._find_lists(messages, sequences, malformed)
+        names = [_name(name) for name in self._names]
+        is_example = not sequences.any()
+        if is_example and _are_alike(lists):
             return Columns({name: _column(messages.content, lists[:, i]) for i, name in enumerate(names)})
         values = [_values(messages.content, lists[:, i]) for i in range(len(names))]
-        return [
-            {names[i]: values[i][message] for i in np.flatnonzero(kinds != _MISSING)}
+        examples = [
+            {names[i]: values[i][message] for i in np.flatnonzero(kinds > _EMPTY)}
             for message, kinds in enumerate(lists[:, :, 0])
         ]
+        for message, (start, stop) in enumerate(sequences.tolist()):
+            steps = _sequences(messages.content, start, stop)
+            if steps is None or examples[message].keys() & steps.keys():
+                raise malformed(message)
+            examples[message].update(steps)
+        return examples
 
-    def _find_lists(self, messages: Messages, malformed: Callable[[int], Exception]) -> Array:
-        """Return kind, number of values, start and stop of the list of each feature of each message."""
+    def _find_lists(self, messages: Messages, sequences: Array, malformed: Callable[[int], Exception]) -> Array:
+        """Return kind, number of values, start and stop of the list of each feature of each message.
+
+        Args:
+            sequences: Set to start and stop of the FeatureLists of each message that has them.
+        """
         while True:
             names, ends = np.frombuffer(b"".join(self._names), np.uint8), np.cumsum([0, *map(len, self._names)])
             lists = np.full((len(messages.starts), len(self._names), 4), _MISSING)
-            result, message, start, stop = _find_lists(*messages, names, ends, lists)
+            result, message, start, stop = _find_lists(*messages, names, ends, lists, sequences)
             if result == _MALFORMED:
                 raise malformed(message)
             if result == _COMPLETE:
@@ -76,10 +97,35 @@ class ExampleParser:
             self._names.append(messages.content[start:stop].tobytes())
 
 
+def _name(name: bytes) -> str:
+    return name.decode(errors="surrogateescape")
+
+
+def _sequences(content: Array, start: int, stop: int) -> dict[str, list[Any]] | None:
+    """Return the features of a sequence by name, a list with a value for each step; None if they are malformed."""
+    sequences = {}
+    while start < stop:
+        number, wire, entry, start = _field(content, start, stop)
+        name, name_stop, steps, steps_stop = _entry(content, entry, start)
+        if start < 0 or number != 1 or wire != _SIZED or name < 0:
+            return None
+        lists = []
+        while steps < steps_stop:
+            number, wire, feature, steps = _field(content, steps, steps_stop)
+            kind, first, last = _list_of(content, feature, steps)
+            count = _count(content, kind, first, last)
+            if steps < 0 or number != 1 or wire != _SIZED or count < 0:
+                return None
+            lists.append((kind, count, first, last))
+        values = _values(content, np.array(lists, np.int64).reshape(-1, 4))
+        sequences[_name(content[name:name_stop].tobytes())] = values
+    return sequences
+
+
 def _are_alike(lists: Array) -> bool:
     """Return whether all messages have the same features, with equally many values, or one value if they are bytes."""
     first = lists[0, :, :2]
-    is_array = (first[:, 0] != _MISSING) & ((first[:, 0] != _BYTES) | (first[:, 1] == 1))
+    is_array = (first[:, 0] > _EMPTY) & ((first[:, 0] != _BYTES) | (first[:, 1] == 1))
     return bool(first.size and is_array.all() and (lists[:, :, :2] == first).all())
 
 
@@ -95,7 +141,7 @@ def _values(content: Array, lists: Array) -> list[Any]:
     values: list[Any] = [None] * len(lists)
     for kind in np.unique(lists[:, 0]).tolist():
         chosen = np.flatnonzero(lists[:, 0] == kind)
-        if kind == _MISSING:
+        if kind <= _EMPTY:
             continue
         ends = np.cumsum(lists[chosen, 1])
         flat = _byte_strings(content, lists[chosen]) if kind == _BYTES else _numbers(content, lists[chosen], kind)
@@ -127,24 +173,25 @@ def _numbers(content: Array, lists: Array, kind: int) -> Array:
 
 @kernel
 def _find_lists(
-    content: Array, starts: Array, stops: Array, names: Array, name_ends: Array, lists: Array
+    content: Array, starts: Array, stops: Array, names: Array, name_ends: Array, lists: Array, sequences: Array
 ) -> tuple[int, int, int, int]:
-    """Set ``lists``; return a result, the message that it concerns, and start and end of a new name."""
+    """Set ``lists`` and ``sequences``; return a result, the message that it concerns, and start and end of a new name."""
     for message in range(starts.size):
         expected = 0  # the features of most messages are in the same order
         outer = starts[message]
         while outer < stops[message]:
             number, wire, features, outer = _field(content, outer, stops[message])
-            if outer < 0:
+            if outer < 0 or wire != _SIZED or number < 1 or number > 2:
                 return _MALFORMED, message, 0, 0
-            if number != 1 or wire != _SIZED:
+            if number == 2:
+                if sequences[message, 1] > 0:
+                    return _MALFORMED, message, 0, 0
+                sequences[message, 0], sequences[message, 1] = features, outer
                 continue
             while features < outer:
                 number, wire, entry, features = _field(content, features, outer)
-                if features < 0:
+                if features < 0 or number != 1 or wire != _SIZED:
                     return _MALFORMED, message, 0, 0
-                if number != 1 or wire != _SIZED:
-                    continue
                 name, name_stop, feature, feature_stop = _entry(content, entry, features)
                 if name < 0:
                     return _MALFORMED, message, 0, 0
@@ -167,11 +214,11 @@ def _entry(content: Array, at: int, stop: int) -> tuple[int, int, int, int]:
     name, name_stop, feature, feature_stop = at, at, at, at
     while at < stop:
         number, wire, start, at = _field(content, at, stop)
-        if at < 0:
+        if at < 0 or wire != _SIZED or number < 1 or number > 2:
             return -1, 0, 0, 0
-        if number == 1 and wire == _SIZED:
+        if number == 1:
             name, name_stop = start, at
-        elif number == 2 and wire == _SIZED:
+        else:
             feature, feature_stop = start, at
     return name, name_stop, feature, feature_stop
 
@@ -197,10 +244,9 @@ def _list_of(content: Array, at: int, stop: int) -> tuple[int, int, int]:
     kind, list_start, list_stop = _EMPTY, at, at
     while at < stop:
         number, wire, start, at = _field(content, at, stop)
-        if at < 0 or (_BYTES <= number <= _INTEGERS and (wire != _SIZED or kind != _EMPTY)):
+        if at < 0 or number < _BYTES or number > _INTEGERS or wire != _SIZED or kind != _EMPTY:
             return _INTEGERS + 1, 0, 0
-        if _BYTES <= number <= _INTEGERS:
-            kind, list_start, list_stop = number, start, at
+        kind, list_start, list_stop = number, start, at
     return kind, list_start, list_stop
 
 
@@ -212,10 +258,8 @@ def _count(content: Array, kind: int, at: int, stop: int) -> int:
         return -1
     while at < stop:
         number, wire, start, at = _field(content, at, stop)
-        if at < 0:
+        if at < 0 or number != 1:
             return -1
-        if number != 1:
-            continue
         size = at - start
         if kind == _FLOATS:
             if size % 4 != 0 or (wire != _SIZED and wire != _FIXED32):
@@ -243,10 +287,9 @@ def _find_bytes(content: Array, lists: Array, ranges: Array) -> None:
     for i in range(len(lists)):
         at = lists[i, 2]
         while at < lists[i, 3]:
-            number, _, start, at = _field(content, at, lists[i, 3])
-            if number == 1:
-                ranges[place, 0], ranges[place, 1] = start, at
-                place += 1
+            _, _, start, at = _field(content, at, lists[i, 3])
+            ranges[place, 0], ranges[place, 1] = start, at
+            place += 1
 
 
 @kernel
@@ -256,13 +299,12 @@ def _read_floats(content: Array, lists: Array, bits: Array) -> None:
     for i in range(len(lists)):
         at = lists[i, 2]
         while at < lists[i, 3]:
-            number, _, start, at = _field(content, at, lists[i, 3])
-            if number == 1:
-                for byte in range(start, at, 4):
-                    low = content[byte] | np.uint32(content[byte + 1]) << np.uint32(8)
-                    high = content[byte + 2] | np.uint32(content[byte + 3]) << np.uint32(8)
-                    bits[place] = low | high << np.uint32(16)
-                    place += 1
+            _, _, start, at = _field(content, at, lists[i, 3])
+            for byte in range(start, at, 4):
+                low = content[byte] | np.uint32(content[byte + 1]) << np.uint32(8)
+                high = content[byte + 2] | np.uint32(content[byte + 3]) << np.uint32(8)
+                bits[place] = low | high << np.uint32(16)
+                place += 1
 
 
 @kernel
@@ -272,11 +314,10 @@ def _read_integers(content: Array, lists: Array, values: Array) -> None:
     for i in range(len(lists)):
         at = lists[i, 2]
         while at < lists[i, 3]:
-            number, _, start, at = _field(content, at, lists[i, 3])
-            if number == 1:
-                while start < at:
-                    values[place], start = _varint(content, start, at)
-                    place += 1
+            _, _, start, at = _field(content, at, lists[i, 3])
+            while start < at:
+                values[place], start = _varint(content, start, at)
+                place += 1
 
 
 @kernel

@@ -9,6 +9,8 @@ import glob
 import hashlib
 import itertools
 import os
+import re
+import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
@@ -21,7 +23,30 @@ from ..core.layout import Array
 from ..errors import DataError
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-_INDEX_VERSION = 1
+_INDEX_VERSION = 2
+_FIRST_BYTES = 512
+
+# The first bytes of files that are often given in place of a data file, and what such a file is.
+_FOREIGN = (
+    (rb"\x1f\x8b\x08", "is compressed with gzip: decompress it with gunzip"),
+    (rb"BZh[1-9]1AY&SY", "is compressed with bzip2: decompress it with bunzip2"),
+    (rb"\x28\xb5\x2f\xfd", "is compressed with zstd: decompress it with unzstd"),
+    (rb"\xfd7zXZ\0", "is compressed with xz: decompress it with unxz"),
+    (rb"\x04\x22\x4d\x18", "is compressed with lz4: decompress it with unlz4"),
+    (rb"PK(\x03\x04|\x05\x06)", "is a zip archive (or a spreadsheet): unpack or export it"),
+    (rb"7z\xbc\xaf\x27\x1c", "is a 7z archive: unpack it"),
+    (rb"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "is a document of Microsoft Office: export it"),
+    (rb"%PDF-", "is a PDF document"),
+    (rb"\s*<(!doctype|html|\?xml)", "is HTML or XML, perhaps the error page of a download"),
+    (rb"version https://git-lfs", "is a pointer of Git LFS: fetch the file with git lfs pull"),
+    (rb"PAR1[^ -~\s]", "is a Parquet file"),
+    (rb"ARROW1\0|\xff\xff\xff\xff.{3}\0\x10", "is an Arrow file"),
+    (rb"\x89HDF\r\n\x1a\n", "is an HDF5 file"),
+    (rb"\x93NUMPY", "is a NumPy file: load it with numpy.load, for data.from_arrays"),
+    (rb"\xff\xfe\0\0|\0\0\xfe\xff", "is text in UTF-32"),
+    (rb"\xff\xfe|\xfe\xff|[\t -~]\0[\t -~]\0|\0[\t -~]\0[\t -~]", "is text in UTF-16"),
+    (rb"\x78[\x01\x9c\xda]", "is compressed with zlib: decompress it"),
+)
 
 
 class UnchangedFile:
@@ -34,9 +59,17 @@ class UnchangedFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._state = _state(os.stat(path))
+            status = os.stat(path)
         except OSError as error:
             raise DataError(f"{path}: {error.strerror}") from error
+        if stat.S_ISDIR(status.st_mode):
+            raise DataError(f"{path} is a folder: give a file, or a pattern such as {path / '*'}")
+        self._state = _state(status)
+
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+        return self._state[0]
 
     def check(self) -> None:
         """Check that the file has not changed.
@@ -161,9 +194,47 @@ def expand(paths: Paths) -> list[Path]:
     return files
 
 
+def foreign(content: bytes) -> str | None:
+    """Return what content is by its first bytes, for example "is compressed with gzip: ..."; None if unknown."""
+    return next((what for start, what in _FOREIGN if re.match(start, content, re.I | re.S)), None)
+
+
+def first_bytes(path: Path) -> bytes:
+    """Return the first bytes of a file, for ``foreign``; none if the file cannot be read."""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        return file.read(_FIRST_BYTES)
+    return b""
+
+
+def unreadable(path: Path, kind: str, error: object) -> DataError:
+    """Return the error of a file that cannot be read as a file of this kind: what it is by its first bytes, or why."""
+    what = foreign(first_bytes(path))
+    if what is None or what.lower() in (f"is a {kind} file", f"is an {kind} file"):
+        what = f"cannot be read as a {kind} file: {one_line(error)}"
+    return DataError(f"{path} {what}")
+
+
+def one_line(error: object) -> str:
+    """Return an error's text in one line."""
+    return " ".join(str(error).split())
+
+
 def describe(files: Sequence[Path]) -> str:
     """Return the names of files, for messages."""
     return ", ".join(map(str, files[:2])) + (" ..." if len(files) > 2 else "")
+
+
+def identity(files: Sequence[UnchangedFile]) -> bytes:
+    """Return what must be the same on all hosts and after a resume: the names and sizes of files."""
+    return repr([(file.path.name, file.size) for file in files]).encode("utf-8", "backslashreplace")
+
+
+def left_out(source: str, names: Sequence[str]) -> str | None:
+    """Return a note to the user about files that are no examples; None if there are none."""
+    if not names:
+        return None
+    count = f"{len(names):,} files are" if len(names) > 1 else "1 file is"
+    return f"{source}: {count} left out: {', '.join(names[:3])}{' ...' * (len(names) > 3)}"
 
 
 def required(module: str, use: str) -> ModuleType:

@@ -283,6 +283,14 @@ class DatasetSplit(Split):
     def read_batch(self, start: int, stop: int) -> Batch:
         return self.finish(self.load(np.arange(start, stop), 0, start))
 
+    def sample_digest(self) -> str:
+        return " ".join([super().sample_digest(), *([] if (own := self._identity) is None else [hashed(own)])])
+
+    @property
+    def _identity(self) -> bytes | None:
+        """What else must be the same everywhere, such as the names and sizes of all files; None if unknown."""
+        return getattr(self.dataset, "identity", None)
+
     def _bytes_at(self, index: int) -> bytes:
         return b"".join(map(_bytes_of, leaves(self.load(np.array([index]), 0, 0).examples)))
 
@@ -380,6 +388,11 @@ class DescribedSplit(Split):
 
     def sample_digest(self) -> str:
         return self._digest
+
+
+def hashed(content: bytes) -> str:
+    """Return a digest of bytes."""
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _bytes_of(leaf: Any) -> bytes:

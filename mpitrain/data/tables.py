@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections import OrderedDict
+import os
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,56 +13,112 @@ import numpy as np
 
 from ..core.layout import Array
 from ..errors import DataError
-from .files import Paths, UnchangedFile, describe, expand, file_of, required, starts_of
+from .checks import inexact
+from .csv_files import CsvFile, Dialect, settle_types, text_that_is_no_number
+from .files import (
+    Paths,
+    UnchangedFile,
+    describe,
+    expand,
+    file_of,
+    identity,
+    left_out,
+    one_line,
+    required,
+    starts_of,
+    unreadable,
+)
 from .permutation import MIXED_BLOCKS
-from .split import DatasetSplit, Split
+from .split import DatasetSplit, Split, hashed
+from .table_files import TableFile, converted, one_schema, open_arrow, open_parquet, values_of
 
 # Number of cached groups of rows for reading in the order of blocks: those of a batch and of the next batch. If groups
 # have different sizes, a block may extend over two groups.
 _CACHED_GROUPS = 4 * MIXED_BLOCKS
-_Group = Callable[[Sequence[str]], Any]  # reads some columns of a group of rows
 
 
 class Table:
-    """The rows of several files, in groups of rows; a group is read as a whole.
+    """Columns of the rows of several files, in groups of rows; a group is read as a whole.
+
+    Args:
+        columns: Names of columns; None for all columns but the label and the index of pandas.
+        label: One more column, or None.
+        open_file: Opens a file.
 
     Attributes:
         count: Number of rows.
-        names: Names of the columns.
+        columns: Names of the columns without the label.
         group_rows: Number of rows of the largest group.
         source: The files, for messages.
+        note: A note on columns that are left out, or None.
+        identity: See ``files.identity``.
     """
 
-    def __init__(self, paths: Paths, kind: str, cached_groups: int) -> None:
-        self._cached_groups = cached_groups
+    def __init__(
+        self,
+        paths: Paths,
+        kind: str,
+        columns: Sequence[str] | None,
+        label: str | None,
+        open_file: Callable[[Path], TableFile],
+    ) -> None:
+        self._cached_groups = _CACHED_GROUPS if label is None else 1
         self._first_row = 2 if kind == "csv" else 0  # row 1 of a CSV file has the names
-        self._pa, open_file = required("pyarrow", kind), _OPEN[kind]
-        files = expand(paths)
-        self.source = describe(files)
-        self._groups: list[tuple[UnchangedFile, _Group]] = []
-        rows: list[int] = []
-        schemas = []
-        for path in files:
-            file = UnchangedFile(path)
+        self._pa = required("pyarrow", kind)
+        paths_of_files = expand(paths)
+        self.source = describe(paths_of_files)
+        files: list[tuple[Path, TableFile]] = []
+        self._groups: list[tuple[UnchangedFile, TableFile, int]] = []
+        for path in paths_of_files:
+            unchanged = UnchangedFile(path)
             try:
-                schema, groups = open_file(path)
-            except (self._pa.ArrowException, OSError) as error:
-                raise DataError(f"{path} cannot be read as a {kind} file: {' '.join(str(error).split())}") from error
-            schemas.append(schema)
-            self._groups += [(file, read) for _, read in groups]
-            rows += [count for count, _ in groups]
-        self._schema = schemas[0]
-        for path, schema in zip(files, schemas, strict=True):
-            if not schema.equals(self._schema):
-                raise DataError(
-                    f"{path} has the columns {_columns(schema)}, but {files[0]} has {_columns(self._schema)}"
-                )
-        self.names: list[str] = self._schema.names
-        self._starts, self.count = starts_of(rows)
-        self.group_rows = max(rows, default=0)
+                file = open_file(path)
+            except (self._pa.ArrowException, OSError, ValueError, KeyError) as error:
+                raise unreadable(path, kind, error) from error
+            files.append((path, file))
+            self._groups += [(unchanged, file, number) for number in range(len(file.rows))]
+        self._files = [file for _, file in files]
+        self.identity = identity([file for file, _, number in self._groups if number == 0])
+        self._starts, self.count = starts_of(rows for _, file in files for rows in file.rows)
+        self.group_rows = max((rows for _, file in files for rows in file.rows), default=0)
         if not self.count:
             raise DataError(f"{self.source} has no rows")
+        index = files[0][1].index
+        self.columns = self._chosen(files, label, index) if columns is None else list(columns)
+        self._check_columns(files[0][1].schema.names, label)
+        self.note = left_out(self.source, [f"the index {name!r}" for name in index if name not in self.columns])
+        names = [*self.columns, *([] if label is None else [label])]
+        if kind == "csv":
+            settle_types([(path, file) for path, file in files if isinstance(file, CsvFile)], names)
+        self._schema = one_schema(files, names)
         self._read: OrderedDict[tuple[int, tuple[str, ...]], Any] = OrderedDict()
+
+    def _chosen(self, files: Sequence[tuple[Path, TableFile]], label: str | None, index: Sequence[str]) -> list[str]:
+        """Return the columns of the first file, which all files must have."""
+        (first, file), *others = files
+        names = [name for name in file.schema.names if name != label and name not in index]
+        for path, other in others:
+            if differing := ({*file.schema.names} ^ {*other.schema.names}) - {*index, *other.index, label}:
+                raise DataError(
+                    f"{path} and {first} do not have the same columns: only one of them has "
+                    f"{', '.join(map(repr, sorted(differing)[:4]))}; choose columns=[...]"
+                )
+        return names
+
+    def _check_columns(self, names: Sequence[str], label: str | None) -> None:
+        wanted = [*self.columns, *([] if label is None else [label])]
+        for column, count in Counter(wanted).items():
+            if column not in names:
+                similar = difflib.get_close_matches(column, names, n=1)
+                hint = f"; did you mean {similar[0]!r}?" if similar else ""
+                raise DataError(f"{self.source} has no column {column!r}; it has {', '.join(names)}{hint}")
+            if count > 1:
+                what = "both in columns and as label" if column == label else f"{count} times"
+                raise DataError(f"{self.source}: the column {column!r} is chosen {what}: must be chosen once")
+        if not self.columns:
+            raise DataError(
+                f"{self.source}: there is no column besides the label {label!r}; add at least one column of numbers"
+            )
 
     @property
     def fits_cache(self) -> bool:
@@ -71,18 +128,6 @@ class Table:
     def type_of(self, column: str) -> Any:
         """Return the Arrow type of a column."""
         return self._schema.field(column).type
-
-    def check_columns(self, columns: Sequence[str]) -> None:
-        """Check that columns exist.
-
-        Raises:
-            DataError: A column does not exist.
-        """
-        for column in columns:
-            if column not in self.names:
-                similar = difflib.get_close_matches(column, self.names, n=1)
-                hint = f"; did you mean {similar[0]!r}?" if similar else ""
-                raise DataError(f"{self.source} has no column {column!r}; it has {', '.join(self.names)}{hint}")
 
     def parts(self, start: int, stop: int, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
         """Yield columns of the rows [start, stop) as Arrow tables, each with the number of its first row."""
@@ -100,16 +145,17 @@ class Table:
             number, row = file_of(self._starts, index)
             by_group.setdefault(number, []).append((place, row))
         for number, places in by_group.items():
-            group = self._group(number, tuple(columns))
-            for (place, _), row in zip(places, group.take([row for _, row in places]).to_pylist(), strict=True):
-                taken[place] = row
+            group = self._group(number, tuple(columns)).take([row for _, row in places])
+            values = [values_of(column) for column in group.columns]
+            for (place, _), row in zip(places, zip(*values, strict=True), strict=True):
+                taken[place] = dict(zip(columns, row, strict=True))
         return taken
 
     def name_of(self, index: int) -> str:
         """Return the file and the number of a row."""
         number, row = file_of(self._starts, index)
         file = self._groups[number][0]
-        first = next(place for place, (other, _) in enumerate(self._groups) if other is file)
+        first = next(place for place, (other, *_) in enumerate(self._groups) if other is file)
         return f"{file.path}, row {self._first_row + row + self._starts[number] - self._starts[first]}"
 
     def text_in(self, column: str) -> str | None:
@@ -117,83 +163,68 @@ class Table:
         if not self._first_row or not self._pa.types.is_string(self.type_of(column)):
             return None
         for start, part in self.parts(0, self.count, [column]):
-            for row, value in enumerate(part.column(column).to_pylist(), start):
-                if value is not None and not _is_number(value):
-                    return f"{self.name_of(row)} has {value!r}"
+            texts = part.column(column).to_pylist()
+            if (place := text_that_is_no_number(texts)) is not None:
+                return f"{self.name_of(start + place)} has {texts[place]!r}"
         return None
 
     def release(self) -> None:
         """Free the rows in memory; they are read again when they are needed."""
         self._read.clear()
-        for _, group in self._groups:
-            if isinstance(group, _CsvFile):
-                group.release()
+        for file in self._files:
+            if isinstance(file, CsvFile):
+                file.release()
         self._pa.default_memory_pool().release_unused()
 
     def _group(self, number: int, columns: tuple[str, ...]) -> Any:
         key = number, columns
         if key not in self._read:
-            file, read = self._groups[number]
-            file.check()
+            unchanged, file, group = self._groups[number]
+            unchanged.check()
             try:
-                self._read[key] = read(columns)
-            except (self._pa.ArrowException, OSError) as error:
-                raise DataError(f"{file.path} cannot be read: {' '.join(str(error).split())}") from error
+                schema = self._pa.schema([self._schema.field(column) for column in columns])
+                self._read[key] = converted(file.read(group, columns), schema)
+            except (self._pa.ArrowException, OSError, ValueError) as error:
+                raise DataError(f"{unchanged.path} cannot be read: {one_line(error)}") from error
         self._read.move_to_end(key)
         while len(self._read) > self._cached_groups:
             self._read.popitem(last=False)
         return self._read[key]
 
 
-class _CsvFile:
-    """The rows of a CSV file, in memory until ``release``; see ``_Group``."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._table = path, None
-
-    def __call__(self, columns: Sequence[str]) -> Any:
-        return self.table().select(columns)
-
-    def table(self) -> Any:
-        """Return all rows and columns."""
-        if self._table is None:
-            csv = required("pyarrow.csv", "csv")
-            try:
-                self._table = csv.read_csv(self._path)
-            except required("pyarrow", "csv").ArrowInvalid:  # without threads, error messages contain the row number
-                self._table = csv.read_csv(self._path, csv.ReadOptions(use_threads=False))
-        return self._table
-
-    def release(self) -> None:
-        """Free the memory; the next access to the table reads the file again."""
-        self._table = None
-
-
 class ColumnsSplit(Split):
     """Numeric columns of a table as examples and labels."""
 
-    def __init__(self, table: Table, columns: Sequence[str], label: str, classes: int | None, kind: str) -> None:
-        self._table, self._columns, self._label = table, list(columns), label
-        dtypes = [self._dtype(column) for column in self._columns]
-        lengths = [self._length(column) for column in self._columns]
+    def __init__(self, table: Table, label: str, classes: int | None, kind: str) -> None:
+        self._table, self._label, self.note = table, label, table.note
+        dtypes = [self._dtype(column) for column in table.columns]
+        lengths = [self._length(column) for column in table.columns]
         shape = (sum(length or 1 for length in lengths),)
+        label_shape = (self._length(label),) if self._length(label) else ()
         block = None if kind == "csv" else min(table.group_rows, table.count)
+        dtype = np.result_type(*dtypes)
         super().__init__(
-            table.source, table.count, shape, np.result_type(*dtypes), (), self._dtype(label), classes, block=block
+            table.source, table.count, shape, dtype, label_shape, self._dtype(label), classes, block=block
         )
+        self._mixed = {name for name, own in zip(table.columns, dtypes, strict=True) if own.kind in "iu" != dtype.kind}
 
     def read(self, start: int, stop: int, examples: Array, labels: Array) -> None:
-        for first, rows in self._table.parts(start, stop, [*self._columns, self._label]):
+        for first, rows in self._table.parts(start, stop, [*self._table.columns, self._label]):
             part = slice(first - start, first - start + len(rows))
             place = 0
-            for column in self._columns:
+            for column in self._table.columns:
                 values = self._values(rows, column, first)
                 examples[part, place : place + values.shape[1]] = values
                 place += values.shape[1]
-            labels[part] = self._values(rows, self._label, first)[:, 0]
+            own = self._values(rows, self._label, first)
+            labels[part] = own.reshape(labels[part].shape)
+            self._check(np.isnan(own) if own.dtype.kind == "f" else None, self._label, first, "is NaN")
 
     def release(self) -> None:
         self._table.release()
+
+    def sample_digest(self) -> str:
+        return f"{super().sample_digest()} {hashed(self._table.identity)}"
 
     def _values(self, rows: Any, column: str, start: int) -> Array:
         values, length = rows.column(column).combine_chunks(), self._length(column)
@@ -201,15 +232,22 @@ class ColumnsSplit(Split):
         if length:
             values = values.flatten()
             self._check_nulls(values, column, start, length)
-        array: Array = values.to_numpy(zero_copy_only=False)
-        return array.reshape(len(rows), -1)
+        array: Array = values.to_numpy(zero_copy_only=False).reshape(len(rows), -1)
+        if column in self._mixed:
+            why = "is a whole number that float32 does not represent, beside columns of decimals"
+            self._check(inexact(array, np.dtype(np.float32)), column, start, why)
+        return array
 
     def _check_nulls(self, values: Any, column: str, start: int, length: int) -> None:
         if values.null_count:
-            row = start + int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0]) // length
-            raise DataError(
-                f"{self._table.name_of(row)}: {column} has no value; fill missing values, or drop these rows"
-            )
+            wrong = values.is_null().to_numpy(zero_copy_only=False).reshape(-1, length)
+            self._check(wrong, column, start, "has no value; fill missing values, or drop these rows")
+
+    def _check(self, wrong: Array | None, column: str, start: int, why: str) -> None:
+        """Raise an error that names the first row in which a value is wrong, if there is one."""
+        if wrong is not None and wrong.any():
+            row = self._table.name_of(start + int(np.argwhere(wrong)[0][0]))
+            raise DataError(f"{row}: {column} {why}")
 
     def _length(self, column: str) -> int:
         """Return the number of values of a list of fixed size; 0 for numbers."""
@@ -232,10 +270,10 @@ class ColumnsSplit(Split):
 
 
 class Rows:
-    """Rows of a table as dicts of numbers, strings and arrays."""
+    """Rows of a table as dicts, with the types of the files; see ``values_of``."""
 
-    def __init__(self, table: Table, columns: Sequence[str]) -> None:
-        self._table, self._columns = table, columns
+    def __init__(self, table: Table) -> None:
+        self._table, self.identity = table, table.identity
 
     def __len__(self) -> int:
         return self._table.count
@@ -244,10 +282,7 @@ class Rows:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
-        rows = self._table.take(indices, self._columns)
-        for row in rows:
-            row.update({name: np.array(value) for name, value in row.items() if isinstance(value, list)})
-        return rows
+        return self._table.take(indices, self._table.columns)
 
     def name_of(self, index: int) -> str:
         """Return the file and the number of a row."""
@@ -259,98 +294,69 @@ def parquet(
 ) -> Split:
     """Return a split of Parquet files.
 
-    With ``label``, an example is an array of the columns' numbers, and the label is a number. If the split fits into
-    half of the node's free memory, it is loaded once for all ranks of a node. Otherwise the split is read in blocks, as
-    with ``hdf5``. Without ``label``, an example is a dict of the row's values, with strings and lists of any length,
-    for ``map``.
+    With ``label``, an example is an array of the columns' numbers, and the label is a number, or a vector from a list of
+    fixed size. If the split fits into half of the node's free memory, it is loaded once for all ranks of a node.
+    Otherwise the split is read in blocks, as with ``hdf5``. Without ``label``, an example is a dict of the row's values
+    with the types of the file, with texts and lists of any length, for ``map``.
+
+    Files of one table must have the same columns, in any order; columns that are not used may differ. Types may differ
+    if one includes the other, such as int32 and int64.
 
     Args:
         paths: A file, a pattern such as ``part-*.parquet``, or a list of them.
-        columns: Names of the columns; by default all columns except ``label``.
+        columns: Names of the columns; by default all columns except ``label`` and the index of a pandas data frame.
         label: Name of the column of labels.
         classes: Number of classes if labels are classes, else None.
 
     Raises:
-        DataError: A file does not exist or is damaged, a column does not exist or has no numbers; or pyarrow is not
-            installed.
+        DataError: A file does not exist or is damaged, a column does not exist, is chosen twice, or has no numbers; or
+            pyarrow is not installed.
     """
-    return _split(paths, "parquet", columns, label, classes)
+    return _split(paths, "parquet", columns, label, classes, open_parquet)
 
 
 def arrow(
     paths: Paths, columns: Sequence[str] | None = None, label: str | None = None, classes: int | None = None
 ) -> Split:
     """Return a split of Arrow files, of the file or the stream format; see ``parquet``."""
-    return _split(paths, "arrow", columns, label, classes)
+    return _split(paths, "arrow", columns, label, classes, open_arrow)
 
 
 def csv(
-    paths: Paths, columns: Sequence[str] | None = None, label: str | None = None, classes: int | None = None
+    paths: Paths,
+    columns: Sequence[str] | None = None,
+    label: str | None = None,
+    classes: int | None = None,
+    encoding: str = "utf-8",
+    delimiter: str = ",",
 ) -> Split:
     """Return a split of CSV files whose first lines have the names of the columns, read as a whole; see ``parquet``.
 
-    In messages, the line with the names is row 1.
+    The type of a column is the first that fits all its values in all files: int64, bool, a date or time, float64, text;
+    uint64 or text for whole numbers that float64 would round. Files may be compressed with gzip, bzip2, zstd or lz4. In
+    messages, the line with the names is row 1.
+
+    Args:
+        encoding: Encoding of the text, one of Python's.
+        delimiter: The character between two values, such as ``";"`` or ``"\\t"``.
     """
-    return _split(paths, "csv", columns, label, classes)
+    if len(os.fsencode(delimiter)) != 1:
+        raise DataError(f"csv got delimiter={delimiter!r}: must be one ASCII character, such as ';'")
+    dialect = Dialect(encoding.lower().replace("utf8", "utf-8"), delimiter)
+    return _split(paths, "csv", columns, label, classes, lambda path: CsvFile(path, dialect))
 
 
-def _is_number(value: str) -> bool:
-    try:
-        float(value)
-    except ValueError:
-        return False
-    return True
-
-
-def _columns(schema: Any) -> str:
-    return ", ".join(f"{field.name} ({field.type})" for field in schema)
-
-
-def _split(paths: Paths, kind: str, columns: Sequence[str] | None, label: str | None, classes: int | None) -> Split:
-    table = Table(paths, kind, _CACHED_GROUPS if label is None else 1)
-    chosen = [name for name in table.names if name != label] if columns is None else list(columns)
-    table.check_columns([*chosen, *([] if label is None else [label])])
-    if not chosen:
-        raise DataError(
-            f"{table.source}: there is no column besides the label {label!r}; add at least one column of numbers"
-        )
+def _split(
+    paths: Paths,
+    kind: str,
+    columns: Sequence[str] | None,
+    label: str | None,
+    classes: int | None,
+    open_file: Callable[[Path], TableFile],
+) -> Split:
+    table = Table(paths, kind, columns, label, open_file)
     if label is not None:
-        return ColumnsSplit(table, chosen, label, classes, kind)
-    split = DatasetSplit(Rows(table, chosen), table.source, classes)
-    split.block = None if table.fits_cache else table.group_rows
+        return ColumnsSplit(table, label, classes, kind)
+    split = DatasetSplit(Rows(table), table.source, classes)
+    split.block, split.note = None if table.fits_cache else table.group_rows, table.note
     return split
-
-
-def _open_parquet(path: Path) -> tuple[Any, list[tuple[int, _Group]]]:
-    file = required("pyarrow.parquet", "parquet").ParquetFile(path, memory_map=True)
-
-    def reads(number: int) -> _Group:
-        return lambda columns: file.read_row_group(number, columns, use_threads=False)
-
-    rows = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
-    return file.schema_arrow, [(count, reads(number)) for number, count in enumerate(rows)]
-
-
-def _open_arrow(path: Path) -> tuple[Any, list[tuple[int, _Group]]]:
-    pa, ipc = required("pyarrow", "arrow"), required("pyarrow.ipc", "arrow")
-    mapped = pa.memory_map(str(path))
-    try:
-        file = ipc.open_file(mapped)
-        batches = [file.get_batch(number) for number in range(file.num_record_batches)]
-    except pa.ArrowInvalid:
-        file = ipc.open_stream(mapped)
-        batches = list(file)
-
-    def reads(batch: Any) -> _Group:
-        return lambda columns: pa.Table.from_batches([batch]).select(columns)
-
-    return file.schema, [(len(batch), reads(batch)) for batch in batches]
-
-
-def _open_csv(path: Path) -> tuple[Any, list[tuple[int, _Group]]]:
-    file = _CsvFile(path)
-    table = file.table()
-    return table.schema, [(len(table), file)]
-
-
-_OPEN = {"parquet": _open_parquet, "arrow": _open_arrow, "csv": _open_csv}

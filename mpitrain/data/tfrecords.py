@@ -1,4 +1,4 @@
-"""TFRecord files with ``tf.train.Example`` messages, without TensorFlow.
+"""TFRecord files with ``tf.train.Example`` or ``SequenceExample`` messages, without TensorFlow.
 
 The format of a record: its length (8 bytes), a checksum of these bytes (4), the message, a checksum of the message (4);
 integers are little-endian. See tensorflow/core/lib/io/record_writer.h.
@@ -17,7 +17,7 @@ from ..core.layout import Array
 from ..errors import DataError
 from .crc32c import crc32c
 from .example_messages import ExampleParser, Messages
-from .files import Paths, UnchangedFile, describe, expand, file_of, starts_of
+from .files import Paths, UnchangedFile, describe, expand, file_of, first_bytes, foreign, identity, starts_of
 from .split import DatasetSplit
 
 _HEADER_BYTES, _FOOTER_BYTES = 12, 4
@@ -29,10 +29,12 @@ class TfRecords:
 
     Attributes:
         count: Number of records.
+        identity: See ``files.identity``.
     """
 
     def __init__(self, files: list[Path]) -> None:
         self._files = [UnchangedFile(path) for path in files]
+        self.identity = identity(self._files)
         self._records = [file.index("tfrecord", _index) for file in self._files]  # (offset, length) of messages
         self._starts, self.count = starts_of(len(records) for records in self._records)
         self._parser = ExampleParser()
@@ -62,7 +64,8 @@ class TfRecords:
         if (damaged := _first_damaged(*messages)) >= 0:
             raise self._damaged(indices[damaged], "is damaged")
         return self._parser.parse(
-            messages, lambda message: self._damaged(indices[message], "is not a valid tf.train.Example")
+            messages,
+            lambda message: self._damaged(indices[message], "is not a valid tf.train.Example or SequenceExample"),
         )
 
     def name_of(self, index: int) -> str:
@@ -77,9 +80,10 @@ class TfRecords:
 
 
 def tfrecord(paths: Paths) -> DatasetSplit:
-    """Return a split of TFRecord files with ``tf.train.Example`` messages.
+    """Return a split of uncompressed TFRecord files with ``tf.train.Example`` or ``SequenceExample`` messages.
 
-    An example is a dict from the name of a feature to an array of float32 or int64, bytes, or a list of bytes. Use
+    An example is a dict from the name of a feature to an array of float32 or int64, bytes, or a list of bytes. A feature
+    without a value is left out. The feature lists of a SequenceExample are lists with such a value for each step. Use
     ``map`` to decode it, for instance with ``data.decode_image`` or ``numpy.frombuffer``. Without ``map``, a batch is
     made as a whole if all its examples have the same features of the same lengths. A file is indexed once; the index is
     stored in the user's cache directory.
@@ -104,6 +108,8 @@ def _index(path: Path) -> Array:
             parts.append(part[:indexed])
             count += indexed
             if is_damaged:
+                if not count and (what := foreign(first_bytes(path))):
+                    raise DataError(f"{path} {what}")
                 raise DataError(f"{path} is damaged or truncated at byte {offset}, after {count} records")
     return np.concatenate(parts)
 

@@ -69,12 +69,13 @@ def stack(examples: Sequence[Any], allocate: Allocate = np.empty) -> Any:
         allocate: Returns an array for a part of the batch.
 
     Raises:
-        KeyError, TypeError, ValueError: The examples differ in structure or shape.
+        TypeError, ValueError: The examples differ in structure, kind or shape.
     """
     if isinstance(examples, Columns):
         return examples.columns
     batch = Stacked(examples[0], len(examples), allocate)
     for place, example in enumerate(examples):
+        check_alike(examples[0], example)
         batch.set(place, example)
     return batch.tree()
 
@@ -104,14 +105,12 @@ class Stacked:
         """Copy an example to a place; examples must be copied in the order of their places.
 
         Raises:
-            KeyError, TypeError, ValueError: The example differs from the first one in structure or shape.
+            ValueError: The example differs from the first one in shape.
         """
         if isinstance(self._first, Mapping):
             for name, part in self._parts.items():
                 part.set(place, example[name])
         elif isinstance(self._first, tuple):
-            if not isinstance(example, tuple):
-                raise TypeError("some examples are tuples, others are not tuples")
             for part, item in zip(self._parts, example, strict=True):
                 part.set(place, item)
         elif isinstance(self._batch, list):
@@ -127,14 +126,16 @@ class Stacked:
         batch = self._batch
         if example.shape != batch.shape[1:]:
             raise ValueError(f"some examples have shape {batch.shape[1:]}, others {example.shape}")
-        if _is_text(example) != _is_text(batch):
-            raise TypeError("some examples have texts, others have numbers")
         if example.dtype != batch.dtype and (dtype := np.result_type(batch, example)) != batch.dtype:
+            if dtype.kind not in (example.dtype.kind, "i"):
+                raise TypeError(f"{batch.dtype} and {example.dtype} have no common type that keeps all values")
             self._batch = self._array(batch.shape, dtype, element)
             self._batch[:place] = batch[:place]
         self._batch[place] = example
 
     def _array(self, shape: Shape, dtype: np.dtype[Any], element: Any) -> Array:
+        if dtype.kind == "S" and isinstance(element, list):
+            raise TypeError("an element is a list of bytes, which has no form as an array: convert it with map")
         if dtype.hasobject:
             raise TypeError(
                 f"an element is of type {type(element).__name__}, must be an array, a tensor, a number or a text"
@@ -142,8 +143,44 @@ class Stacked:
         return self._allocate(shape, dtype)
 
 
-def _is_text(array: Array) -> bool:
-    return array.dtype.kind in "SU"
+def check_alike(first: Any, other: Any) -> None:
+    """Check that two examples have the same structure, and values of the same kinds; shapes and widths may differ.
+
+    Raises:
+        TypeError: The structure or a kind differs.
+    """
+    if isinstance(first, Mapping):
+        alike = isinstance(other, Mapping) and first.keys() == other.keys()
+        if alike:
+            for name, item in first.items():
+                check_alike(item, other[name])
+    elif isinstance(first, tuple):
+        alike = isinstance(other, tuple) and len(first) == len(other)
+        if alike:
+            for item, counterpart in zip(first, other, strict=True):
+                check_alike(item, counterpart)
+    elif isinstance(first, list):
+        alike = isinstance(other, list)
+        if alike and len({*map(type, first), *map(type, other)}) > 1:
+            for item in (*first, *other):
+                check_alike(first[0] if first else other[0], item)
+    else:
+        alike = _kind(first) == _kind(other)
+    if not alike:
+        raise TypeError("the examples differ")
+
+
+def _kind(leaf: Any) -> object:
+    """Return the kind of an array, a tensor, a number or a text, such as ``i`` for integers of any width."""
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise TypeError("an element is a masked array: fill its missing values")
+    if isinstance(leaf, (str, bytes)):
+        return str if isinstance(leaf, str) else bytes
+    if isinstance(leaf, (np.generic, np.ndarray)):
+        return "i" if leaf.dtype.kind == "u" else leaf.dtype.kind
+    if hasattr(leaf, "is_floating_point"):  # a tensor
+        return "f" if leaf.is_floating_point() else "b" if str(leaf.dtype) == "torch.bool" else "i"
+    return next((kind for base, kind in ((bool, "b"), (int, "i"), (float, "f")) if isinstance(leaf, base)), type(leaf))
 
 
 def describe(tree: Any) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,28 +13,45 @@ import numpy as np
 
 from ..core.layout import Array
 from ..errors import DataError
-from .files import Paths, UnchangedFile, describe, expand, file_of, starts_of
-from .images import decode_image
+from .files import Paths, UnchangedFile, describe, expand, file_of, identity, left_out, one_line, starts_of
+from .images import SUFFIXES, decode_image
 from .split import DatasetSplit
+from .tar_index import SPARSE, index, read_sparse
 
-_IMAGES = ("jpg", "jpeg", "png", "ppm", "pgm", "webp")
 _DECODERS: dict[str, Callable[[bytes], Any]] = {
     "cls": lambda content: int(content),
     "json": json.loads,
-    "npy": lambda content: np.load(io.BytesIO(content), allow_pickle=False),
+    "npy": lambda content: _array(content),
     "txt": lambda content: content.decode(),
 }
 
 
+def _array(content: bytes) -> Array:
+    """Return the array of a ``.npy`` file, in this machine's byte order."""
+    file = io.BytesIO(content)
+    array = np.load(file, allow_pickle=False)
+    if file.read(1):
+        raise ValueError("there are bytes after the array")
+    return array.astype(array.dtype.newbyteorder("="), copy=False)  # type: ignore[no-any-return]
+
+
 class TarFiles:
-    """Examples as dicts from extension to content, which may be decoded; ``__key__`` is the name without extension."""
+    """Examples as dicts from extension to content, which may be decoded; ``__key__`` is the name without extension.
+
+    Attributes:
+        others: Names of the files that belong to no example.
+        identity: See ``files.identity``.
+    """
 
     def __init__(self, files: list[Path], decode: bool) -> None:
         self._decode = decode
         self._files = [UnchangedFile(path) for path in files]
-        self._members = [file.index("tar", _index) for file in self._files]
+        self.identity = identity(self._files)
+        indices = [file.index("tar", index) for file in self._files]
+        self.others = [_text(name) for members in indices for name in members["extension"][members["key"] == b""]]
+        self._members = [members[members["key"] != b""] for members in indices]
         # The members of example i are those from firsts[i] to firsts[i + 1].
-        self._firsts = [np.flatnonzero(_is_first(members)) for members in self._members]
+        self._firsts = [np.flatnonzero(_is_first(members["key"])) for members in self._members]
         self._starts, self._count = starts_of(len(firsts) for firsts in self._firsts)
 
     def __len__(self) -> int:
@@ -44,17 +60,21 @@ class TarFiles:
     def __getitem__(self, index: int) -> dict[str, Any]:
         number, place = file_of(self._starts, index)
         file, members = self._files[number], self._members_of(number, place)
-        example: dict[str, Any] = {"__key__": members[0]["key"].decode()}
+        example: dict[str, Any] = {"__key__": _text(members[0]["key"])}
         for member in members:
-            content = file.read(int(member["offset"]), int(member["size"]))
-            name = member["extension"].decode()
-            example[name] = _decoded(name, content) if self._decode else content
+            name, content = _text(member["extension"]), _content(file, int(member["offset"]), int(member["size"]))
+            try:
+                example[name] = _decoded(name, content) if self._decode else content
+            except (ValueError, EOFError, OSError) as error:
+                raise DataError(
+                    f"{self.name_of(index)}.{name} cannot be decoded: {one_line(error)}; pass decode=False to get bytes"
+                ) from error
         return example
 
     def name_of(self, index: int) -> str:
         """Return the file and the key of an example."""
         number, place = file_of(self._starts, index)
-        return f"{self._files[number].path}, {self._members_of(number, place)[0]['key'].decode()}"
+        return f"{self._files[number].path}, {_text(self._members_of(number, place)[0]['key'])}"
 
     def _members_of(self, number: int, place: int) -> Array:
         members, firsts = self._members[number], self._firsts[number]
@@ -65,8 +85,8 @@ class TarFiles:
 def webdataset(paths: Paths, decode: bool = True) -> DatasetSplit:
     """Return a split of tar files in WebDataset's layout; they must not be compressed.
 
-    An example is a dict with ``__key__`` and, by extension, the content of each file. A tar file is indexed once; the
-    index is stored in the user's cache directory.
+    An example is a dict with ``__key__`` and, by extension in lower case, the content of each file. The files of a
+    sample need not be adjacent. A tar file is indexed once; the index is stored in the user's cache directory.
 
     Args:
         paths: A file, a pattern such as ``train-*.tar``, or a list of them.
@@ -74,43 +94,39 @@ def webdataset(paths: Paths, decode: bool = True) -> DatasetSplit:
             ``.npy`` and ``.txt`` to their values. If False, all contents are bytes, for ``map``.
 
     Raises:
-        DataError: A file does not exist, or is not a tar file.
+        DataError: A file does not exist, is not a tar file, is damaged, or contains a name twice.
     """
     files = expand(paths)
-    return DatasetSplit(TarFiles(files, decode), describe(files))
+    examples = TarFiles(files, decode)
+    split = DatasetSplit(examples, describe(files))
+    split.note = left_out(split.source, examples.others)
+    return split
+
+
+def _text(name: Any) -> str:
+    return bytes(name).decode("utf-8", "surrogateescape")
+
+
+def _content(file: UnchangedFile, offset: int, size: int) -> bytes:
+    if size != SPARSE:
+        return file.read(offset, size)
+    file.check()
+    with open(file.path, "rb") as stream:
+        stream.seek(offset)
+        try:
+            return read_sparse(stream)
+        except (tarfile.TarError, ValueError) as error:
+            raise DataError(f"{file.path} is damaged at byte {offset:,}: {one_line(error)}") from error
 
 
 def _decoded(name: str, content: bytes) -> Any:
     extension = name.rpartition(".")[2].lower()
-    if extension in _IMAGES:
+    if f".{extension}" in SUFFIXES:
         return decode_image(content)
     decode = _DECODERS.get(extension)
     return content if decode is None else decode(content)
 
 
-def _index(path: Path) -> Array:
-    """Return key, extension, offset and size of each file in a tar file."""
-    members: list[tuple[bytes, bytes, int, int]] = []
-    try:
-        with tarfile.open(path, "r:") as file:
-            for member in file:
-                folder, _, name = member.name.rpartition("/")
-                key, _, extension = name.partition(".")
-                if member.isfile() and extension:
-                    path_of_key = f"{folder}/{key}" if folder else key
-                    members.append((path_of_key.encode(), extension.encode(), member.offset_data, member.size))
-            if os.path.getsize(path) < file.offset:
-                raise tarfile.ReadError("unexpected end of data")
-    except (tarfile.TarError, OSError) as error:
-        raise DataError(f"{path} cannot be read as a tar file: {error}") from error
-    longest_key = max((len(key) for key, *_ in members), default=1)
-    longest_extension = max((len(extension) for _, extension, *_ in members), default=1)
-    fields = [("key", f"S{longest_key}"), ("extension", f"S{longest_extension}"), ("offset", "i8"), ("size", "i8")]
-    return np.array(members, fields)
-
-
-def _is_first(members: Array) -> Array:
+def _is_first(keys: Array) -> Array:
     """Return whether each file begins an example: its key differs from the previous file's."""
-    first = np.ones(len(members), bool)
-    first[1:] = members["key"][1:] != members["key"][:-1]
-    return first
+    return np.concatenate([np.ones(min(1, len(keys)), bool), keys[1:] != keys[:-1]])

@@ -42,6 +42,8 @@ def windows(array: Array, length: int, stride: int | None = None, ahead: int = 1
     Raises:
         DataError: A number is out of range, or the sequence is shorter than a window and its labels.
     """
+    if isinstance(array, np.ma.MaskedArray):
+        raise DataError("windows got a masked array: fill its missing values")
     array, stride = np.asanyarray(array), length if stride is None else stride
     if length < 1 or stride < 1 or ahead < 0:
         raise DataError(f"windows got length={length}, stride={stride}, ahead={ahead}: must be at least 1, 1 and 0")

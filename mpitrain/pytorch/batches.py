@@ -16,8 +16,8 @@ from ..data.arrays import from_arrays
 from ..data.batch import Batch, CollatedBatch
 from ..data.split import DatasetSplit, Split
 from ..data.streams import StreamSplit
-from ..data.trees import Columns, describe, map_children, stack
-from ..errors import JobError
+from ..data.trees import Columns, check_alike, describe, leaves, map_children, stack
+from ..errors import DataError, JobError
 
 # Names of the label in examples that are dicts; the first that exists is used.
 LABEL_KEYS = ("labels", "label", "targets", "target")
@@ -85,6 +85,8 @@ def arguments_of(batch: Batch, dtype: np.dtype[Any], device: Any = "cpu") -> tup
 def to_tensor(array: Array, dtype: np.dtype[Any], device: Any = "cpu") -> Tensor:
     """Return a tensor of the parameters' type, or of int64 for integers; it may share the array's memory."""
     if array.dtype.kind in "iub":
+        if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
+            raise DataError(f"the integer {array.max()} is too large for torch's int64: must be at most 2**63 - 1")
         array = array.astype(np.int64, copy=False)
     elif array.dtype != dtype:
         array = array.astype(dtype)
@@ -151,7 +153,16 @@ def _collate(examples: Any) -> Any:
     if isinstance(examples, Columns):
         columns = examples.columns.items()
         return {name: torch.from_numpy(item) if isinstance(item, np.ndarray) else item for name, item in columns}
+    for example in examples:
+        check_alike(examples[0], example)  # default_collate takes the keys and types of the first example
+    if any(isinstance(leaf, np.integer) for leaf in leaves(examples[0])):
+        examples = [_with_python_integers(example) for example in examples]
     return default_collate(examples)
+
+
+def _with_python_integers(tree: Any) -> Any:
+    """Return an example whose integers without dimensions become int64, as torch's losses and indices need them."""
+    return int(tree) if isinstance(tree, np.integer) else map_children(_with_python_integers, tree)
 
 
 def as_split(dataset: Any, collate_fn: Callable[[list[Any]], Any] | None = None) -> Any:
