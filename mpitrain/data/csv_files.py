@@ -129,7 +129,7 @@ def _kinds(pa: Any) -> list[Any]:
 
 def _first_possible(files: Sequence[CsvFile], column: str, kinds: Sequence[Any]) -> None:
     for kind in kinds:
-        if all([file.retype(column, kind) for file in files]):
+        if all(file.retype(column, kind) for file in files):
             return
 
 
@@ -182,8 +182,8 @@ def _check_utf8(path: Path, content: Any) -> None:
         except UnicodeDecodeError as error:
             row = content.to_pybytes().count(b"\n", 0, error.start) + 1
             raise DataError(
-                f"{path} is not text in UTF-8: line {row} has the byte 0x{content[error.start]:02x}; pass its encoding, "
-                "such as encoding='cp1252' for a file of Windows"
+                f"{path} is not text in UTF-8: line {row} has the byte 0x{content[error.start]:02x}; pass its "
+                "encoding, such as encoding='cp1252' for a file of Windows"
             ) from None
 
 

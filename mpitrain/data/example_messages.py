@@ -15,7 +15,8 @@ A SequenceExample has the same Features in field 1, and these:
     entry            1: name   2: FeatureList
     FeatureList      1: Feature, repeated, one for each step
 
-Any other field shows that a message is of another kind. See tensorflow/core/example/feature.proto and example.proto, and "Encoding" in the documentation of protocol buffers.
+Any other field shows that a message is of another kind. See tensorflow/core/example/example.proto and feature.proto,
+and "Encoding" in the documentation of protocol buffers.
 """
 
 from __future__ import annotations
@@ -175,7 +176,7 @@ def _numbers(content: Array, lists: Array, kind: int) -> Array:
 def _find_lists(
     content: Array, starts: Array, stops: Array, names: Array, name_ends: Array, lists: Array, sequences: Array
 ) -> tuple[int, int, int, int]:
-    """Set ``lists`` and ``sequences``; return a result, the message that it concerns, and start and end of a new name."""
+    """Set ``lists`` and ``sequences``; return a result, its message, and where a new name starts and ends."""
     for message in range(starts.size):
         expected = 0  # the features of most messages are in the same order
         outer = starts[message]

@@ -209,7 +209,7 @@ def first_bytes(path: Path) -> bytes:
 def unreadable(path: Path, kind: str, error: object) -> DataError:
     """Return the error of a file that cannot be read as a file of this kind: what it is by its first bytes, or why."""
     what = foreign(first_bytes(path))
-    if what is None or what.lower() in (f"is a {kind} file", f"is an {kind} file"):
+    if what is None or what.lower() in (f"is a {kind} file".lower(), f"is an {kind} file".lower()):
         what = f"cannot be read as a {kind} file: {one_line(error)}"
     return DataError(f"{path} {what}")
 
@@ -224,7 +224,7 @@ def describe(files: Sequence[Path]) -> str:
     return ", ".join(map(str, files[:2])) + (" ..." if len(files) > 2 else "")
 
 
-def identity(files: Sequence[UnchangedFile]) -> bytes:
+def names_and_sizes(files: Sequence[UnchangedFile]) -> bytes:
     """Return what must be the same on all hosts and after a resume: the names and sizes of files."""
     return repr([(file.path.name, file.size) for file in files]).encode("utf-8", "backslashreplace")
 

@@ -11,6 +11,7 @@ import numpy as np
 from ..core.h5 import h5py
 from ..core.layout import Array
 from ..errors import DataError
+from .files import UnchangedFile, names_and_sizes, one_line, unreadable
 from .split import Split
 
 _BLOCK_BYTES = 1 << 22  # block size for files that are not chunked
@@ -22,7 +23,7 @@ class Hdf5Split(Split):
     """Two datasets of one file, with one entry per example along their first dimension."""
 
     def __init__(self, path: Path, examples: str, labels: str, classes: int | None, scale: float | None) -> None:
-        self._path, self._names = path, (examples, labels)
+        self._path, self._names, self._unchanged = path, (examples, labels), UnchangedFile(path)
         self._file: h5py.File | None = None
         file, self.note = _open(path)
         with file:
@@ -42,7 +43,12 @@ class Hdf5Split(Split):
                 str(path), len(x), x.shape[1:], x.dtype, y.shape[1:], y.dtype, classes, scale, min(block, len(x))
             )
 
+    @property
+    def names_and_sizes(self) -> bytes:
+        return names_and_sizes([self._unchanged])
+
     def read(self, start: int, stop: int, examples: Array, labels: Array) -> None:
+        self._unchanged.check()
         if self._file is None:
             self._file, _ = _open(self._path)
         try:
@@ -50,7 +56,7 @@ class Hdf5Split(Split):
                 self._file[name].read_direct(out, np.s_[start:stop])  # without an intermediate copy
         except (OSError, KeyError, ValueError, TypeError) as error:
             raise DataError(
-                f"{self._path} cannot be read at examples {start:,} to {stop - 1:,}: {_one_line(error)}"
+                f"{self._path} cannot be read at examples {start:,} to {stop - 1:,}: {one_line(error)}"
             ) from error
 
 
@@ -85,20 +91,42 @@ def _open(path: Path) -> tuple[h5py.File, str | None]:
             return h5py.File(path, "r", locking=False), (
                 f"the file system of {path} has no locks: reading without locking; do not write to the file meanwhile"
             )
-        what = "no such file" if not path.exists() else f"cannot be read as HDF5: {_one_line(error)}"
-        raise DataError(f"{path}: {what}") from error
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())  # HDF5 messages contain the time and a newline
+        raise unreadable(path, "HDF5", error) from error
 
 
 def _dataset(path: Path, file: h5py.File, name: str) -> h5py.Dataset:
     item = file.get(name)
     if isinstance(item, h5py.Dataset) and item.shape:
+        _check_sources(path, item)
         return item
+    link = file.get(name, getlink=True)
+    if isinstance(link, h5py.ExternalLink):
+        raise DataError(f"{path}: {name!r} is a link to {link.path!r} in {link.filename!r}, which cannot be read")
     names: list[str] = []
     file.visititems(lambda key, item: names.append(key) if isinstance(item, h5py.Dataset) else None)
     near = difflib.get_close_matches(name, names, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise DataError(f"{path} has no dataset {name!r}; it has {', '.join(names) or 'none'}{hint}")
+
+
+def _check_sources(path: Path, item: h5py.Dataset) -> None:
+    """Check that the files exist from which a dataset is composed; HDF5 would return fill values in their place."""
+    folder = Path(item.file.filename).parent
+    for name, offset, size in item.external or ():
+        source = folder / name
+        if not source.exists() or (size != h5py.h5f.UNLIMITED and source.stat().st_size < offset + size):
+            raise DataError(f"{path}: {item.name} needs the file {source}, which is missing or too short")
+    for source in item.virtual_sources() if item.is_virtual else ():
+        if source.file_name == ".":
+            if source.dset_name not in item.file:
+                raise DataError(f"{path}: {item.name} needs the dataset {source.dset_name}, which is missing")
+            _check_sources(path, item.file[source.dset_name])
+            continue
+        try:
+            with h5py.File(folder / source.file_name, "r") as file:
+                _check_sources(path, file[source.dset_name])
+        except (OSError, KeyError) as error:
+            raise DataError(
+                f"{path}: {item.name} needs the dataset {source.dset_name} of {folder / source.file_name}, which "
+                f"cannot be read: {one_line(error)}"
+            ) from error

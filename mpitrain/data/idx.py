@@ -12,6 +12,7 @@ from typing import IO
 
 from ..core.layout import Array, Shape
 from ..errors import DataError
+from .files import first_bytes, foreign
 
 _UNSIGNED_BYTE = 8
 
@@ -68,7 +69,8 @@ def read_into(path: Path, start: int, stop: int, out: Array) -> None:
 
 def _open(path: Path) -> IO[bytes]:
     try:
-        return gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
+        is_compressed = (foreign(first_bytes(path)) or "").startswith("is compressed with gzip")
+        return gzip.open(path) if is_compressed else path.open("rb")  # type: ignore[return-value]
     except OSError as error:
         raise DataError(f"{path} cannot be opened: {error.strerror}") from error
 
@@ -80,6 +82,8 @@ def _header(path: Path, file: IO[bytes], dimensions: int) -> Shape:
         raise DataError(f"{path} is truncated: its {got} bytes are too short for a header")
     zeros, kind, stored = struct.unpack(">HBB", head[:4])
     if zeros != 0 or kind != _UNSIGNED_BYTE:
+        if what := foreign(bytes(head)):
+            raise DataError(f"{path} {what}")
         raise DataError(f"{path} is not an IDX file of bytes: it starts with {head[:4].hex()}, not 0000080{dimensions}")
     if stored != dimensions:
         names = {1: "labels", 3: "images"}

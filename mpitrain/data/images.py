@@ -36,7 +36,7 @@ class ImageFolder:
     Attributes:
         classes: Names of the classes.
         others: The paths of what is left out, relative to the folder.
-        identity: See ``files.identity``.
+        names_and_sizes: See ``files.names_and_sizes``.
     """
 
     def __init__(self, folder: Path, size: tuple[int, int] | None, channels: int) -> None:
@@ -59,7 +59,7 @@ class ImageFolder:
                 raise DataError(f"{folder / name} has no images: must have files named {' '.join(sorted(SUFFIXES))}")
         self._names = [name for own in images for name in own]
         self.labels = np.repeat(np.arange(len(images)), [len(own) for own in images])
-        self.identity = os.fsencode("\0".join(self._names))
+        self.names_and_sizes = os.fsencode("\0".join(self._names))
         self._states = np.zeros(len(self._names), np.int64)  # hashes of size and time of the files read by this process
 
     def __len__(self) -> int:
@@ -143,8 +143,8 @@ def _inode(path: os.PathLike[str]) -> tuple[int, int]:
 def decode_image(content: bytes, channels: int = 3, size: tuple[int, int] | None = None) -> Array:
     """Return the pixels of an image file, shape (height, width, channels), uint8.
 
-    The orientation in the file's EXIF data is applied. Palettes and CMYK become colours, transparency is dropped, and of
-    several pages or frames the first is decoded. Pixels of more than 8 bits are scaled from the range of the file's
+    The orientation in the file's EXIF data is applied. Palettes and CMYK become colours, transparency is dropped, and
+    of several pages or frames the first is decoded. Pixels of more than 8 bits are scaled from the range of the file's
     format to bytes.
 
     If ``size`` is None, ``channels`` is 3, and simplejpeg is installed, simplejpeg decodes most JPEG files. The pixels
@@ -162,7 +162,13 @@ def decode_image(content: bytes, channels: int = 3, size: tuple[int, int] | None
     """
     _check_channels("decode_image", channels)
     turned = (b"Exif\0\0" in content or b"tiff:Orientation" in content) and _orientation(_opened(content)) != 1
-    if size is None and not turned and channels == 3 and (decoder := _jpeg_decoder()) is not None and decoder.is_jpeg(content):
+    if (
+        size is None
+        and not turned
+        and channels == 3
+        and (decoder := _jpeg_decoder()) is not None
+        and decoder.is_jpeg(content)
+    ):
         with contextlib.suppress(ValueError):  # Pillow decodes the file below, or describes what is wrong with it
             if decoder.decode_jpeg_header(content)[2] in ("Gray", "YCbCr"):
                 return decoder.decode_jpeg(content)  # type: ignore[no-any-return]

@@ -10,6 +10,7 @@ import numpy as np
 from ..core.layout import Array, Shape
 from ..errors import DataError
 from . import idx
+from .files import UnchangedFile, names_and_sizes
 from .split import Split
 
 _NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
@@ -52,11 +53,17 @@ class IdxSplit(Split):
             str(labels), count, (height * width,), np.uint8, (), np.uint8, classes=_CLASSES, scale=1 / largest
         )
         self.image_shape = (height, width, 1)
-        self._images, self._labels = images, labels
+        self._images, self._labels = UnchangedFile(images), UnchangedFile(labels)
 
     def read(self, start: int, stop: int, examples: Array, labels: Array) -> None:
-        idx.read_into(self._images, start, stop, examples.reshape(stop - start, *self.image_shape[:2]))
-        idx.read_into(self._labels, start, stop, labels)
+        for file in (self._images, self._labels):
+            file.check()
+        idx.read_into(self._images.path, start, stop, examples.reshape(stop - start, *self.image_shape[:2]))
+        idx.read_into(self._labels.path, start, stop, labels)
+
+    @property
+    def names_and_sizes(self) -> bytes:
+        return names_and_sizes([self._images, self._labels])
 
 
 def mnist(data_dir: Path | None = None) -> Images:

@@ -60,6 +60,7 @@ class Split:
         self.source, self.count, self.shape, self.dtype = source, count, tuple(shape), _native(source, dtype)
         self.label_shape, self.label_dtype = tuple(label_shape), _native(source, label_dtype)
         self.classes, self.scale, self.block = classes, scale, block
+        self._stored = count  # ``ordered`` changes ``count``
 
     def __len__(self) -> int:
         return self.count
@@ -112,10 +113,19 @@ class Split:
         Raises:
             DataError: The files do not match their headers.
         """
-        digest, count = hashlib.sha256(), min(SAMPLE, len(self))
+        content, count = hashlib.sha256(self.names_and_sizes), min(SAMPLE, self._stored)
         for number in range(count):
-            digest.update(self._bytes_at(number * len(self) // count if self.has_ranges else number))
-        return digest.hexdigest()[:16]
+            content.update(self._bytes_at(number * self._stored // count if self.has_ranges else number))
+        return content.hexdigest()[:16]
+
+    @property
+    def names_and_sizes(self) -> bytes:
+        """The names and sizes of all files, as far as they are known; see ``files.names_and_sizes``."""
+        return b""
+
+    def identity(self) -> str:
+        """Return what must be the same when a run is resumed: the stored examples, not their order and transforms."""
+        return f"{self._stored} examples, {self.sample_digest()}"
 
     def _bytes_at(self, index: int) -> bytes:
         batch = self.read_batch(index, index + 1)
@@ -283,13 +293,14 @@ class DatasetSplit(Split):
     def read_batch(self, start: int, stop: int) -> Batch:
         return self.finish(self.load(np.arange(start, stop), 0, start))
 
-    def sample_digest(self) -> str:
-        return " ".join([super().sample_digest(), *([] if (own := self._identity) is None else [hashed(own)])])
-
     @property
-    def _identity(self) -> bytes | None:
-        """What else must be the same everywhere, such as the names and sizes of all files; None if unknown."""
-        return getattr(self.dataset, "identity", None)
+    def names_and_sizes(self) -> bytes:
+        return getattr(self.dataset, "names_and_sizes", b"")
+
+    def identity(self) -> str:
+        if isinstance(self.dataset, StoredExamples):
+            return str(self.dataset.split.identity())
+        return f"{self._stored} examples, {hashlib.sha256(self.names_and_sizes).hexdigest()[:16]}"
 
     def _bytes_at(self, index: int) -> bytes:
         return b"".join(map(_bytes_of, leaves(self.load(np.array([index]), 0, 0).examples)))
@@ -388,11 +399,6 @@ class DescribedSplit(Split):
 
     def sample_digest(self) -> str:
         return self._digest
-
-
-def hashed(content: bytes) -> str:
-    """Return a digest of bytes."""
-    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _bytes_of(leaf: Any) -> bytes:

@@ -36,6 +36,9 @@ class StreamSplit(DatasetSplit):
     def sample_digest(self) -> str:
         return "a stream"
 
+    def identity(self) -> str:
+        return "a stream"
+
     def _load_each(self, indices: list[int], seed: int, position: int) -> list[Any]:
         if self._iterator is None:  # also after a resume: the examples of earlier batches are skipped
             self._iterator = self._beginning()

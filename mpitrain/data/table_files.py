@@ -75,7 +75,10 @@ def open_arrow(path: Path) -> TableFile:
 @contextlib.contextmanager
 def _mapped(path: Path) -> Iterator[Any]:
     """Yield a file as a memory map of Arrow, which takes only names in UTF-8."""
-    with open(path, "rb") as file, required("pyarrow", "a table").memory_map(f"/proc/self/fd/{file.fileno()}") as mapped:
+    with (
+        open(path, "rb") as file,
+        required("pyarrow", "a table").memory_map(f"/proc/self/fd/{file.fileno()}") as mapped,
+    ):
         yield mapped
 
 
@@ -136,98 +139,50 @@ def values_of(column: Any) -> list[Any]:
     """Return the values of a column of an Arrow table with the types of the file; None for missing values.
 
     Whole numbers of 64 bits, float64, booleans and texts are Python's objects, other numbers NumPy's. Lists of numbers
-    are arrays; other lists are lists. Structs and maps are dicts. Times with nanoseconds are NumPy's, in UTC.
+    are arrays if the lists of each level have one length; other lists are lists. Structs and maps are dicts. Times with
+    nanoseconds are NumPy's, in UTC.
     """
     pa = required("pyarrow", "a table")
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    kind, types = array.type, pa.types
-    if types.is_dictionary(kind):
-        return values_of(array.dictionary_decode())
-    if isinstance(kind, pa.FixedShapeTensorType) and not array.null_count:
+    array, types = column.combine_chunks(), pa.types
+    if isinstance(array.type, pa.FixedShapeTensorType) and not array.null_count:
         return [*array.to_numpy_ndarray().copy()]
-    if _is_list(types, kind):
-        return _lists(pa, array)
-    if types.is_struct(kind):
-        parts = [values_of(part) for part in array.flatten()]
-        names = [kind.field(i).name for i in range(kind.num_fields)]
-        rows = [dict(zip(names, row, strict=True)) for row in zip(*parts, strict=True)] if parts else [{}] * len(array)
-        return _with_nulls(array, rows)
-    if types.is_map(kind):
-        pairs = [*zip(values_of(array.keys), values_of(array.items), strict=True)]
-        ends = array.offsets.to_pylist()
-        maps = [_as_dict(pairs[start:stop]) for start, stop in zip(ends, ends[1:], strict=False)]
-        return _with_nulls(array, maps)
+    kind = _plain(pa, array.type)
     if (types.is_timestamp(kind) or types.is_duration(kind)) and kind.unit == "ns":  # Python's have microseconds
-        return _with_nulls(array, [*array.to_numpy(zero_copy_only=False)])
-    if kind in (pa.int64(), pa.float64(), pa.bool_()) or not _is_number(types, kind):
+        valid = array.is_valid().to_pylist()
+        times = array.to_numpy(zero_copy_only=False)
+        return [time if is_valid else None for time, is_valid in zip(times, valid, strict=True)]
+    if kind in (pa.int64(), pa.float64(), pa.bool_()) or not (types.is_nested(kind) or _is_number(types, kind)):
         return array.to_pylist()  # type: ignore[no-any-return]
-    return _with_nulls(array, [*_numbers(array)])
+    return [_typed(types, kind, value) for value in array.to_pylist()]
+
+
+def _typed(types: Any, kind: Any, value: Any) -> Any:
+    """Return a value of ``to_pylist`` with an Arrow type."""
+    if value is None:
+        return None
+    if _is_number(types, kind):
+        return value if str(kind) in ("int64", "double", "bool") else kind.to_pandas_dtype()(value)
+    if types.is_struct(kind):
+        return {field.name: _typed(types, field.type, value[field.name]) for field in kind}
+    if types.is_map(kind):
+        pairs = {key: _typed(types, kind.item_type, item) for key, item in value}
+        if len(pairs) < len(value):
+            raise DataError(f"a map has a key twice: {', '.join(repr(key) for key, _ in value[:8])}")
+        return pairs
+    if not hasattr(kind, "value_type") or types.is_dictionary(kind):  # no list
+        return value
+    leaf = kind.value_type
+    while hasattr(leaf, "value_type") and not types.is_dictionary(leaf):
+        leaf = leaf.value_type
+    if _is_number(types, leaf) and not _has_none(value):
+        with contextlib.suppress(ValueError):  # the lists have different lengths
+            return np.array(value, leaf.to_pandas_dtype())
+    return [_typed(types, kind.value_type, item) for item in value]
 
 
 def _is_number(types: Any, kind: Any) -> bool:
     return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
 
 
-def _is_list(types: Any, kind: Any) -> bool:
-    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
-
-
-def _numbers(array: Any) -> Any:
-    """Return the numbers of an array; missing ones have any value."""
-    if array.null_count:
-        array = array.fill_null(False if array.type == required("pyarrow", "a table").bool_() else 0)
-    return array.to_numpy(zero_copy_only=False)
-
-
-def _with_nulls(array: Any, values: list[Any]) -> list[Any]:
-    if not array.null_count:
-        return values
-    valid = array.is_valid().to_numpy(zero_copy_only=False)
-    return [value if is_valid else None for value, is_valid in zip(values, valid, strict=True)]
-
-
-def _lengths(array: Any) -> Any:
-    lengths = required("pyarrow.compute", "a table").list_value_length(array).fill_null(0)
-    return lengths.to_numpy(zero_copy_only=False)
-
-
-def _parts(array: Any, flat: Any) -> list[Any]:
-    """Return the values of each list, given all values one after another without those of missing lists."""
-    ends = np.cumsum(_lengths(array)).tolist()
-    return [flat[start:stop] for start, stop in zip([0, *ends], ends, strict=False)]
-
-
-def _lists(pa: Any, array: Any) -> list[Any]:
-    """Return lists: arrays if they have numbers, with one length for the lists of each level. Depends on no other row."""
-    flat = array.flatten()
-    dense, leaf = _dense(pa.types, flat), flat.type
-    while _is_list(pa.types, leaf):
-        leaf = leaf.value_type
-    if dense is not None:
-        parts = [part.copy() for part in _parts(array, dense)]
-    elif _is_number(pa.types, leaf) and len(array) > 1:
-        parts = [_lists(pa, array.slice(row, 1))[0] for row in range(len(array))]
-    else:
-        parts = _parts(array, values_of(flat))
-    return _with_nulls(array, parts)
-
-
-def _dense(types: Any, array: Any) -> Any:
-    """Return numbers, or lists of numbers that have one length, as one array; None for others, or if one is missing."""
-    if array.null_count:
-        return None
-    if _is_number(types, array.type):
-        return _numbers(array)
-    if not _is_list(types, array.type) or (inner := _dense(types, array.flatten())) is None:
-        return None
-    lengths = _lengths(array)
-    if (lengths != lengths[:1]).any():
-        return None
-    return inner.reshape(len(array), *lengths[:1].tolist() or [0], *inner.shape[1:])
-
-
-def _as_dict(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-    values = dict(pairs)
-    if len(values) != len(pairs):
-        raise DataError(f"a map has a key twice: its keys are {', '.join(repr(key) for key, _ in pairs[:8])}")
-    return values
+def _has_none(value: list[Any]) -> bool:
+    return None in value or (bool(value) and isinstance(value[0], list) and any(map(_has_none, value)))

@@ -21,15 +21,15 @@ from .files import (
     describe,
     expand,
     file_of,
-    identity,
     left_out,
+    names_and_sizes,
     one_line,
     required,
     starts_of,
     unreadable,
 )
 from .permutation import MIXED_BLOCKS
-from .split import DatasetSplit, Split, hashed
+from .split import DatasetSplit, Split
 from .table_files import TableFile, converted, one_schema, open_arrow, open_parquet, values_of
 
 # Number of cached groups of rows for reading in the order of blocks: those of a batch and of the next batch. If groups
@@ -51,7 +51,7 @@ class Table:
         group_rows: Number of rows of the largest group.
         source: The files, for messages.
         note: A note on columns that are left out, or None.
-        identity: See ``files.identity``.
+        names_and_sizes: See ``files.names_and_sizes``.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Table:
             files.append((path, file))
             self._groups += [(unchanged, file, number) for number in range(len(file.rows))]
         self._files = [file for _, file in files]
-        self.identity = identity([file for file, _, number in self._groups if number == 0])
+        self.names_and_sizes = names_and_sizes([file for file, _, number in self._groups if number == 0])
         self._starts, self.count = starts_of(rows for _, file in files for rows in file.rows)
         self.group_rows = max((rows for _, file in files for rows in file.rows), default=0)
         if not self.count:
@@ -147,8 +147,8 @@ class Table:
         for number, places in by_group.items():
             group = self._group(number, tuple(columns)).take([row for _, row in places])
             values = [values_of(column) for column in group.columns]
-            for (place, _), row in zip(places, zip(*values, strict=True), strict=True):
-                taken[place] = dict(zip(columns, row, strict=True))
+            for (place, _), value in zip(places, zip(*values, strict=True), strict=True):
+                taken[place] = dict(zip(columns, value, strict=True))
         return taken
 
     def name_of(self, index: int) -> str:
@@ -203,10 +203,9 @@ class ColumnsSplit(Split):
         label_shape = (self._length(label),) if self._length(label) else ()
         block = None if kind == "csv" else min(table.group_rows, table.count)
         dtype = np.result_type(*dtypes)
-        super().__init__(
-            table.source, table.count, shape, dtype, label_shape, self._dtype(label), classes, block=block
-        )
-        self._mixed = {name for name, own in zip(table.columns, dtypes, strict=True) if own.kind in "iu" != dtype.kind}
+        super().__init__(table.source, table.count, shape, dtype, label_shape, self._dtype(label), classes, block=block)
+        integers = [name for name, own in zip(table.columns, dtypes, strict=True) if own.kind in "iu"]
+        self._mixed = integers if dtype.kind == "f" else []  # whole numbers beside decimals
 
     def read(self, start: int, stop: int, examples: Array, labels: Array) -> None:
         for first, rows in self._table.parts(start, stop, [*self._table.columns, self._label]):
@@ -223,8 +222,9 @@ class ColumnsSplit(Split):
     def release(self) -> None:
         self._table.release()
 
-    def sample_digest(self) -> str:
-        return f"{super().sample_digest()} {hashed(self._table.identity)}"
+    @property
+    def names_and_sizes(self) -> bytes:
+        return self._table.names_and_sizes
 
     def _values(self, rows: Any, column: str, start: int) -> Array:
         values, length = rows.column(column).combine_chunks(), self._length(column)
@@ -273,7 +273,7 @@ class Rows:
     """Rows of a table as dicts, with the types of the files; see ``values_of``."""
 
     def __init__(self, table: Table) -> None:
-        self._table, self.identity = table, table.identity
+        self._table, self.names_and_sizes = table, table.names_and_sizes
 
     def __len__(self) -> int:
         return self._table.count
@@ -294,8 +294,8 @@ def parquet(
 ) -> Split:
     """Return a split of Parquet files.
 
-    With ``label``, an example is an array of the columns' numbers, and the label is a number, or a vector from a list of
-    fixed size. If the split fits into half of the node's free memory, it is loaded once for all ranks of a node.
+    With ``label``, an example is an array of the columns' numbers, and the label is a number, or a vector from a list
+    of fixed size. If the split fits into half of the node's free memory, it is loaded once for all ranks of a node.
     Otherwise the split is read in blocks, as with ``hdf5``. Without ``label``, an example is a dict of the row's values
     with the types of the file, with texts and lists of any length, for ``map``.
 

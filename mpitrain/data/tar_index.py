@@ -51,14 +51,16 @@ def index(path: Path) -> Array:
             files[extension] = member
         elif not member.isdir():
             others.append(member.name)
-    rows: list[tuple[bytes, bytes, int, int]] = [(b"", _bytes(name), 0, 0) for name in others]
+    rows = [(b"", _bytes(name), 0, 0) for name in others]
     for key, files in samples.items():
         for extension, member in files.items():
             target = _target(path, member, members)
             place = (target.offset, SPARSE) if target.issparse() else (target.offset_data, target.size)
             rows.append((_bytes(key), _bytes(extension), *place))
-    widths = [max((len(row[column]) for row in rows), default=0) or 1 for column in (0, 1)]
-    return np.array(rows, [("key", f"S{widths[0]}"), ("extension", f"S{widths[1]}"), ("offset", "i8"), ("size", "i8")])
+    longest_key = max((len(key) for key, *_ in rows), default=0) or 1
+    longest_extension = max((len(extension) for _, extension, *_ in rows), default=0) or 1
+    fields = [("key", f"S{longest_key}"), ("extension", f"S{longest_extension}"), ("offset", "i8"), ("size", "i8")]
+    return np.array(rows, fields)
 
 
 def read_sparse(file: BinaryIO) -> bytes:
@@ -113,13 +115,15 @@ def _members(path: Path) -> Iterator[tarfile.TarInfo]:
                         if tar.offset <= end:
                             raise tarfile.ReadError("a file has a negative size")
                         end = tar.offset
-                        tar.members.clear()  # else all headers would be in memory twice
+                        tar.members.clear()  # type: ignore[attr-defined]
                         yield member
                     end = tar.offset
             except (tarfile.TarError, OSError, ValueError, OverflowError, EOFError) as error:
                 if not end:
                     raise unreadable(path, "tar", error) from error
-                raise DataError(f"{path} is damaged or truncated at byte {max(start, end):,}: {one_line(error)}") from error
+                raise DataError(
+                    f"{path} is damaged or truncated at byte {max(start, end):,}: {one_line(error)}"
+                ) from error
             start = _next_archive(path, file, end, size)
 
 
@@ -129,8 +133,8 @@ def _next_archive(path: Path, file: BinaryIO, end: int, size: int) -> int:
     block = file.read(_BLOCK)
     if not block:
         raise DataError(
-            f"{path} ends at byte {end:,} without the two blocks of zeros that end a tar file: it was truncated, or its "
-            "writer did not close it; if it is complete, append the blocks: truncate -s +1024 FILE"
+            f"{path} ends at byte {end:,} without the two blocks of zeros that end a tar file: it was truncated, or "
+            "its writer did not close it; if it is complete, append the blocks: truncate -s +1024 FILE"
         )
     if block != _ZEROS[: len(block)]:
         raise DataError(f"{path} is damaged at byte {end:,}: there is no valid header")

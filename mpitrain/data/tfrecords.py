@@ -17,7 +17,7 @@ from ..core.layout import Array
 from ..errors import DataError
 from .crc32c import crc32c
 from .example_messages import ExampleParser, Messages
-from .files import Paths, UnchangedFile, describe, expand, file_of, first_bytes, foreign, identity, starts_of
+from .files import Paths, UnchangedFile, describe, expand, file_of, first_bytes, foreign, names_and_sizes, starts_of
 from .split import DatasetSplit
 
 _HEADER_BYTES, _FOOTER_BYTES = 12, 4
@@ -29,12 +29,12 @@ class TfRecords:
 
     Attributes:
         count: Number of records.
-        identity: See ``files.identity``.
+        names_and_sizes: See ``files.names_and_sizes``.
     """
 
     def __init__(self, files: list[Path]) -> None:
         self._files = [UnchangedFile(path) for path in files]
-        self.identity = identity(self._files)
+        self.names_and_sizes = names_and_sizes(self._files)
         self._records = [file.index("tfrecord", _index) for file in self._files]  # (offset, length) of messages
         self._starts, self.count = starts_of(len(records) for records in self._records)
         self._parser = ExampleParser()
@@ -82,10 +82,10 @@ class TfRecords:
 def tfrecord(paths: Paths) -> DatasetSplit:
     """Return a split of uncompressed TFRecord files with ``tf.train.Example`` or ``SequenceExample`` messages.
 
-    An example is a dict from the name of a feature to an array of float32 or int64, bytes, or a list of bytes. A feature
-    without a value is left out. The feature lists of a SequenceExample are lists with such a value for each step. Use
-    ``map`` to decode it, for instance with ``data.decode_image`` or ``numpy.frombuffer``. Without ``map``, a batch is
-    made as a whole if all its examples have the same features of the same lengths. A file is indexed once; the index is
+    An example is a dict from the name of a feature to an array of float32 or int64, bytes, or a list of bytes. A
+    feature without a value is left out. The feature lists of a SequenceExample are lists with such a value for each
+    step. Use ``map`` to decode it, for instance with ``data.decode_image`` or ``numpy.frombuffer``. Without ``map``, a
+XX
     stored in the user's cache directory.
 
     Args:

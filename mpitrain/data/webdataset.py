@@ -13,7 +13,7 @@ import numpy as np
 
 from ..core.layout import Array
 from ..errors import DataError
-from .files import Paths, UnchangedFile, describe, expand, file_of, identity, left_out, one_line, starts_of
+from .files import Paths, UnchangedFile, describe, expand, file_of, left_out, names_and_sizes, one_line, starts_of
 from .images import SUFFIXES, decode_image
 from .split import DatasetSplit
 from .tar_index import SPARSE, index, read_sparse
@@ -40,13 +40,13 @@ class TarFiles:
 
     Attributes:
         others: Names of the files that belong to no example.
-        identity: See ``files.identity``.
+        names_and_sizes: See ``files.names_and_sizes``.
     """
 
     def __init__(self, files: list[Path], decode: bool) -> None:
         self._decode = decode
         self._files = [UnchangedFile(path) for path in files]
-        self.identity = identity(self._files)
+        self.names_and_sizes = names_and_sizes(self._files)
         indices = [file.index("tar", index) for file in self._files]
         self.others = [_text(name) for members in indices for name in members["extension"][members["key"] == b""]]
         self._members = [members[members["key"] != b""] for members in indices]

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import tomli_w
 
 from ..core.toml import read_toml
-from ..errors import RecordError
+from ..errors import DataError, RecordError
 from ..plan.option import flag
 
 PROGRAM = "program"  # the recorded mode if the ranks execute a program
@@ -33,7 +33,8 @@ class RunRecord:
 
     Args:
         folder: The run directory.
-        tables: The content of ``config.toml``: ``run`` and ``job`` have the options, ``versions`` the software.
+        tables: The content of ``config.toml``: ``run`` and ``job`` have the options, ``versions`` the software,
+            ``data`` the identity of the data.
         job_file: The path of the job file.
         ranks: A table of the ranks.
 
@@ -60,6 +61,20 @@ class RunRecord:
         if old_kernels and old_kernels != new_kernels:
             changed.append(f"kernels of OpenBLAS: {old_kernels} -> {new_kernels or 'none'}, so results may differ")
         return changed
+
+    def check_data(self) -> None:
+        """Check that the data is that of the last start.
+
+        Raises:
+            DataError: A split has other examples.
+        """
+        before = _read(self._folder / CONFIG).get("data", {})
+        for name, now in self.tables.get("data", {}).items():
+            if before.get(name, now) != now:
+                raise DataError(
+                    f"the {name} data is not that with which the run in {self._folder} began: it was {before[name]}, "
+                    f"and is {now}; restore the data, or begin a new run with --init-from {self._folder}"
+                )
 
     def write(self, step: int) -> None:
         """Write ``ranks.txt``, ``config.toml``, and an entry of the history if anything has changed.

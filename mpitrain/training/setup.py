@@ -31,6 +31,7 @@ from ..plan.plan import Plan, make_plan
 from ..plan.progress import Progress
 from ..plan.roles import HOW_ROLES_ARE_GIVEN
 from ..process.fork_server import import_in_server
+from ..process.launcher_env import FAILED_AT
 from ..process.output_prefix import set_output_prefix
 from ..process.rank_status import RUN_DIR_VARIABLE, RankStatusFile
 from ..process.run_directory import cannot_write, check_files, new_run_dir
@@ -117,22 +118,24 @@ def set_up(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile)
     cluster.check_layout(plan.layout)
     check_devices(cluster, config, job, devices)
     ranks = format_table(_RANK_COLUMNS, cluster.table(" ".join(device.name for device in devices)))
-    files, resume_plan = _find_run(cluster, request, plan, ranks)
+    files, resume_plan = _find_run(cluster, request, job, plan, ranks)
     if "TF_CONFIG" in os.environ:
         notes = [*notes, f"TF_CONFIG is not used. {HOW_ROLES_ARE_GIVEN}"]
     notes = [*notes, *resume_plan.notes, *notes_on_data(job), *notes_on_patience(job, plan)]
     return Setup(cluster, request, job, plan, devices, threads, ranks, files, resume_plan, notes)
 
 
-def _find_run(cluster: Cluster, request: TrainRequest, plan: Plan, ranks: str) -> tuple[RunFiles, ResumePlan]:
+def _find_run(cluster: Cluster, request: TrainRequest, job: Job, plan: Plan, ranks: str) -> tuple[RunFiles, ResumePlan]:
     """Return the files of the run, and how the run resumes. Collective over all ranks."""
     config, files, resume_plan = plan.config, RunFiles(Path()), ResumePlan()
     with cluster.agree("reading the run directory"):
         if cluster.chief:
             if config.output.logger is not None:
                 check_installed(config.output.logger)
-            files = _find_files(request, config, ranks)
+            files = _find_files(request, job, config, ranks)
             resume_plan = plan_resume(config, files.checkpoints, plan.layout)
+            if files.record is not None and (resume_plan.saved or FAILED_AT in os.environ):
+                files.record.check_data()
             if resume_plan.auto and resume_plan.resume:
                 resume_plan = resume_plan._replace(finished=_has_finished_early(files.folder))
             elif resume_plan.auto:
@@ -161,7 +164,7 @@ def resumes_at(config: RunConfig) -> tuple[int, int]:
         return 0, 0
 
 
-def _find_files(request: TrainRequest, config: RunConfig, ranks: str) -> RunFiles:
+def _find_files(request: TrainRequest, job: Job, config: RunConfig, ranks: str) -> RunFiles:
     """Make the run directory, and return the files of the run; none of them is written yet."""
     folder = _requested_run_dir(config) or new_run_dir(request.name)
     try:
@@ -173,6 +176,11 @@ def _find_files(request: TrainRequest, config: RunConfig, ranks: str) -> RunFile
         "run": config.as_toml(),
         "job": plain(request.arguments),
         "versions": {"job_file": request.name, **versions(), "mpi": library_name()},
+        "data": {
+            name: split.identity()
+            for name, split in (("training", job.train_split), ("validation", job.validation_split))
+            if split is not None
+        },
     }
     return RunFiles(folder, Console(terminal_columns()), RunRecord(folder, tables, request.job_file, ranks))
 

@@ -69,7 +69,7 @@ def test_datasets_that_do_not_fit_are_named_with_the_file(h5, names, expected):
 
 def test_a_file_that_is_no_hdf5_is_named(tmp_path, h5):
     path = tmp_path / "other.h5"
-    assert f"{path}: no such file" in message(lambda: data.hdf5(path))
+    assert f"{path}: No such file" in message(lambda: data.hdf5(path))
     for raw in (b"", b"no data", h5.read_bytes()[:3000]):
         path.write_bytes(raw)
         assert str(path) in message(lambda: data.hdf5(path))
