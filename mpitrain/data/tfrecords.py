@@ -85,8 +85,8 @@ def tfrecord(paths: Paths) -> DatasetSplit:
     An example is a dict from the name of a feature to an array of float32 or int64, bytes, or a list of bytes. A
     feature without a value is left out. The feature lists of a SequenceExample are lists with such a value for each
     step. Use ``map`` to decode it, for instance with ``data.decode_image`` or ``numpy.frombuffer``. Without ``map``, a
-XX
-    stored in the user's cache directory.
+    batch is made as a whole if all its examples have the same features of the same lengths. A file is indexed once; the
+    index is stored in the user's cache directory.
 
     Args:
         paths: A file, a pattern such as ``train-*.tfrecord``, or a list of them.
