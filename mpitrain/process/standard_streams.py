@@ -11,7 +11,8 @@ from typing import TextIO
 def open_closed_streams() -> None:
     """Open the null device for each standard stream that is closed; call before opening any file.
 
-    Names of files are printed whatever bytes they have. A file that is opened later would get the free descriptor, and everything printed would be written to it.
+    A file that is opened later would get the free descriptor, and everything printed would be written to it. Names of
+    files are printed whatever bytes they have.
     """
     for number in (0, 1, 2):
         try:

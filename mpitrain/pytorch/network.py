@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from ..core.extra_state import ExtraState, Versioned, values_of
 from ..core.layout import ARRAY_GROUPS, Array, Layout
-from ..data.batch import Batch
+from ..data.batch import Batch, CollatedBatch
 from ..data.split import Split
 from ..errors import JobError
 from ..optim import Optimizer
@@ -175,6 +175,10 @@ class TorchNetwork:
     def takes_integers(self, split: Split) -> bool:
         """Return whether the examples are integers without a scale, such as indices; others are measurements."""
         return split.has_integers and split.scale == 1
+
+    def shown(self, batch: CollatedBatch, dtype: Any) -> Any:
+        inputs = self.inputs_of(batch, dtype)
+        return (*inputs.args, *([dict(inputs.kwargs)] if inputs.kwargs else []), inputs.labels)
 
     def joined(self, parts: Sequence[Any]) -> Any:
         return joined(parts)
