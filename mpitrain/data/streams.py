@@ -64,9 +64,7 @@ class StreamSplit(DatasetSplit):
             activity.mark_progress()
             if time.monotonic() > reported_s + _REPORT_S:
                 reported_s = time.monotonic()
-                _log.info(
-                    "%s: skipped %s of %s examples that were used before", self.source, f"{number:,}", f"{count:,}"
-                )
+                _log.info("%s: skipped %d of %d examples that were used before", self.source, number, count)
 
     def _next(self) -> Any:
         """Return the next example of this process; after the last example, the first one again."""
@@ -99,8 +97,8 @@ def stream(examples: Stream, length: int) -> StreamSplit:
     In the default order, other splits guarantee that each example is used once in an epoch, also after a resume; a
     stream does not. A resumed run skips as many examples as have been used. These are the same examples only in
     ``sync``, with the same number of ranks and without data workers. Skipping reads these examples, unless ``examples``
-    has a method ``skip``, like the streams of Hugging Face ``datasets``. With data workers, examples that are loaded ahead
-    may be lost. A stream is not shuffled, and cannot be used for validation.
+    has a method ``skip``, like the streams of Hugging Face ``datasets``. With data workers, examples that are loaded
+    ahead may be lost. A stream is not shuffled, and cannot be used for validation.
 
     Args:
         examples: An object that can be iterated repeatedly; or a function that returns the examples of a share.
