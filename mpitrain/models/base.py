@@ -11,6 +11,7 @@ from ..core.layout import Array
 from ..core.ranges import OnReady
 from ..data.batch import Batch
 from ..errors import JobError
+from ..plan.metric import Totals
 
 # Gets the outputs and the labels of a batch: copies in host memory, 16-bit numbers as float32.
 OnOutputs: TypeAlias = Callable[[Any, Any], None]
@@ -66,8 +67,8 @@ class Model:
         """Write the gradient of the last ``compute_loss``; may call ``on_ready`` with values above 0."""
         raise NotImplementedError
 
-    def evaluate(self, batch: Batch, on_outputs: OnOutputs | None = None) -> tuple[float, int | None]:
-        """Return the summed loss of a batch and the number of correct predictions; see ``nn.Loss.evaluate``."""
+    def evaluate(self, batch: Batch, on_outputs: OnOutputs | None = None) -> Totals:
+        """Return the sums of losses and correct predictions of a batch."""
         raise NotImplementedError
 
     def predict(self, batch: Batch) -> Array:

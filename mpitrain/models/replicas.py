@@ -22,6 +22,7 @@ from ..core.ranges import OnReady, announce_nothing, split_batch
 from ..core.training_state import TrainingState
 from ..data.batch import Batch
 from ..nn.layer import SumOverWorkers
+from ..plan.metric import Totals
 from .base import Model, OnOutputs
 
 T = TypeVar("T")
@@ -102,7 +103,7 @@ class Replicas(Model):
         self._on_all(lambda index: self._models[index].compute_grads(announce_nothing))
         self._exchange.sum_grads()
 
-    def evaluate(self, batch: Batch, on_outputs: OnOutputs | None = None) -> tuple[float, int | None]:
+    def evaluate(self, batch: Batch, on_outputs: OnOutputs | None = None) -> Totals:
         return self._models[0].evaluate(batch, on_outputs)
 
     def predict(self, batch: Batch) -> Array:

@@ -23,6 +23,7 @@ from ..data.random_numbers import seed_torch
 from ..data.split import Split
 from ..errors import JobError
 from ..nn.layer import SumOverWorkers
+from ..plan.metric import Totals
 from ..plan.plan import Plan
 from ..pytorch.batches import TORCH_DTYPES, Inputs, arguments_of
 from ..pytorch.bfloat16 import Bfloat16Copies, is_copied, to_array, to_bfloat16
@@ -246,14 +247,15 @@ class TorchModel(Model):
 
     # Inference.
 
-    def evaluate(self, batch: Batch, on_outputs: OnOutputs | None = None) -> tuple[float, int | None]:
+    def evaluate(self, batch: Batch, on_outputs: OnOutputs | None = None) -> Totals:
         with self.inference():
             inputs = self._inputs_of(batch, self._dtype, self._device.torch_device)
             outputs = self._module(*inputs.args, **inputs.kwargs)
             if on_outputs is not None:
                 on_outputs(on_host(outputs), on_host(inputs.labels))
-            loss = self._loss_of(outputs, inputs.labels, batch)
-            return float(loss) * batch.count, correct_predictions(outputs, inputs.labels)
+            loss, criterion, labels = self._loss_of(outputs, inputs.labels, batch), self._criterion, inputs.labels
+            correct = correct_predictions(outputs, labels, criterion.ignore_index)
+            return Totals(float(loss), criterion.count(labels, batch.count), *correct)
 
     def predict(self, batch: Batch) -> Array:
         with self.inference():
@@ -338,24 +340,29 @@ class TorchModel(Model):
         return Inputs((examples, labels) if self._takes_labels else (examples,), {}, labels)
 
     def _loss_of(self, outputs: Any, labels: Any, batch: Batch, split: Split | None = None) -> Tensor:
-        """Return the loss of outputs.
+        """Return the mean loss of outputs; in validation the sum (``Criterion.total``).
 
         Args:
             split: The training data, of whose endless stream the batch is a part; None for validation.
 
         Raises:
             DataError: A label is not a class.
+            JobError: Outputs and labels differ in shape; see ``Criterion``.
         """
+        criterion = self._criterion
+        criterion.note_broadcast(outputs, labels)
         try:
-            return self._criterion(outputs, labels)
+            if split is None:
+                return criterion.total(outputs, labels, batch.count)
+            return criterion(outputs, labels)
         except IndexError:
             if are_scores(outputs, labels):
                 values = labels.detach().cpu().numpy()
                 source, first = "validation", np.arange(batch.position, batch.position + batch.count)
                 if split is not None:
                     source, first = split.source, split.order(batch.position, batch.count, self._seed)
-                ignored = getattr(self._criterion, "ignore_index", None)
-                check_classes(source, np.where(values == ignored, 0, values), first, outputs.shape[1])
+                values = np.where(values == criterion.ignore_index, 0, values)
+                check_classes(source, values, first, outputs.shape[1])
             raise
 
     def _converted(self, tensor: Tensor) -> Tensor:
