@@ -47,6 +47,9 @@ class Model:
         Called at the beginning of each step, and whenever the parameters have changed.
         """
 
+    def begin_step(self, batch: Batch) -> None:
+        """Prepare for the micro-batches of a batch. With ``--exact-mean``, collective over the workers; else local."""
+
     def await_params_by(self, wait: Callable[[int], None]) -> None:
         """Call ``wait(stop)`` whenever the model will use parameters before element ``stop`` of the vector.
 
@@ -56,6 +59,8 @@ class Model:
 
     def compute_loss(self, batch: Batch) -> Any:
         """Return this worker's share of the step's loss: the examples' losses, times ``plan.weight``, summed.
+
+        With ``--exact-mean``, it is the sum of the losses that count, divided by what counts in the whole step.
 
         Returns:
             A number; or, if the parameters are on a GPU, an array on it, valid until the next call. The conversion to

@@ -69,6 +69,9 @@ class HostCopies(Model):
             self._gpu.compute.copy_to_device(self._params, self._params_on_gpu)
         self._model.load_params()
 
+    def begin_step(self, batch: Batch) -> None:
+        self._model.begin_step(batch)
+
     def compute_loss(self, batch: Batch) -> Any:
         return self._copied_loss(self._model.compute_loss(batch))
 

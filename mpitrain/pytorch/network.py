@@ -185,6 +185,10 @@ class TorchNetwork:
         return isinstance(self.loss, LossInLoop)
 
     @property
+    def counts_labels(self) -> bool:
+        return self.criterion.counts
+
+    @property
     def synchronizes_statistics(self) -> bool:
         return any(isinstance(module, nn.SyncBatchNorm) and module.training for module in self.model.modules())
 
