@@ -21,6 +21,7 @@ class LayerNetwork:
 
     frozen = ()
     has_own_loop = False
+    counts_labels = True
     writes_grads_once = True
 
     def __init__(self, model: Layer, loss: Loss) -> None:

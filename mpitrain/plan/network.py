@@ -100,6 +100,10 @@ class Network(Protocol):
         """Whether the user's own loop computes outputs and losses, in training and in validation."""
 
     @property
+    def counts_labels(self) -> bool:
+        """Whether it is known over which labels the loss is a mean, so that the mean over all workers can be exact."""
+
+    @property
     def synchronizes_statistics(self) -> bool:
         """Whether the model computes statistics over the batches of all workers."""
 
