@@ -94,7 +94,8 @@ class CsvFile(TableFile):
         """Check that the first line has the names of the columns, and that the delimiter is right."""
         shown = names[0] if len(names) == 1 else ""
         text = f"{shown} {self._table.column(0)[0] if self._table.num_rows and shown else ''}"
-        if separator := next((mark for mark in _SEPARATORS if mark in text and mark != self._dialect.delimiter), None):
+        separator = next((mark for mark in _SEPARATORS if mark in text), None)
+        if separator is not None and self._dialect.delimiter == ",":
             raise DataError(
                 f"{self._path} has one column, {shown!r}: if {separator!r} separates its values, pass "
                 f"delimiter={separator!r}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import errno
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +28,7 @@ class Hdf5Split(Split):
         self._path, self._names, self._unchanged = path, (examples, labels), UnchangedFile(path)
         self._file: h5py.File | None = None
         file, self.note = _open(path)
-        with file:
+        with file, _damage(path):
             x, y = _dataset(path, file, examples), _dataset(path, file, labels)
             if len(x) != len(y):
                 raise DataError(
@@ -54,7 +56,7 @@ class Hdf5Split(Split):
         try:
             for name, out in zip(self._names, (examples, labels), strict=True):
                 self._file[name].read_direct(out, np.s_[start:stop])  # without an intermediate copy
-        except (OSError, KeyError, ValueError, TypeError) as error:
+        except Exception as error:
             raise DataError(
                 f"{self._path} cannot be read at examples {start:,} to {stop - 1:,}: {one_line(error)}"
             ) from error
@@ -80,6 +82,17 @@ def hdf5(
         DataError: The file or a dataset does not exist, or the lengths differ.
     """
     return Hdf5Split(Path(path), examples, labels, classes, scale)
+
+
+@contextlib.contextmanager
+def _damage(path: Path) -> Iterator[None]:
+    """Convert errors of damaged files, for which h5py has many types."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        raise unreadable(path, "HDF5", error) from error
 
 
 def _open(path: Path) -> tuple[h5py.File, str | None]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..core.layout import Array
 from ..errors import DataError
-from .files import foreign, left_out, required
+from .files import foreign, left_out, one_line, required
 from .split import DatasetSplit
 
 _MODES = {3: "RGB", 1: "L"}  # Pillow's modes, by the number of channels
@@ -175,10 +175,14 @@ def decode_image(content: bytes, channels: int = 3, size: tuple[int, int] | None
             if decoder.decode_jpeg_header(content)[2] in ("Gray", "YCbCr"):
                 return decoder.decode_jpeg(content)  # type: ignore[no-any-return]
     image, mode = _opened(content), _MODES[channels]
-    if size is not None:
-        height, width = size if _orientation(image) <= 4 else size[::-1]
-        image.draft(mode, (2 * width, 2 * height))  # JPEG files are decoded at a smaller scale
-    image.load()
+    with _damage():
+        if image.format == "PNG":  # reading the orientation would decode it, and hide an error
+            image.verify()  # the checksums, which decoding does not read
+            image = _opened(content)
+        if size is not None and image.format in ("JPEG", "MPO"):
+            height, width = size if _orientation(image) <= 4 else size[::-1]
+            image.draft(mode, (2 * width, 2 * height))  # JPEG files are decoded at a smaller scale
+        image.load()
     turn = _TURNS.get(_orientation(image))  # Pillow turns TIFF files when it loads them, and removes the tag
     image = _converted(image, mode)
     image = image if turn is None else image.transpose(turn)
@@ -192,9 +196,21 @@ def _opened(content: bytes) -> Any:
     """Return the image, of which only the header has been read."""
     image = required("PIL.Image", "decode_image")
     try:
-        return image.open(io.BytesIO(content))
+        with _damage():
+            return image.open(io.BytesIO(content))
     except image.UnidentifiedImageError as error:
         raise OSError(f"the content {foreign(content) or 'is not an image that Pillow reads'}") from error
+
+
+@contextlib.contextmanager
+def _damage() -> Iterator[None]:
+    """Convert errors of damaged images, for which Pillow has many types, to ``OSError``."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(f"the image is damaged: {one_line(error)}") from error
 
 
 def _orientation(image: Any) -> int:
@@ -217,7 +233,7 @@ def _converted(image: Any, mode: str) -> Any:
     if image.mode[0] == "I":
         if tags is not None:
             bits = max(tags.get(_BITS, (1,)))
-        elif image.format in ("PNG", "PPM"):  # Pillow scales the pixels of PGM files to 16 bits
+        elif image.format in ("PNG", "PPM", "JPEG2000"):  # Pillow scales the last two to 16 bits
             bits = 16
         else:
             raise ValueError(f"{image.format} files with more than 8 bits per pixel are not supported")

@@ -147,32 +147,53 @@ def values_of(column: Any) -> list[Any]:
     if isinstance(array.type, pa.FixedShapeTensorType) and not array.null_count:
         return [*array.to_numpy_ndarray().copy()]
     kind = _plain(pa, array.type)
-    if (types.is_timestamp(kind) or types.is_duration(kind)) and kind.unit == "ns":  # Python's have microseconds
-        valid = array.is_valid().to_pylist()
-        times = array.to_numpy(zero_copy_only=False)
-        return [time if is_valid else None for time, is_valid in zip(times, valid, strict=True)]
-    if kind in (pa.int64(), pa.float64(), pa.bool_()) or not (types.is_nested(kind) or _is_number(types, kind)):
+    if (counts := _as_counts(pa, kind)) != kind:
+        array = array.cast(counts)
+    if kind in (pa.int64(), pa.float64(), pa.bool_()) or not (
+        types.is_nested(kind) or counts != kind or _is_number(types, kind)
+    ):
         return array.to_pylist()  # type: ignore[no-any-return]
     return [_typed(types, kind, value) for value in array.to_pylist()]
+
+
+def _as_counts(pa: Any, kind: Any) -> Any:
+    """Return a type with int64 in place of times with nanoseconds, which Python's times would round."""
+    types = pa.types
+    if getattr(kind, "unit", "") == "ns":
+        return pa.int64()
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(_as_counts(pa, field.type)) for field in kind])
+    if types.is_map(kind):
+        return pa.map_(_as_counts(pa, kind.key_type), _as_counts(pa, kind.item_type))
+    if types.is_fixed_size_list(kind):
+        return pa.list_(kind.value_field.with_type(_as_counts(pa, kind.value_type)), kind.list_size)
+    if types.is_list(kind) or types.is_large_list(kind):
+        make = pa.list_ if types.is_list(kind) else pa.large_list
+        return make(kind.value_field.with_type(_as_counts(pa, kind.value_type)))
+    return kind
 
 
 def _typed(types: Any, kind: Any, value: Any) -> Any:
     """Return a value of ``to_pylist`` with an Arrow type."""
     if value is None:
         return None
+    if types.is_dictionary(kind):
+        return _typed(types, kind.value_type, value)
+    if getattr(kind, "unit", "") == "ns":
+        return (np.datetime64 if types.is_timestamp(kind) else np.timedelta64)(value, "ns")
     if _is_number(types, kind):
         return value if str(kind) in ("int64", "double", "bool") else kind.to_pandas_dtype()(value)
     if types.is_struct(kind):
         return {field.name: _typed(types, field.type, value[field.name]) for field in kind}
     if types.is_map(kind):
-        pairs = {key: _typed(types, kind.item_type, item) for key, item in value}
+        pairs = {_typed(types, kind.key_type, key): _typed(types, kind.item_type, item) for key, item in value}
         if len(pairs) < len(value):
             raise DataError(f"a map has a key twice: {', '.join(repr(key) for key, _ in value[:8])}")
         return pairs
-    if not hasattr(kind, "value_type") or types.is_dictionary(kind):  # no list
+    if not hasattr(kind, "value_type"):  # no list
         return value
     leaf = kind.value_type
-    while hasattr(leaf, "value_type") and not types.is_dictionary(leaf):
+    while hasattr(leaf, "value_type"):  # of lists and dictionaries
         leaf = leaf.value_type
     if _is_number(types, leaf) and not _has_none(value):
         with contextlib.suppress(ValueError):  # the lists have different lengths

@@ -98,7 +98,7 @@ class Table:
     def _chosen(self, files: Sequence[tuple[Path, TableFile]], label: str | None, index: Sequence[str]) -> list[str]:
         """Return the columns of the first file, which all files must have."""
         (first, file), *others = files
-        names = [name for name in file.schema.names if name != label and name not in index]
+        names = [name for name in dict.fromkeys(file.schema.names) if name != label and name not in index]
         for path, other in others:
             if differing := ({*file.schema.names} ^ {*other.schema.names}) - {*index, *other.index, label}:
                 raise DataError(
@@ -152,11 +152,25 @@ class Table:
             number, row = file_of(self.starts, index)
             by_group.setdefault(number, []).append((place, row))
         for number, places in by_group.items():
-            group = self._group(number, tuple(columns)).take([row for _, row in places])
-            values = [values_of(column) for column in group.columns]
+            table, rows = self._group(number, tuple(columns)), [row for _, row in places]
+            try:
+                group = table.take(rows)
+            except self._pa.ArrowNotImplementedError:  # views in lists
+                group = self._pa.concat_tables([table.slice(row, 1) for row in rows])
+            values = [self._values_of(number, name, group.column(name)) for name in columns]
             for (place, _), value in zip(places, zip(*values, strict=True), strict=True):
                 taken[place] = dict(zip(columns, value, strict=True))
         return taken
+
+    def _values_of(self, number: int, name: str, column: Any) -> list[Any]:
+        try:
+            return values_of(column)
+        except Exception as error:  # for example a date after the year 9999
+            path = self._groups[number][0].path
+            raise DataError(
+                f"{path}: a value of {name} ({column.type}) cannot be converted to Python: {one_line(error)}; choose "
+                "columns=[...]"
+            ) from error
 
     def name_of(self, index: int) -> str:
         """Return the file and the number of a row."""
@@ -240,7 +254,7 @@ class ColumnsSplit(Split):
             values = values.flatten()
             self._check_nulls(values, column, start, length)
         array: Array = values.to_numpy(zero_copy_only=False).reshape(len(rows), -1)
-        if column in self._mixed:
+        if column in self._mixed and array.dtype.kind in "iu":
             why = "is a whole number that float32 does not represent, beside columns of decimals"
             self._check(inexact(array, np.dtype(np.float32)), column, start, why)
         return array

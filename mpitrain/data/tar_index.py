@@ -115,6 +115,7 @@ def _members(path: Path) -> Iterator[tarfile.TarInfo]:
                         if tar.offset <= end:
                             raise tarfile.ReadError("a file has a negative size")
                         end = tar.offset
+                        member.name = member.pax_headers.get("GNU.sparse.name", member.name)  # not the stored name
                         tar.members.clear()  # type: ignore[attr-defined]
                         yield member
                     end = tar.offset

@@ -66,7 +66,7 @@ class TarFiles:
             name, content = _text(member["extension"]), _content(file, int(member["offset"]), int(member["size"]))
             try:
                 example[name] = _decoded(name, content) if self._decode else content
-            except (ValueError, EOFError, OSError) as error:
+            except Exception as error:  # NumPy and Pillow raise errors of many types
                 raise DataError(
                     f"{self.name_of(index)}.{name} cannot be decoded: {one_line(error)}; pass decode=False to get bytes"
                 ) from error
