@@ -89,7 +89,10 @@ def outcome(make: Any, peers: Any, seed: int, name: str, number: int, is_damaged
 
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder
-        case = make(generator(seed, name, number), Path(folder), *([peers] if name in ("tar", "tfrecord") else []))
+        try:
+            case = make(generator(seed, name, number), Path(folder), *([peers] if name in ("tar", "tfrecord") else []))
+        except Exception as error:
+            return "unwritten", f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
         changed, about = ("", 0, 0), case.about
         if is_damaged:
             rng = generator(seed + 1, name, number)
@@ -121,11 +124,14 @@ def child(pipe: Connection, seed: int, python: str) -> None:
     from format_cases.values import Peers
 
     peers = Peers(python)
-    while True:
-        name, number, is_damaged = pipe.recv()
-        module, function = FORMATS[name].split(".")
-        make = getattr(importlib.import_module(f"format_cases.{module}"), function)
+    while pipe.poll(None):
         try:
+            name, number, is_damaged = pipe.recv()
+        except EOFError:
+            return
+        try:
+            module, function = FORMATS[name].split(".")
+            make = getattr(importlib.import_module(f"format_cases.{module}"), function)
             pipe.send(outcome(make, peers, seed, name, number, is_damaged))
         except Exception:
             pipe.send(("harness", traceback.format_exc()))
@@ -201,11 +207,11 @@ def main() -> None:
         return
     for name in arguments.only:
         cases = ((number, *runs.run(name, number, False)) for number in range(arguments.files))
-        report(name, cases, ("equal", "refused", "different", "traceback", "hang", "crash", "harness"))
+        report(name, cases, ("equal", "refused", "different", "traceback", "hang", "crash", "unwritten"))
     for name in arguments.only:
         count = arguments.damaged // len(arguments.only)
         cases = ((number, *runs.run(name, number, True)) for number in range(count))
-        report(name, cases, ("refused", "equal", "changed", "different", "traceback", "hang", "crash", "harness"))
+        report(name, cases, ("refused", "equal", "changed", "different", "traceback", "hang", "crash"))
 
 
 if __name__ == "__main__":
