@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _WIDEST_TEXT = 60
 
 
-def _data(n: int, seconds: float, **values: Any) -> int:
+def _data(n: int, seconds: float, quick: bool, **values: Any) -> int:
     from ..training.data_survey import facts_of, measure
 
     request = request_of(**values)
@@ -29,9 +29,11 @@ def _data(n: int, seconds: float, **values: Any) -> int:
         raise ConfigError(f"{request.path} is a script, not a job file: give a job file")
     job = request.make()
     with errors_located(request.job_file, job):
-        splits = [facts_of("training", job.train_split)]
-        if job.validation_split is not None:
-            splits.append(facts_of("validation", job.validation_split))
+        given = {"training": job.train_split, "validation": job.validation_split}
+        dtype = np.dtype(request.config.training.dtype)
+        splits = [
+            facts_of(name, split, job.network, dtype, quick) for name, split in given.items() if split is not None
+        ]
         for split in splits:
             print_wrapped("\n".join(describe_split(split)) + "\n", error=False)
         speed = measure(job, request.config, n, seconds)
@@ -52,6 +54,7 @@ def data_command() -> JobCommand:
             metavar="S",
             help="Time for measuring loading, and for measuring computing. [3]",
         ),
+        click.Option(["--quick"], is_flag=True, help="Compare some shards and row groups, not all."),
     ]
     about = "Show a job's examples, the memory they need, and whether loading or computing limits the speed."
     return JobCommand("data", own, _data, about, ["mpitrain data -n 2 jobs/mnist_mlp.py"])
@@ -61,6 +64,10 @@ def describe_split(facts: SplitFacts) -> list[str]:
     """Return lines about the examples of a split."""
     where = "loaded one by one" if facts.bytes is None else f"{size_of(facts.bytes)}, in memory once per node"
     lines = [f"{facts.name}: {facts.count:,} examples of {facts.source}, {where}"]
+    if facts.note is not None:
+        lines.append(f"  {facts.note}")
+    if facts.columns:
+        lines.append("  columns: " + ", ".join(f"{name} {kind}" for name, kind in facts.columns.items()))
     if facts.name == "training":
         lines.append(f"  order: {facts.order}")
     if facts.labels is not None:

@@ -28,7 +28,7 @@ class _StoringLoader(SourceFileLoader):
 
     def get_code(self, fullname: str) -> CodeType | None:
         source = self.get_data(self.path)
-        key = repr((MAGIC_NUMBER, sys.flags.optimize, self.path)).encode() + source
+        key = os.fsencode(repr((MAGIC_NUMBER, sys.flags.optimize, self.path))) + source
         stored = self._folder / f"{fullname}-{hashlib.sha256(key).hexdigest()[:32]}.bin"
         code = _read(stored)
         if code is None:

@@ -113,9 +113,9 @@ def settle_types(files: Sequence[tuple[Path, CsvFile]], columns: Sequence[str]) 
     kinds = _kinds(pa)
     for column in columns:
         own = [file for _, file in files if len(file.schema.get_all_field_indices(column)) == 1]
-        types = {file.schema.field(column).type for file in own} - {pa.null()}
-        if len(types) > 1:
-            first = max(kinds.index(kind) if kind in kinds else len(kinds) - 1 for kind in types)
+        types = {file.schema.field(column).type for file in own}
+        if len(types) > 1:  # texts such as NA count as missing only if all values in a column do
+            first = max(kinds.index(kind) if kind in kinds else len(kinds) - 1 for kind in types - {pa.null()})
             _first_possible(own, column, kinds[first:])
         if any(_rounds(pa, file, column) for file in own):
             _first_possible(own, column, [pa.uint64(), pa.string()])

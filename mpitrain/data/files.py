@@ -229,11 +229,11 @@ def names_and_sizes(files: Sequence[UnchangedFile]) -> bytes:
     return repr([(file.path.name, file.size) for file in files]).encode("utf-8", "backslashreplace")
 
 
-def left_out(source: str, names: Sequence[str]) -> str | None:
-    """Return a note to the user about files that are no examples; None if there are none."""
+def left_out(source: str, kind: str, names: Sequence[str]) -> str | None:
+    """Return a note to the user about files or columns that are no examples; None if there are none."""
     if not names:
         return None
-    count = f"{len(names):,} files are" if len(names) > 1 else "1 file is"
+    count = f"{len(names):,} {kind}s are" if len(names) > 1 else f"1 {kind} is"
     return f"{source}: {count} left out: {', '.join(names[:3])}{' ...' * (len(names) > 3)}"
 
 

@@ -35,6 +35,7 @@ class ImageFolder:
 
     Attributes:
         classes: Names of the classes.
+        starts: Index of the first image of each class.
         others: The paths of what is left out, relative to the folder.
         names_and_sizes: See ``files.names_and_sizes``.
     """
@@ -59,6 +60,7 @@ class ImageFolder:
                 raise DataError(f"{folder / name} has no images: must have files named {' '.join(sorted(SUFFIXES))}")
         self._names = [name for own in images for name in own]
         self.labels = np.repeat(np.arange(len(images)), [len(own) for own in images])
+        self.starts = [0, *np.cumsum([len(own) for own in images[:-1]]).tolist()]
         self.names_and_sizes = os.fsencode("\0".join(self._names))
         self._states = np.zeros(len(self._names), np.int64)  # hashes of size and time of the files read by this process
 
@@ -131,7 +133,7 @@ def image_folder(
     images = ImageFolder(Path(folder), size, channels)
     split = DatasetSplit(images, str(folder), classes=len(images.classes))
     split.class_names = images.classes
-    split.note = left_out(str(folder), images.others)
+    split.note = left_out(str(folder), "file", images.others)
     return split
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -35,12 +36,14 @@ class Split:
         classes: Number of classes; labels are integers in [0, classes). None if labels are not classes.
         scale: Factor applied to examples when a batch is made; not to integers that the model takes unchanged.
         block: Number of consecutive examples to read at a time; None if the file cannot be read in ranges.
-        note: A note to the user about how the files are read, or None.
+        note: A note to the user about how the files are read and what is left out, or None.
+        columns: The types of the columns of a table, by name.
         is_array: Whether all examples have the shape and type above, so that a batch is an array.
         is_stream: Whether examples can only be read in their order, from the first one on.
     """
 
     note: str | None = None
+    columns: Mapping[str, str] = MappingProxyType({})
     is_array = True
     is_stream = False
     _order: Order | None = None

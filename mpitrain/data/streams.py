@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import logging
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from ..core import activity
 from ..errors import DataError
 from .example_errors import errors_named
 from .orders import Order, Sequential
 from .split import DatasetSplit, Split
+
+_REPORT_S = 10.0  # seconds between reports while examples are skipped
+_log = logging.getLogger(__name__)
 
 Stream = Iterable[Any] | Callable[[int, int], Iterable[Any]]
 
@@ -41,11 +47,24 @@ class StreamSplit(DatasetSplit):
 
     def _load_each(self, indices: list[int], seed: int, position: int) -> list[Any]:
         if self._iterator is None:  # also after a resume: the examples of earlier batches are skipped
-            self._iterator = self._beginning()
-            for _ in range(position // (len(indices) * self._shares) * len(indices)):
-                self._next()
+            self._skip(position // (len(indices) * self._shares) * len(indices))
         transformed = self._batches.transformed
         return [transformed(self._next(), seed, position + place) for place in range(len(indices))]
+
+    def _skip(self, count: int) -> None:
+        """Begin after the first ``count`` examples of this process: at once if the source can skip, and has as many."""
+        self._iterator = self._beginning(count)
+        for example in self._iterator if count else ():
+            self._iterator = itertools.chain([example], self._iterator)
+            return
+        self._iterator = self._beginning()
+        reported_s = time.monotonic()
+        for number in range(count):
+            self._next()
+            activity.mark_progress()
+            if time.monotonic() > reported_s + _REPORT_S:
+                reported_s = time.monotonic()
+                _log.info("%s: skipped %d of %d examples that were used before", self.source, number, count)
 
     def _next(self) -> Any:
         """Return the next example of this process; after the last example, the first one again."""
@@ -57,11 +76,16 @@ class StreamSplit(DatasetSplit):
             self._iterator = self._beginning()
         raise DataError(f"{self.source} has no examples for process {self._share} of {self._shares} that read it")
 
-    def _beginning(self) -> Iterator[Any]:
+    def _beginning(self, skipped: int = 0) -> Iterator[Any]:
+        """Return this process's examples without the first ones; none if the source cannot skip."""
         with errors_named(self.dataset, self.source, []):
-            if not hasattr(self._examples, "__iter__"):
-                return iter(self._examples(self._share, self._shares))  # type: ignore[operator]
-            return itertools.islice(self._examples, self._share, None, self._shares)
+            examples: Any = self._examples
+            share, shares = self._share, self._shares
+            if not hasattr(examples, "__iter__"):
+                examples, share, shares = examples(share, shares), 0, 1
+            if skipped:
+                examples = examples.skip(skipped * shares) if hasattr(examples, "skip") else ()
+            return itertools.islice(examples, share, None, shares)
 
 
 def stream(examples: Stream, length: int) -> StreamSplit:
@@ -72,8 +96,9 @@ def stream(examples: Stream, length: int) -> StreamSplit:
 
     In the default order, other splits guarantee that each example is used once in an epoch, also after a resume; a
     stream does not. A resumed run skips as many examples as have been used. These are the same examples only in
-    ``sync``, with the same number of ranks and without data workers. With data workers, examples that are loaded ahead
-    may be lost. A stream is not shuffled, and cannot be used for validation.
+    ``sync``, with the same number of ranks and without data workers. Skipping reads these examples, unless ``examples``
+    has a method ``skip``, like the streams of Hugging Face ``datasets``. With data workers, examples that are loaded
+    ahead may be lost. A stream is not shuffled, and cannot be used for validation.
 
     Args:
         examples: An object that can be iterated repeatedly; or a function that returns the examples of a share.

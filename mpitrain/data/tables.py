@@ -51,6 +51,7 @@ class Table:
         group_rows: Number of rows of the largest group.
         source: The files, for messages.
         note: A note on columns that are left out, or None.
+        starts: Index of the first row of each group.
         names_and_sizes: See ``files.names_and_sizes``.
     """
 
@@ -79,15 +80,16 @@ class Table:
             self._groups += [(unchanged, file, number) for number in range(len(file.rows))]
         self._files = [file for _, file in files]
         self.names_and_sizes = names_and_sizes([file for file, _, number in self._groups if number == 0])
-        self._starts, self.count = starts_of(rows for _, file in files for rows in file.rows)
+        self.starts, self.count = starts_of(rows for _, file in files for rows in file.rows)
         self.group_rows = max((rows for _, file in files for rows in file.rows), default=0)
         if not self.count:
             raise DataError(f"{self.source} has no rows")
         index = files[0][1].index
         self.columns = self._chosen(files, label, index) if columns is None else list(columns)
         self._check_columns(files[0][1].schema.names, label)
-        self.note = left_out(self.source, [f"the index {name!r}" for name in index if name not in self.columns])
         names = [*self.columns, *([] if label is None else [label])]
+        unused = [repr(name) for name in index if name not in names] if columns is None else []
+        self.note = left_out(self.source, "index column", unused)
         if kind == "csv":
             settle_types([(path, file) for path, file in files if isinstance(file, CsvFile)], names)
         self._schema = one_schema(files, names)
@@ -125,6 +127,11 @@ class Table:
         """Whether all groups are kept once they have been read."""
         return len(self._groups) <= self._cached_groups
 
+    @property
+    def types(self) -> dict[str, str]:
+        """The types of the columns, by name."""
+        return {column.name: str(column.type) for column in self._schema}
+
     def type_of(self, column: str) -> Any:
         """Return the Arrow type of a column."""
         return self._schema.field(column).type
@@ -132,7 +139,7 @@ class Table:
     def parts(self, start: int, stop: int, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
         """Yield columns of the rows [start, stop) as Arrow tables, each with the number of its first row."""
         while start < stop:
-            number, row = file_of(self._starts, start)
+            number, row = file_of(self.starts, start)
             part = self._group(number, tuple(columns)).slice(row, stop - start)
             yield start, part
             start += len(part)
@@ -142,7 +149,7 @@ class Table:
         taken: list[Any] = [None] * len(indices)
         by_group: dict[int, list[tuple[int, int]]] = {}
         for place, index in enumerate(indices):
-            number, row = file_of(self._starts, index)
+            number, row = file_of(self.starts, index)
             by_group.setdefault(number, []).append((place, row))
         for number, places in by_group.items():
             group = self._group(number, tuple(columns)).take([row for _, row in places])
@@ -153,10 +160,10 @@ class Table:
 
     def name_of(self, index: int) -> str:
         """Return the file and the number of a row."""
-        number, row = file_of(self._starts, index)
+        number, row = file_of(self.starts, index)
         file = self._groups[number][0]
         first = next(place for place, (other, *_) in enumerate(self._groups) if other is file)
-        return f"{file.path}, row {self._first_row + row + self._starts[number] - self._starts[first]}"
+        return f"{file.path}, row {self._first_row + row + self.starts[number] - self.starts[first]}"
 
     def text_in(self, column: str) -> str | None:
         """Return a text that names the first row of a CSV file whose value in a column is not a number, or None."""
@@ -196,7 +203,7 @@ class ColumnsSplit(Split):
     """Numeric columns of a table as examples and labels."""
 
     def __init__(self, table: Table, label: str, classes: int | None, kind: str) -> None:
-        self._table, self._label, self.note = table, label, table.note
+        self._table, self._label, self.note, self.columns = table, label, table.note, table.types
         dtypes = [self._dtype(column) for column in table.columns]
         lengths = [self._length(column) for column in table.columns]
         shape = (sum(length or 1 for length in lengths),)
@@ -273,7 +280,7 @@ class Rows:
     """Rows of a table as dicts, with the types of the files; see ``values_of``."""
 
     def __init__(self, table: Table) -> None:
-        self._table, self.names_and_sizes = table, table.names_and_sizes
+        self._table, self.names_and_sizes, self.starts = table, table.names_and_sizes, table.starts
 
     def __len__(self) -> int:
         return self._table.count
@@ -359,4 +366,5 @@ def _split(
         return ColumnsSplit(table, label, classes, kind)
     split = DatasetSplit(Rows(table), table.source, classes)
     split.block, split.note = None if table.fits_cache else table.group_rows, table.note
+    split.columns = table.types
     return split

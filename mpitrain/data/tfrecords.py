@@ -29,6 +29,7 @@ class TfRecords:
 
     Attributes:
         count: Number of records.
+        starts: Index of the first record of each file.
         names_and_sizes: See ``files.names_and_sizes``.
     """
 
@@ -36,7 +37,7 @@ class TfRecords:
         self._files = [UnchangedFile(path) for path in files]
         self.names_and_sizes = names_and_sizes(self._files)
         self._records = [file.index("tfrecord", _index) for file in self._files]  # (offset, length) of messages
-        self._starts, self.count = starts_of(len(records) for records in self._records)
+        self.starts, self.count = starts_of(len(records) for records in self._records)
         self._parser = ExampleParser()
 
     def __len__(self) -> int:
@@ -46,8 +47,8 @@ class TfRecords:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> Sequence[dict[str, Any]]:
-        numbers = np.searchsorted(self._starts, indices, "right") - 1
-        records = np.asarray(indices) - np.asarray(self._starts)[numbers]
+        numbers = np.searchsorted(self.starts, indices, "right") - 1
+        records = np.asarray(indices) - np.asarray(self.starts)[numbers]
         places = np.empty((len(records), 2), np.int64)  # offset and length of each message
         for number in np.unique(numbers):
             places[numbers == number] = self._records[number][records[numbers == number]]
@@ -70,11 +71,11 @@ class TfRecords:
 
     def name_of(self, index: int) -> str:
         """Return the file and the number of a record."""
-        number, record = file_of(self._starts, index)
+        number, record = file_of(self.starts, index)
         return f"{self._files[number].path}, record {record}"
 
     def _damaged(self, index: int, problem: str) -> DataError:
-        number, record = file_of(self._starts, index)
+        number, record = file_of(self.starts, index)
         offset = self._records[number][record, 0] - _HEADER_BYTES
         return DataError(f"{self._files[number].path}: record {record} at byte {offset} {problem}")
 

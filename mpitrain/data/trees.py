@@ -161,7 +161,7 @@ def check_alike(first: Any, other: Any) -> None:
                 check_alike(item, counterpart)
     elif isinstance(first, list):
         alike = isinstance(other, list)
-        if alike and len({*map(type, first), *map(type, other)}) > 1:
+        if alike and len({*map(type, first), *map(type, other)} - {float} | {int}) > 1:
             for item in (*first, *other):
                 check_alike(first[0] if first else other[0], item)
     else:
@@ -188,7 +188,8 @@ def describe(tree: Any) -> str:
     if isinstance(tree, Mapping):
         return "{" + ", ".join(f"{name}: {describe(item)}" for name, item in tree.items()) + "}"
     if isinstance(tree, (tuple, list)):
-        return "(" + ", ".join(map(describe, tree)) + ")"
+        parts = ", ".join(map(describe, tree))
+        return f"({parts})" if isinstance(tree, tuple) else f"[{parts}]"
     if hasattr(tree, "shape") and hasattr(tree, "dtype"):
         return f"{str(tree.dtype).removeprefix('torch.')}{tuple(tree.shape)}"
     return type(tree).__name__

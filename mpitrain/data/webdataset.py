@@ -39,6 +39,7 @@ class TarFiles:
     """Examples as dicts from extension to content, which may be decoded; ``__key__`` is the name without extension.
 
     Attributes:
+        starts: Index of the first example of each file.
         others: Names of the files that belong to no example.
         names_and_sizes: See ``files.names_and_sizes``.
     """
@@ -52,13 +53,13 @@ class TarFiles:
         self._members = [members[members["key"] != b""] for members in indices]
         # The members of example i are those from firsts[i] to firsts[i + 1].
         self._firsts = [np.flatnonzero(_is_first(members["key"])) for members in self._members]
-        self._starts, self._count = starts_of(len(firsts) for firsts in self._firsts)
+        self.starts, self._count = starts_of(len(firsts) for firsts in self._firsts)
 
     def __len__(self) -> int:
         return self._count
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        number, place = file_of(self._starts, index)
+        number, place = file_of(self.starts, index)
         file, members = self._files[number], self._members_of(number, place)
         example: dict[str, Any] = {"__key__": _text(members[0]["key"])}
         for member in members:
@@ -73,7 +74,7 @@ class TarFiles:
 
     def name_of(self, index: int) -> str:
         """Return the file and the key of an example."""
-        number, place = file_of(self._starts, index)
+        number, place = file_of(self.starts, index)
         return f"{self._files[number].path}, {_text(self._members_of(number, place)[0]['key'])}"
 
     def _members_of(self, number: int, place: int) -> Array:
@@ -99,7 +100,7 @@ def webdataset(paths: Paths, decode: bool = True) -> DatasetSplit:
     files = expand(paths)
     examples = TarFiles(files, decode)
     split = DatasetSplit(examples, describe(files))
-    split.note = left_out(split.source, examples.others)
+    split.note = left_out(split.source, "file", examples.others)
     return split
 
 

@@ -22,7 +22,7 @@ from ..models.base import Model
 from ..nn.layer import Layer
 from ..plan.job import Job
 from ..plan.layer_network import LayerNetwork
-from ..plan.metric import PREFIX, measure_parts
+from ..plan.metric import PREFIX, Totals, measure_parts
 from ..plan.network import TorchModule
 from .restore import Trained, restore
 
@@ -128,12 +128,11 @@ def evaluate(path: Path, averages: bool | None = None) -> tuple[int, dict[str, f
     def keep(outputs: Any, labels: Any) -> None:
         parts.append((outputs, labels))
 
-    total, correct, counted = 0.0, 0, False
+    sums = np.zeros(len(Totals._fields))
     with subnormals.flushed(trained.config.device.flush_denormals):
         for batch in _batches(trained, split):
-            loss, n_correct = model.evaluate(batch, keep if job.metrics else None)
-            total, correct, counted = total + loss, correct + (n_correct or 0), counted or n_correct is not None
-    values = {"loss": total / len(split), **({"accuracy": correct / len(split)} if counted else {})}
+            sums += model.evaluate(batch, keep if job.metrics else None)
+    values = Totals(*sums.tolist()).means()
     if job.metrics:
         values |= measure_parts(job.metrics, job.network.joined, parts)
     return trained.step, {PREFIX + name: value for name, value in values.items()}

@@ -41,6 +41,7 @@ class GradientAccumulation:
     def begin(self, batch: Batch) -> list[Batch]:
         """Prepare a step, whose parameters may have changed; return the micro-batches."""
         self._model.load_params()
+        self._model.begin_step(batch)
         if self._micro_batches == 1:
             parts = [batch]
         else:

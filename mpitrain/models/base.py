@@ -11,6 +11,7 @@ from ..core.layout import Array
 from ..core.ranges import OnReady
 from ..data.batch import Batch
 from ..errors import JobError
+from ..plan.metric import Totals
 
 # Gets the outputs and the labels of a batch: copies in host memory, 16-bit numbers as float32.
 OnOutputs: TypeAlias = Callable[[Any, Any], None]
@@ -46,6 +47,9 @@ class Model:
         Called at the beginning of each step, and whenever the parameters have changed.
         """
 
+    def begin_step(self, batch: Batch) -> None:
+        """Prepare for the micro-batches of a batch. With ``--exact-mean``, collective over the workers; else local."""
+
     def await_params_by(self, wait: Callable[[int], None]) -> None:
         """Call ``wait(stop)`` whenever the model will use parameters before element ``stop`` of the vector.
 
@@ -55,6 +59,8 @@ class Model:
 
     def compute_loss(self, batch: Batch) -> Any:
         """Return this worker's share of the step's loss: the examples' losses, times ``plan.weight``, summed.
+
+        With ``--exact-mean``, it is the sum of the losses that count, divided by what counts in the whole step.
 
         Returns:
             A number; or, if the parameters are on a GPU, an array on it, valid until the next call. The conversion to
@@ -66,8 +72,8 @@ class Model:
         """Write the gradient of the last ``compute_loss``; may call ``on_ready`` with values above 0."""
         raise NotImplementedError
 
-    def evaluate(self, batch: Batch, on_outputs: OnOutputs | None = None) -> tuple[float, int | None]:
-        """Return the summed loss of a batch and the number of correct predictions; see ``nn.Loss.evaluate``."""
+    def evaluate(self, batch: Batch, on_outputs: OnOutputs | None = None) -> Totals:
+        """Return the sums of losses and correct predictions of a batch."""
         raise NotImplementedError
 
     def predict(self, batch: Batch) -> Array:

@@ -13,6 +13,7 @@ from ..core.ranges import OnReady, announce_nothing
 from ..data.batch import Batch
 from ..gpu.device import Gpu
 from ..gpu.stream import Stream, pinned
+from ..plan.metric import Totals
 from .base import Model, OnOutputs
 
 
@@ -68,6 +69,9 @@ class HostCopies(Model):
             self._gpu.compute.copy_to_device(self._params, self._params_on_gpu)
         self._model.load_params()
 
+    def begin_step(self, batch: Batch) -> None:
+        self._model.begin_step(batch)
+
     def compute_loss(self, batch: Batch) -> Any:
         return self._copied_loss(self._model.compute_loss(batch))
 
@@ -79,7 +83,7 @@ class HostCopies(Model):
             self._copy_range(0)
             self._announce(on_ready)
 
-    def evaluate(self, batch: Batch, on_outputs: OnOutputs | None = None) -> tuple[float, int | None]:
+    def evaluate(self, batch: Batch, on_outputs: OnOutputs | None = None) -> Totals:
         return self._model.evaluate(batch, on_outputs)  # type: ignore[no-any-return]
 
     def predict(self, batch: Batch) -> Array:

@@ -13,6 +13,7 @@ from ..data.batch import Batch
 from ..nn.container import Sequential
 from ..nn.layer import Context, Layer, SumOverWorkers, bind, to_device
 from ..nn.loss import Loss
+from ..plan.metric import Totals
 from ..plan.plan import Plan
 from .base import Model, OnOutputs
 
@@ -66,7 +67,12 @@ class LayerModel(Model):
         self._on_ready, self._reported = on_ready, self._layout.size
         self._model.backward(self._gradient)
 
-    def evaluate(self, batch: Batch, on_outputs: OnOutputs | None = None) -> tuple[float, int | None]:
+    def evaluate(self, batch: Batch, on_outputs: OnOutputs | None = None) -> Totals:
+        loss, correct = self.evaluate_loss(batch, on_outputs)
+        return Totals.of_examples(loss, correct, batch.count)
+
+    def evaluate_loss(self, batch: Batch, on_outputs: OnOutputs | None = None) -> Any:
+        """Return the result of ``nn.Loss.evaluate``; on a GPU it may be an array."""
         outputs = self._outputs(batch.examples, Context())
         if on_outputs is not None:
             on_outputs(self._model.cast_output(outputs, "metrics").copy(), batch.labels.copy())

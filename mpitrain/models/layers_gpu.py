@@ -22,6 +22,7 @@ from ..gpu.staging import BatchStager, StagingBuffer
 from ..nn.container import input_dtype
 from ..nn.layer import Layer, SumOverWorkers, walk
 from ..nn.loss import Loss
+from ..plan.metric import Totals
 from ..plan.plan import Plan
 from .base import Model, OnOutputs
 from .layers import LayerModel
@@ -100,12 +101,13 @@ class LayerGpuModel(Model):
             self._staged.used(self._gpu.compute)
             self._wait_if_traced()
 
-    def evaluate(self, batch: Batch, on_outputs: OnOutputs | None = None) -> tuple[float, int | None]:
+    def evaluate(self, batch: Batch, on_outputs: OnOutputs | None = None) -> Totals:
         with self._gpu.activate():
             uploaded = Batch(self._uploaded("examples", batch.examples), self._uploaded("labels", batch.labels), 0)
-            result = self._inner.evaluate(uploaded, None if on_outputs is None else self._on_host(on_outputs))
+            result = self._inner.evaluate_loss(uploaded, None if on_outputs is None else self._on_host(on_outputs))
             loss, correct = result if isinstance(result, tuple) else self._gpu.to_python(result)
-            return float(self._gpu.to_python(loss)), None if correct is None else int(correct)
+            correct = None if correct is None else int(correct)
+            return Totals.of_examples(float(self._gpu.to_python(loss)), correct, batch.count)
 
     def _on_host(self, on_outputs: OnOutputs) -> OnOutputs:
         """Return a function that copies outputs and labels to the host, and passes them on."""

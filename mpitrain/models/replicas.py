@@ -22,6 +22,7 @@ from ..core.ranges import OnReady, announce_nothing, split_batch
 from ..core.training_state import TrainingState
 from ..data.batch import Batch
 from ..nn.layer import SumOverWorkers
+from ..plan.metric import Totals
 from .base import Model, OnOutputs
 
 T = TypeVar("T")
@@ -93,16 +94,19 @@ class Replicas(Model):
             model.freeze(self._state.frozen)
             model.load_params()
 
+    def begin_step(self, batch: Batch) -> None:
+        parts = self._parts(batch)
+        self._on_all(lambda index: self._models[index].begin_step(parts[index]))
+
     def compute_loss(self, batch: Batch) -> Any:
-        parts = split_batch(batch.count, len(self._models))
-        losses = self._on_all(lambda index: self._models[index].compute_loss(batch.part(*parts[index])))
-        return self._exchange.sum_losses(losses)
+        parts = self._parts(batch)
+        return self._exchange.sum_losses(self._on_all(lambda index: self._models[index].compute_loss(parts[index])))
 
     def compute_grads(self, on_ready: OnReady) -> None:
         self._on_all(lambda index: self._models[index].compute_grads(announce_nothing))
         self._exchange.sum_grads()
 
-    def evaluate(self, batch: Batch, on_outputs: OnOutputs | None = None) -> tuple[float, int | None]:
+    def evaluate(self, batch: Batch, on_outputs: OnOutputs | None = None) -> Totals:
         return self._models[0].evaluate(batch, on_outputs)
 
     def predict(self, batch: Batch) -> Array:
@@ -138,6 +142,9 @@ class Replicas(Model):
         self._threads.shutdown()
         for model in self._models:
             model.close()
+
+    def _parts(self, batch: Batch) -> list[Batch]:
+        return [batch.part(*ends) for ends in split_batch(batch.count, len(self._models))]
 
     def _on_all(self, work: Callable[[int], T]) -> list[T]:
         """Return the result of ``work`` for each replica; if replicas fail, raise the original error."""

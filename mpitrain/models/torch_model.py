@@ -23,6 +23,7 @@ from ..data.random_numbers import seed_torch
 from ..data.split import Split
 from ..errors import JobError
 from ..nn.layer import SumOverWorkers
+from ..plan.metric import Totals
 from ..plan.plan import Plan
 from ..pytorch.batches import TORCH_DTYPES, Inputs, arguments_of
 from ..pytorch.bfloat16 import Bfloat16Copies, is_copied, to_array, to_bfloat16
@@ -96,6 +97,8 @@ class TorchModel(Model):
         self._sample = np.unique([*np.linspace(0, plan.layout.n_trained - 1, _SAMPLED).astype(np.int64), *starts])
         self._scale = None if network.takes_integers(split) else split.scale
         self._cached: list[Tensor] = []  # training examples and labels, if they are on the device
+        self._exact, self._sum_over_workers = plan.config.training.exact_mean, sum_over_workers
+        self._factor: float | None = None  # of the sum of the losses of a micro-batch, if the mean is exact
         if sum_over_workers is not None:
             synchronize(network.model, device.summing(sum_over_workers))
 
@@ -120,13 +123,22 @@ class TorchModel(Model):
         for param, flag in zip(self._params, flags, strict=False):
             param.requires_grad = not flag
 
+    def begin_step(self, batch: Batch) -> None:
+        if self._exact:
+            inputs = self._inputs(batch) if isinstance(batch, IndexBatch) else self._inputs_of(batch, self._dtype)
+            count = np.array([self._criterion.count(inputs.labels, batch.count)], np.float64)
+            if self._sum_over_workers is not None:
+                self._sum_over_workers(count)
+            self._factor = 1 / float(count[0]) if count[0] else 0.0
+
     def compute_loss(self, batch: Batch) -> Any:
         with self._device.exclusive():
             inputs = self._inputs(batch)
             self._begin_forward(batch.position)
             with self._autocast():
-                loss = self._loss_of(self._module(*inputs.args, **inputs.kwargs), inputs.labels, batch, self._split)
-            return self._end_forward(loss, batch.count)
+                outputs = self._module(*inputs.args, **inputs.kwargs)
+                loss = self._loss_of(outputs, inputs.labels, batch, self._split)
+            return self._end_forward(loss, batch.count, self._factor)
 
     def compute_grads(self, on_ready: OnReady) -> None:
         def announce(start: int) -> None:
@@ -246,14 +258,15 @@ class TorchModel(Model):
 
     # Inference.
 
-    def evaluate(self, batch: Batch, on_outputs: OnOutputs | None = None) -> tuple[float, int | None]:
+    def evaluate(self, batch: Batch, on_outputs: OnOutputs | None = None) -> Totals:
         with self.inference():
             inputs = self._inputs_of(batch, self._dtype, self._device.torch_device)
             outputs = self._module(*inputs.args, **inputs.kwargs)
             if on_outputs is not None:
                 on_outputs(on_host(outputs), on_host(inputs.labels))
-            loss = self._loss_of(outputs, inputs.labels, batch)
-            return float(loss) * batch.count, correct_predictions(outputs, inputs.labels)
+            loss, criterion, labels = self._loss_of(outputs, inputs.labels, batch), self._criterion, inputs.labels
+            correct = correct_predictions(outputs, labels, criterion.ignore_index)
+            return Totals(float(loss), criterion.count(labels, batch.count), *correct)
 
     def predict(self, batch: Batch) -> Array:
         with self.inference():
@@ -338,24 +351,29 @@ class TorchModel(Model):
         return Inputs((examples, labels) if self._takes_labels else (examples,), {}, labels)
 
     def _loss_of(self, outputs: Any, labels: Any, batch: Batch, split: Split | None = None) -> Tensor:
-        """Return the loss of outputs.
+        """Return the mean loss of outputs; in validation and if the mean is exact, the sum (``Criterion.total``).
 
         Args:
             split: The training data, of whose endless stream the batch is a part; None for validation.
 
         Raises:
             DataError: A label is not a class.
+            JobError: Outputs and labels differ in shape; see ``Criterion``.
         """
+        criterion = self._criterion
+        criterion.note_broadcast(outputs, labels)
         try:
-            return self._criterion(outputs, labels)
+            if split is None or self._exact:
+                return criterion.total(outputs, labels, batch.count)
+            return criterion(outputs, labels)
         except IndexError:
             if are_scores(outputs, labels):
                 values = labels.detach().cpu().numpy()
                 source, first = "validation", np.arange(batch.position, batch.position + batch.count)
                 if split is not None:
                     source, first = split.source, split.order(batch.position, batch.count, self._seed)
-                ignored = getattr(self._criterion, "ignore_index", None)
-                check_classes(source, np.where(values == ignored, 0, values), first, outputs.shape[1])
+                values = np.where(values == criterion.ignore_index, 0, values)
+                check_classes(source, values, first, outputs.shape[1])
             raise
 
     def _converted(self, tensor: Tensor) -> Tensor:
@@ -369,12 +387,13 @@ class TorchModel(Model):
         self._gradients.begin(pending)
         self._versions = [param._version for param in self._params]
 
-    def _end_forward(self, loss: Tensor, count: int) -> Any:
+    def _end_forward(self, loss: Tensor, count: int, factor: float | None = None) -> Any:
         if self._versions != [param._version for param in self._params]:
             raise self._changed(self._versions)
         self._share = count * self._plan.weight
         loss = loss.float() if loss.dtype == torch.bfloat16 else loss
-        self._loss = loss if self._share == 1 else loss * self._share
+        factor = self._share if factor is None else factor
+        self._loss = loss if factor == 1 else loss * factor
         self._store_increments()
         return self._device.loss_of(self._loss.detach())
 

@@ -62,7 +62,7 @@ class RankLog:
         """
         path = path_for(folder, rank)
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = _FileHandler(path, encoding="utf-8")
+        self._file = _FileHandler(path, encoding="utf-8", errors="backslashreplace")
         self._file.setFormatter(logging.Formatter(_FORMAT, _TIME))
         self._early.setTarget(self._file)
         self._early.flush()

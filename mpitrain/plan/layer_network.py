@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..core.layout import Array, Layout
+from ..data.batch import CollatedBatch
 from ..data.split import DatasetSplit, Split
 from ..errors import JobError
 from ..nn.layer import Layer, initialize, layout_of, walk
@@ -20,6 +21,7 @@ class LayerNetwork:
 
     frozen = ()
     has_own_loop = False
+    counts_labels = True
     writes_grads_once = True
 
     def __init__(self, model: Layer, loss: Loss) -> None:
@@ -65,6 +67,9 @@ class LayerNetwork:
 
     def takes_integers(self, split: Split) -> bool:
         return split.has_integers and self.model.integer_inputs
+
+    def shown(self, batch: CollatedBatch, dtype: Any) -> Any:
+        return batch.examples
 
     def joined(self, parts: Sequence[Array]) -> Array:
         return np.concatenate(parts)

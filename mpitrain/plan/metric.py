@@ -34,6 +34,40 @@ class MetricObject(Protocol):
 Metric: TypeAlias = Callable[[Any, Any], Any] | MetricObject
 
 
+class Totals(NamedTuple):
+    """Sums over validation examples.
+
+    Attributes:
+        loss: Sum of the losses.
+        weight: The number of examples; or of labels that count, or the sum of their weights.
+        correct, predictions: Numbers of correct and of all predictions; 0 if there is no accuracy.
+    """
+
+    loss: float
+    weight: float
+    correct: int = 0
+    predictions: int = 0
+
+    @classmethod
+    def of_examples(cls, loss: float, correct: int | None, count: int) -> Totals:
+        """Return the result of ``nn.Loss.evaluate`` for this number of examples."""
+        return cls(loss, count) if correct is None else cls(loss, count, correct, count)
+
+    def means(self) -> dict[str, float]:
+        """Return the loss, and the accuracy if it is defined.
+
+        Raises:
+            JobError: No label counts.
+        """
+        if not self.weight:
+            raise JobError(
+                "no validation label counts in the loss: all are ignored (ignore_index), or have classes of weight 0; "
+                "change the labels, the loss, or Job(validation=...)"
+            )
+        accuracy = {"accuracy": self.correct / self.predictions} if self.predictions else {}
+        return {"loss": self.loss / self.weight, **accuracy}
+
+
 class Goal(NamedTuple):
     """A metric whose value should improve.
 

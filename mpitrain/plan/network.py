@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ..core.layout import Array, Layout
+from ..data.batch import CollatedBatch
 from ..data.split import Split
 from ..errors import JobError
 from ..nn.layer import Layer
@@ -88,12 +89,19 @@ class Network(Protocol):
         Ranges of the gradient are then final early, and are copied from a GPU during the backward pass.
         """
 
+    def shown(self, batch: CollatedBatch, dtype: Any) -> Any:
+        """Return the examples of a batch as the model gets them."""
+
     def joined(self, parts: Sequence[Any]) -> Any:
         """Join the outputs, or the labels, of several batches to one value for metrics; see ``OnOutputs``."""
 
     @property
     def has_own_loop(self) -> bool:
         """Whether the user's own loop computes outputs and losses, in training and in validation."""
+
+    @property
+    def counts_labels(self) -> bool:
+        """Whether it is known over which labels the loss is a mean, so that the mean over all workers can be exact."""
 
     @property
     def synchronizes_statistics(self) -> bool:

@@ -69,6 +69,13 @@ class TrainingConfig(OptionGroup):
     accumulate_steps: int = option(
         1, "Split a worker's batch into this many micro-batches, to save memory.", "N", minimum=1
     )
+    exact_mean: bool = option(
+        False,
+        "Use the mean loss over the labels of all workers and micro-batches, with ignore_index and class weights too, "
+        "not the mean of their means.",
+        has_negative=False,
+        modes=lambda mode: mode.averages_gradients,
+    )
     seed: int = option(0, "Random seed for initialization, data order and dropout.", "N", minimum=0)
     dtype: Literal["float32", "float64"] = option("float32", "Data type of parameters and arithmetic.")
     data_workers: int | None = option(

@@ -154,6 +154,12 @@ def make_plan(job: Job, config: RunConfig, workers: int) -> Plan:
     _check_devices(config)
     _check_validation(job, config)
     _check_goal(job, config)
+    if config.training.exact_mean and not job.network.counts_labels:
+        loss = "computed by the script" if job.network.has_own_loop else job.network.facts()["loss"]
+        raise ConfigError(
+            f"--exact-mean needs a loss of torch with reduction='mean', such as nn.CrossEntropyLoss(), but the loss is "
+            f"{loss}; remove --exact-mean, or change the loss"
+        )
     layout = job.network.lay_out(job.train_split, dtype)
     if job.validation_split is not None:
         job.network.check_validation(job.validation_split, dtype)

@@ -75,7 +75,7 @@ def step_times(
     options = {name: value for name, value in request.config.options().items() if value is not None}
     options |= {
         "mode": "local", "local_steps": steps, "train_steps": steps, "train_epochs": None, "validate_steps": 0,
-        "validate_secs": 0, "log_steps": 0, "tensorboard": False, "resume": "never",
+        "validate_secs": 0, "log_steps": 0, "tensorboard": False, "resume": "never", "exact_mean": False,
     }  # fmt: skip
     config = type(request.config).of(**options)
     with _quiet(), training_session(cluster, replace(request, config=config, make=make), rank_status) as session:

@@ -192,7 +192,7 @@ def _parents(pid: int) -> Iterator[int]:
 
 def _processes_of(run_dir: str) -> list[int]:
     """Return the ids of a run's processes on this host except the fork server, identified by their environment."""
-    mark = f"MPITRAIN_RUN_DIR={run_dir}".encode()
+    mark = os.fsencode(f"MPITRAIN_RUN_DIR={run_dir}")
     names = [name for name in os.listdir("/proc") if name.isdigit() and _read(f"/proc/{name}/comm") != _FORK_SERVER]
     return [int(name) for name in names if mark in _read(f"/proc/{name}/environ").split(b"\0") and _is_here(name)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import TextIO
@@ -10,7 +11,8 @@ from typing import TextIO
 def open_closed_streams() -> None:
     """Open the null device for each standard stream that is closed; call before opening any file.
 
-    A file that is opened later would get the free descriptor, and everything printed would be written to it.
+    A file that is opened later would get the free descriptor, and everything printed would be written to it. Names of
+    files are printed whatever bytes they have.
     """
     for number in (0, 1, 2):
         try:
@@ -22,6 +24,9 @@ def open_closed_streams() -> None:
         sys.stdout = sys.__stdout__ = os.fdopen(1, "w", encoding="utf-8", closefd=False)  # type: ignore[misc]
     if sys.stderr is None:
         sys.stderr = sys.__stderr__ = os.fdopen(2, "w", encoding="utf-8", closefd=False)  # type: ignore[misc]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 def discard(stream: TextIO) -> None:

@@ -26,7 +26,7 @@ _OWNER = "run_dir"  # name of the file that contains the path of the run directo
 
 def folders(run_dir: str) -> list[Path]:
     """Return the folders that may hold states of a run on this host, in the order of preference; they may not exist."""
-    name = hashlib.sha256(f"{socket.gethostname()}:{run_dir}".encode()).hexdigest()[:24]
+    name = hashlib.sha256(os.fsencode(f"{socket.gethostname()}:{run_dir}")).hexdigest()[:24]
     return [parent / name for parent in _parents()]
 
 

@@ -31,7 +31,7 @@ class RankOutput:
     """
 
     def __init__(self, prefix: str, log: Path) -> None:
-        self._prefix, self._log, self._lock = prefix.encode(), log, threading.Lock()
+        self._prefix, self._log, self._lock = os.fsencode(prefix), log, threading.Lock()
         self._pipes = [os.pipe(), os.pipe()]
         self._threads: list[threading.Thread] = []
         self._log_file = -1
@@ -50,7 +50,7 @@ class RankOutput:
         except OSError:  # for example a full disk; the output is still printed
             self._log_file = -1
         if self._log_file >= 0:
-            _write(self._log_file, f"{heading}\n".encode())
+            _write(self._log_file, os.fsencode(f"{heading}\n"))
         for descriptor, (source, pipe) in enumerate(self._pipes, start=1):
             os.close(pipe)
             thread = threading.Thread(target=self._copy, args=(source, descriptor), daemon=True)

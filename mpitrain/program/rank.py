@@ -167,7 +167,7 @@ def _execute(argv: tuple[str, ...], environment: Mapping[str, str]) -> NoReturn:
         os.execvpe(argv[0], argv, environment)
     except OSError as error:
         hint = "; its first line must name an interpreter, as in #!/bin/bash" if error.errno == errno.ENOEXEC else ""
-        os.write(2, f"{argv[0]} cannot be executed: {error.strerror}{hint}\n".encode())
+        os.write(2, f"{argv[0]} cannot be executed: {error.strerror}{hint}\n".encode("utf-8", "surrogateescape"))
     os._exit(126)
 
 

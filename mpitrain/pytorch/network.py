@@ -14,12 +14,13 @@ from torch.nn.parameter import is_lazy
 
 from ..core.extra_state import ExtraState, Versioned, values_of
 from ..core.layout import ARRAY_GROUPS, Array, Layout
-from ..data.batch import Batch
+from ..data.batch import Batch, CollatedBatch
 from ..data.split import Split
 from ..errors import JobError
 from ..optim import Optimizer
 from .batches import Inputs, as_split, inputs_of
 from .bfloat16 import is_copied, to_array, to_bfloat16
+from .criterion import Criterion
 from .modes import evaluating
 from .names import aliases_of, parameters_of, plain_name
 from .optimizer_state import has_taken_steps
@@ -112,7 +113,7 @@ class TorchNetwork:
         _check_loss(loss)
         _check_kind(model)
         self.model, self.loss = model, loss
-        self.criterion = LossOfModel() if loss is None else loss
+        self.criterion = Criterion(LossOfModel() if loss is None else loss)
 
     def inputs_of(self, batch: Batch, dtype: Any, device: Any = "cpu") -> Inputs:
         """Return the arguments of the module and the criterion for a batch; see ``batches.inputs_of``.
@@ -176,12 +177,20 @@ class TorchNetwork:
         """Return whether the examples are integers without a scale, such as indices; others are measurements."""
         return split.has_integers and split.scale == 1
 
+    def shown(self, batch: CollatedBatch, dtype: Any) -> Any:
+        inputs = self.inputs_of(batch, dtype)
+        return (*inputs.args, *([dict(inputs.kwargs)] if inputs.kwargs else []), inputs.labels)
+
     def joined(self, parts: Sequence[Any]) -> Any:
         return joined(parts)
 
     @property
     def has_own_loop(self) -> bool:
         return isinstance(self.loss, LossInLoop)
+
+    @property
+    def counts_labels(self) -> bool:
+        return self.criterion.counts
 
     @property
     def synchronizes_statistics(self) -> bool:
@@ -199,10 +208,7 @@ class TorchNetwork:
         ]
 
     def facts(self) -> dict[str, object]:
-        return {
-            "loss": getattr(self.criterion, "__name__", type(self.criterion).__name__),
-            "the initial parameters (a digest of some)": self._digest(),
-        }
+        return {"loss": self.criterion.name, "the initial parameters (a digest of some)": self._digest()}
 
     def _digest(self) -> str:
         digest = hashlib.sha256()

@@ -102,8 +102,15 @@ def are_scores(outputs: Any, labels: Any) -> bool:
     return not labels.is_floating_point() and labels.shape == (len(outputs), *outputs.shape[2:])
 
 
-def correct_predictions(outputs: Any, labels: Any) -> int | None:
-    """Return the number of correct predictions if outputs are scores of classes, (batch, classes), else None."""
+def correct_predictions(outputs: Any, labels: Any, ignored: int | None) -> tuple[int, int]:
+    """Return the numbers of correct and of all predictions; zeros if outputs are not scores, shape (batch, classes).
+
+    Args:
+        ignored: Predictions for labels with this value are left out.
+    """
     if not are_scores(outputs, labels) or outputs.dim() != 2:
-        return None
-    return int((outputs.argmax(dim=1) == labels).sum())
+        return 0, 0
+    if ignored is not None:
+        counts = labels.long() != ignored
+        outputs, labels = outputs[counts], labels[counts]
+    return int((outputs.argmax(dim=1) == labels).sum()), len(labels)

@@ -67,7 +67,7 @@ def report_command(runs: tuple[Path, ...], output: Path | None, png: bool) -> No
         if png:
             written = _write_pngs(path, make_charts(shown))
         else:
-            path.write_text(page(shown), encoding="utf-8")
+            path.write_text(page(shown), encoding="utf-8", errors="backslashreplace")
             written = str(path)
     except OSError as error:
         raise RecordError(f"{path} cannot be written: {error.strerror}; pass another --output") from error

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,15 +19,18 @@ from ..core.device import CPU
 from ..core.training_state import TrainingState
 from ..data import BatchSource, InMemory, Loader, Split, Streaming
 from ..data.batch import Batch, CollatedBatch, Loading
+from ..data.checks import check_labels
 from ..data.split import DatasetSplit
 from ..data.trees import leaves, map_children
 from ..models.base import Model
 from ..models.select import make_model
 from ..plan.config import RunConfig
 from ..plan.job import Job
+from ..plan.network import Network
 from ..plan.plan import Plan, make_plan
 
 _SHOWN_EXAMPLES = 3
+_COMPARED = 16  # number of examples, or of parts with ``--quick``, that are compared with the first one
 _LABELS_SECONDS = 2.0  # time after which the count of labels stops
 _FEW_LABELS = 20
 _NEGLIGIBLE = 0.05  # fraction of the computing time; if loading takes less, a data worker is not worthwhile
@@ -43,11 +46,13 @@ class SplitFacts:
         count: Number of examples.
         order: Order of the training examples.
         bytes: Size of all examples in memory, in bytes; None if they are loaded one by one.
-        examples: The first examples, of any form.
+        examples: The first examples as they reach the model.
         labels: How often each label occurs among the first ``labelled`` examples; None unless the labels are classes or
             few different integers.
         labelled: Number of examples whose labels were counted.
         class_names: The names of the classes by label; empty if the classes have no names.
+        columns: The types of the columns of a table, by name.
+        note: What is left out, or how the files are read; None if there is nothing to say.
     """
 
     name: str
@@ -59,6 +64,8 @@ class SplitFacts:
     labels: dict[int, int] | None
     labelled: int
     class_names: Sequence[str]
+    columns: Mapping[str, str]
+    note: str | None
 
 
 @dataclass(frozen=True)
@@ -85,14 +92,20 @@ class Speed:
     data_workers: int
 
 
-def facts_of(name: str, split: Split) -> SplitFacts:
+def facts_of(name: str, split: Split, network: Network, dtype: Any, quick: bool = False) -> SplitFacts:
     """Return the contents of a split. Reads its first examples, and labels for about two seconds.
 
+    The examples of all shards or row groups, or if ``quick`` of some, are compared with the first one.
+
     Raises:
-        DataError: An example cannot be loaded.
+        DataError: An example cannot be loaded, or differs from the first one.
     """
     first = split.read_batch(0, min(_SHOWN_EXAMPLES, len(split)))
-    tree = first.examples if isinstance(first, CollatedBatch) else _pair(first)
+    if isinstance(first, CollatedBatch):
+        tree = network.shown(first, dtype)
+    else:
+        tree = split.scaled(first.examples, None if network.takes_integers(split) else dtype), first.labels
+    _compare_parts(split, quick)
     counts, labelled = _count_labels(split)
     return SplitFacts(
         name,
@@ -104,7 +117,25 @@ def facts_of(name: str, split: Split) -> SplitFacts:
         counts,
         labelled,
         split.class_names if isinstance(split, DatasetSplit) else (),
+        split.columns,
+        split.note,
     )
+
+
+def _compare_parts(split: Split, quick: bool) -> None:
+    """Read the first example of each part of a split beside the first of all; of an array in a file, all examples."""
+    if split.is_stream or len(split) == 0:
+        return
+    if isinstance(split, DatasetSplit):
+        starts = [start for start in getattr(split.dataset, "starts", ()) if start < len(split)]
+        some = starts or range(len(split))
+        for start in some[:: max(1, len(some) // _COMPARED)] if quick or not starts else starts:
+            split.load(np.array([0, start]), 0, 0)
+        return
+    block = split.block or len(split)
+    for start in range(0, len(split), block * (max(1, len(split) // block // _COMPARED) if quick else 1)):
+        batch = split.read_batch(start, min(start + block, len(split)))
+        check_labels(split, batch.labels, start)
 
 
 def measure(job: Job, config: RunConfig, ranks: int, seconds: float) -> Speed:

@@ -12,7 +12,7 @@ from ..core.layout import Array
 from ..data import BatchSource
 from ..models.base import Model
 from ..monitor.trace import span
-from ..plan.metric import PREFIX, Metric, measure_parts
+from ..plan.metric import PREFIX, Metric, Totals, measure_parts
 from ..plan.network import Network
 from ..plan.plan import Plan
 from ..strategy.base import Strategy
@@ -53,7 +53,7 @@ class Evaluator:
         """Return mean loss, accuracy and metrics. Collective over the workers, at a ``ConsistentPoint``.
 
         Raises:
-            JobError: A metric fails, or returns no number.
+            JobError: No label counts in the loss; or a metric fails, or returns no number.
         """
         comm, count = self._workers.comm, len(self._loader)
         start, stop = (count * (comm.rank + i) // comm.size for i in (0, 1))
@@ -64,11 +64,11 @@ class Evaluator:
         parts: Parts = {}
         own = self._measure(start, stop, parts)
         model.bind(strategy.params, strategy.grads)
-        all_workers = np.empty((comm.size, 3))
+        all_workers = np.empty((comm.size, len(own)))
         with _WAIT:
             comm.Allgather(own, all_workers)
-        loss, correct, batches = all_workers.sum(axis=0).tolist()
-        values = {"loss": loss / count, **({"accuracy": correct / count} if batches else {})}
+        with self._workers.agree("computing the validation loss"):
+            values = Totals(*all_workers.sum(axis=0).tolist()).means()
         values |= metrics_of(self._workers, self._network.joined, self._metrics, parts)
         return {PREFIX + name: value for name, value in values.items()}
 
@@ -79,18 +79,16 @@ class Evaluator:
             parts: Filled with outputs and labels, if there are metrics.
 
         Returns:
-            Shape (3,), float64: the sum of losses, the number of correct predictions, and the number of batches for
-            which that number is known.
+            The ``Totals``, shape (4,), float64.
         """
-        sums = np.zeros(3)
+        sums = np.zeros(len(Totals._fields))
         for lo in range(start, stop, self._batch_size):
 
             def keep(outputs: Any, labels: Any, lo: int = lo) -> None:
                 parts[lo] = outputs, labels
 
             batch = self._loader.sequential(lo, min(lo + self._batch_size, stop), stop)
-            loss, correct = self._model.evaluate(batch, keep if self._metrics else None)
-            sums += loss, correct or 0, correct is not None
+            sums += self._model.evaluate(batch, keep if self._metrics else None)
         return sums
 
 

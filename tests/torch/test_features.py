@@ -272,7 +272,8 @@ def test_random_numbers_depend_on_the_position_in_the_data(devices: int) -> None
 def test_the_accuracy_is_that_of_the_largest_score() -> None:
     ours = Local(making(mlp))
     batch = ours.loader.batch(0, 40)
-    loss, correct = ours.model.evaluate(batch)
+    loss, weight, correct, predictions = ours.model.evaluate(batch)
+    assert weight == predictions == 40
     outputs = ours.job.model(torch.from_numpy(batch.examples))
     assert correct == int((outputs.argmax(1).numpy() == batch.labels).sum())
     assert loss == pytest.approx(40 * functional.cross_entropy(outputs, torch.from_numpy(batch.labels)).item())

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mpitrain import data
+from mpitrain.errors import DataError
 
 from ...support.splits import message, read
 
@@ -40,3 +41,21 @@ def test_labels_are_integers_of_the_classes(labels):
     split = data.from_arrays(np.zeros((3, 1)), labels, classes=2)
     assert message(lambda: data.check_labels(split, labels))
     data.check_labels(data.from_arrays(np.zeros((3, 1)), labels), labels)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_masked_values_are_refused(place):
+    arrays = [np.ones((3, 2)), np.arange(3.0)]
+    arrays[place] = np.ma.masked_equal(arrays[place], 1)
+    with pytest.raises(DataError, match="masked"):
+        data.from_arrays(*arrays)
+    arrays[place] = np.ma.masked_equal(arrays[place].data, 7)
+    assert len(data.from_arrays(*arrays)) == 3
+
+
+def test_the_layout_in_memory_does_not_matter():
+    x = np.arange(12).reshape(4, 3)
+    for examples in (np.asfortranarray(x), x.astype(">i4"), x[::-1][::-1]):
+        batch = data.from_arrays(examples, np.arange(4, dtype=">u2")).read_batch(1, 3)
+        assert batch.examples.tolist() == x[1:3].tolist() and batch.labels.tolist() == [1, 2]
+        assert batch.examples.dtype.isnative and batch.labels.dtype.isnative

@@ -1,6 +1,8 @@
 """Data in HDF5 files."""
 
 import errno
+import gzip
+import os
 from pathlib import Path
 
 import h5py
@@ -99,3 +101,45 @@ def test_file_systems_without_locks(tmp_path: Path, number: int, monkeypatch: py
     examples, labels = np.empty((5, 2, 2)), np.empty(5, np.int64)
     split.read(0, 5, examples, labels)
     assert labels.tolist() == [0, 1, 2, 3, 4]
+
+
+class TestSources:
+    """Datasets whose values are in other files: HDF5 returns fill values where a file is missing."""
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        with h5py.File(tmp_path / "source.h5", "w") as file:
+            file["d"] = np.arange(8.0).reshape(4, 2)
+        layout = h5py.VirtualLayout((4, 2), "f8")
+        layout[:] = h5py.VirtualSource("source.h5", "d", (4, 2))
+        nested = h5py.VirtualLayout((4, 2), "f8")
+        nested[:] = h5py.VirtualSource(".", "virtual", (4, 2))
+        with h5py.File(tmp_path / "t.h5", "w") as file:
+            file.create_virtual_dataset("virtual", layout, fillvalue=-1)
+            file.create_virtual_dataset("nested", nested, fillvalue=-1)
+            file["link"] = h5py.ExternalLink("source.h5", "/d")
+            file.create_dataset("external", (4, 2), "f8", external=[(str(tmp_path / "raw"), 0, 64)])
+            file["external"][:] = np.arange(8).reshape(4, 2)
+            file["labels"] = np.arange(4)
+        return tmp_path
+
+    @pytest.mark.parametrize("name", ["virtual", "nested", "link", "external"])
+    def test_they_are_read_or_refused(self, folder: Path, name: str) -> None:
+        split = data.hdf5(folder / "t.h5", name)
+        np.testing.assert_array_equal(split.read_batch(0, 4).examples, np.arange(8).reshape(4, 2))
+        (folder / ("raw" if name == "external" else "source.h5")).unlink()
+        text = message(lambda: data.hdf5(folder / "t.h5", name))
+        assert str(folder / "t.h5") in text and ("raw" if name == "external" else "source.h5") in text
+
+    def test_a_file_that_has_become_shorter(self, folder: Path) -> None:
+        os.truncate(folder / "raw", 60)
+        assert "raw" in message(lambda: data.hdf5(folder / "t.h5", "external"))
+
+    def test_a_changed_file_is_named(self, folder: Path) -> None:
+        split = data.hdf5(folder / "t.h5", "link")
+        os.utime(folder / "t.h5", ns=(1, 1))
+        assert str(folder / "t.h5") in message(lambda: split.read_batch(0, 4))
+
+    def test_what_the_file_is_instead(self, tmp_path: Path) -> None:
+        (tmp_path / "a").write_bytes(gzip.compress(b"x"))
+        assert "gzip" in message(lambda: data.hdf5(tmp_path / "a"))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+import json
 import os
+import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from mpitrain import Job, data, nn, optim
 from mpitrain.errors import DataError
@@ -16,15 +19,16 @@ from mpitrain.errors import DataError
 from ...support.examples import examples_of, pixels, png, refused
 
 
-class TestImageFolder:
-    @pytest.fixture
-    def folder(self, tmp_path: Path) -> Path:
-        for number, name in enumerate(["cats/1.png", "cats/more/2.PNG", "dogs/3.png", "dogs/4.png", "dogs/notes.txt"]):
-            path = tmp_path / "images" / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(png(pixels(number)))
-        return tmp_path / "images"
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for number, name in enumerate(["cats/1.png", "cats/more/2.PNG", "dogs/3.png", "dogs/4.png", "dogs/notes.txt"]):
+        path = tmp_path / "images" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(png(pixels(number)))
+    return tmp_path / "images"
 
+
+class TestImageFolder:
     def test_examples_are_pixels_and_classes(self, folder: Path) -> None:
         split = data.image_folder(folder)
         assert split.classes == 2
@@ -100,3 +104,126 @@ class TestDecodeImage:
         with pytest.raises(OSError, match="truncated"):
             data.decode_image(file.getvalue()[:-10])
         refused("channels=4", data.decode_image, file.getvalue(), 4)
+
+
+class TestImagesOfOthers:
+    def test_what_is_no_example_is_counted(self, folder: Path) -> None:
+        for name in (".DS_Store", "cats/._1.png", "cats/Thumbs.db", "dogs/7.heic", ".hidden/1.png", "__MACOSX/1.png"):
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes(b"x")
+        (folder / "birds").symlink_to("nowhere")
+        (folder / "dogs" / "9.png").symlink_to("nowhere")
+        (folder / "at_the_top.png").write_bytes(png(pixels(1)))
+        split = data.image_folder(folder)
+        assert split.classes == 2 and len(split) == 4
+        assert "10 files" in str(split.note)  # with dogs/notes.txt
+
+    def test_links_to_folders(self, folder: Path, tmp_path: Path) -> None:
+        (tmp_path / "more").mkdir()
+        (tmp_path / "more" / "5.png").write_bytes(png(pixels(5)))
+        for name, target in [("up", ".."), ("top", tmp_path), ("self", "."), ("a", "../../more"), ("b", "../../more")]:
+            (folder / "cats" / name).symlink_to(target)
+        assert [int(label[0]) for _, label in examples_of(data.image_folder(folder))] == [0] * 4 + [1] * 2
+
+    def test_names_of_any_bytes(self, tmp_path: Path) -> None:
+        path = tmp_path / os.fsdecode(b"\xff") / os.fsdecode(b"Mu\xf1oz.png")
+        path.parent.mkdir()
+        path.write_bytes(png(pixels(0)))
+        split = data.image_folder(tmp_path)
+        np.testing.assert_array_equal(examples_of(split)[0][0][0], pixels(0))
+        assert split.class_names == [os.fsdecode(b"\xff")] and json.dumps(split.class_names)
+
+
+def tiff(values: np.ndarray, bits: int, sample_format: int = 1, photometric: int = 1) -> bytes:
+    """Return an uncompressed TIFF file, written as in its specification (Aldus, 1992)."""
+    height, width = values.shape
+    packed = "".join(f"{value:0{bits}b}" for value in values.ravel().tolist()) if bits < 16 else ""
+    strip = int(packed, 2).to_bytes(len(packed) // 8, "big") if packed else values.tobytes()
+    tags = {256: width, 257: height, 258: bits, 259: 1, 262: photometric, 273: 8, 277: 1, 278: height, 279: len(strip)}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in {**tags, 339: sample_format}.items())
+    return b"II*\0" + struct.pack("<I", 8 + len(strip)) + strip + struct.pack("<H", 10) + entries + bytes(4)
+
+
+def saved(image: Image.Image, kind: str, **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+RAMP = np.arange(256).reshape(16, 16)
+
+
+class TestRangesOfPixels:
+    @pytest.mark.parametrize("channels", [1, 3])
+    @pytest.mark.parametrize(
+        "content",
+        [
+            saved(Image.fromarray((RAMP * 257).astype(np.uint16)), "PNG"),
+            saved(Image.fromarray((RAMP * 257).astype(np.uint16)), "TIFF"),
+            tiff((RAMP * 257).astype("<u2"), 16),
+            tiff((RAMP * 257 * 65537).astype("<u4"), 32),
+            tiff((65535 - RAMP * 257).astype("<u2"), 16, photometric=0),
+            tiff(np.rint(RAMP * 4095 / 255).astype(int), 12),
+            b"P5 16 16 65535\n" + (RAMP * 257).astype(">u2").tobytes(),
+            b"P5 16 16 1023\n" + np.rint(RAMP * 1023 / 255).astype(">u2").tobytes(),
+            b"P2 16 16 65535\n" + " ".join(map(str, (RAMP * 257).ravel())).encode(),
+            b"P6 16 16 65535\n" + np.repeat(RAMP * 257, 3).astype(">u2").tobytes(),
+            saved(Image.fromarray(RAMP.astype(np.uint8)), "PNG"),
+        ],
+    )
+    def test_the_range_is_that_of_the_file(self, content: bytes, channels: int) -> None:
+        expected = np.broadcast_to(RAMP[..., np.newaxis], (16, 16, channels))
+        assert np.abs(data.decode_image(content, channels).astype(int) - expected).max() <= 1
+        assert data.decode_image(content, channels, (8, 8)).shape == (8, 8, channels)
+
+    @pytest.mark.parametrize(
+        "content",
+        [
+            tiff(RAMP.astype("<f4"), 32, sample_format=3),
+            tiff(RAMP.astype("<i2"), 16, sample_format=2),
+            tiff(RAMP, 8, sample_format=2),
+            saved(Image.fromarray(RAMP.astype(np.float32)), "TIFF"),
+        ],
+    )
+    def test_pixels_without_a_range_are_refused(self, content: bytes) -> None:
+        with pytest.raises(ValueError, match="range"):
+            data.decode_image(content)
+
+    @pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF", "WEBP"])
+    @pytest.mark.parametrize("orientation", range(1, 9))
+    @pytest.mark.parametrize("channels", [1, 3])
+    def test_the_orientation_is_applied(self, kind: str, orientation: int, channels: int) -> None:
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        options = {"JPEG": {"quality": 100}, "WEBP": {"lossless": True}}.get(kind, {})
+        content = saved(Image.fromarray(pixels(0)), kind, exif=exif, **options)
+        turned = ImageOps.exif_transpose(Image.open(io.BytesIO(content))).convert("RGB" if channels == 3 else "L")
+        expected = np.asarray(turned).reshape(turned.height, turned.width, channels)
+        np.testing.assert_array_equal(data.decode_image(content, channels), expected)
+        scaled = data.decode_image(content, channels, expected.shape[:2])  # grey JPEG files are decoded as such
+        assert scaled.shape == expected.shape and (channels == 1 or np.array_equal(scaled, expected))
+
+    def test_colours_without_transparency_and_of_the_first_frame(self) -> None:
+        red = Image.new("RGBA", (4, 4), (255, 0, 0, 9))
+        palette = red.convert("RGB").quantize(4)
+        frames = saved(palette, "GIF", save_all=True, append_images=[Image.new("P", (4, 4), 3)])
+        contents = [
+            saved(red, "PNG"),
+            saved(palette, "PNG", transparency=b"\0"),
+            frames,
+            saved(red, "WEBP", lossless=True),
+        ]
+        for content in contents:
+            assert {tuple(pixel) for pixel in data.decode_image(content).reshape(-1, 3).tolist()} == {(255, 0, 0)}
+
+    @pytest.mark.filterwarnings("ignore:Corrupt EXIF")
+    def test_damaged_exif_data_is_ignored(self) -> None:
+        content = saved(Image.fromarray(pixels(0)), "JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff")
+        assert data.decode_image(content).shape == (6, 4, 3)
+
+    @pytest.mark.parametrize(
+        ("content", "word"), [(b"\x1f\x8b\x08\0", "gzip"), (b"<!DOCTYPE html>", "HTML"), (b"", "not")]
+    )
+    def test_what_is_no_image_is_named(self, content: bytes, word: str) -> None:
+        with pytest.raises(OSError, match=word):
+            data.decode_image(content)

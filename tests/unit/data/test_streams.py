@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
@@ -39,6 +41,26 @@ class TestStreams:
         for step in range(7):
             resumed = split.own_loader(0, Loading(share=1, shares=2))
             assert resumed.batch(3 + 6 * step, 3).examples.tolist() == read[step]
+
+    def test_a_source_that_can_skip_is_not_read(self) -> None:
+        class Skipping:
+            def __init__(self, numbers: range, log: list[int]) -> None:
+                self.numbers, self.log = numbers, log
+
+            def __iter__(self) -> Iterator[int]:
+                for number in self.numbers:
+                    self.log.append(number)
+                    yield number
+
+            def skip(self, count: int) -> Skipping:
+                return Skipping(self.numbers[count:], self.log)
+
+        for position in (24, 51):  # the second one is in the second pass
+            expected = data.stream(range(40), 40).own_loader(0, Loading(share=1, shares=2)).batch(position, 3)
+            read: list[int] = []
+            resumed = data.stream(Skipping(range(40), read), 40).own_loader(0, Loading(share=1, shares=2))
+            assert resumed.batch(position, 3).examples.tolist() == expected.examples.tolist()
+            assert min(read) == (24 if position == 24 else 0)
 
     def test_mistakes(self) -> None:
         refused("length=0", data.stream, range(3), 0)

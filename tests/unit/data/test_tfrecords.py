@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import struct
+import zlib
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -32,10 +35,16 @@ def field(number: int, content: bytes) -> bytes:
     return varint(number << 3 | 2) + varint(len(content)) + content
 
 
+def features_of(features: dict[str, bytes]) -> bytes:
+    return b"".join(field(1, field(1, name.encode()) + field(2, value)) for name, value in features.items())
+
+
 def record_of(features: dict[str, bytes]) -> bytes:
     """Return a record with a message, given the fields of its features."""
-    entries = [field(1, field(1, name.encode()) + field(2, value)) for name, value in features.items()]
-    message = field(1, b"".join(entries))
+    return framed(field(1, features_of(features)))
+
+
+def framed(message: bytes) -> bytes:
     length = struct.pack("<Q", len(message))
     return length + masked(length) + message + masked(message)
 
@@ -142,3 +151,69 @@ class TestTfRecord:
         file = path.with_name("0.tfrecord")
         file.write_bytes(file.read_bytes()[:-1])
         refused(file, data.tfrecord, path)
+
+
+FLOATS = field(2, field(1, struct.pack("<2f", 1, 2)))
+
+
+class TestOtherMessages:
+    def test_sequences_are_lists_of_steps(self, tmp_path: Path) -> None:
+        steps = b"".join(
+            field(1, step) for step in (FLOATS, b"", field(1, field(1, b"a")), field(3, field(1, b"\1\2")))
+        )
+        lists = field(2, features_of({"steps": steps, "none": b""}))
+        messages = [field(1, features_of({"x": FLOATS})) + lists, lists, field(1, features_of({"x": FLOATS})), b""]
+        (tmp_path / "a").write_bytes(b"".join(map(framed, messages)))
+        split = data.tfrecord(tmp_path / "a")
+        for examples in ([split.dataset[i] for i in range(4)], split.dataset.__getitems__([0, 1, 2, 3])):
+            assert [sorted(example) for example in examples] == [["none", "steps", "x"], ["none", "steps"], ["x"], []]
+            floats, unset, text, integers = examples[1]["steps"]
+            assert (floats.tolist(), unset, text, integers.tolist()) == ([1, 2], None, b"a", [1, 2])
+            assert examples[1]["none"] == []
+        refused("record 0", split.load, np.arange(2), 0, 0)
+
+    @pytest.mark.parametrize(
+        "message",
+        [
+            field(3, b"text"),
+            field(1, b"text of another message"),
+            b"\x08\1",  # a number in field 1
+            field(1, field(2, b"")),
+            field(1, field(1, field(1, b"x") + field(3, b""))),
+            field(1, features_of({"x": field(4, b"")})),
+            field(1, features_of({"x": field(2, field(2, b"1234"))})),
+            field(2, field(1, b"\x08\1")),
+            field(2, features_of({"x": field(2, FLOATS)})),
+            field(2, b"") + field(2, features_of({"x": b""})) + field(2, b""),
+            field(1, features_of({"x": FLOATS})) + field(2, features_of({"x": b""})),
+        ],
+    )
+    def test_messages_of_other_kinds_are_refused(self, message: bytes, tmp_path: Path) -> None:
+        (tmp_path / "a").write_bytes(framed(message))
+        refused(f"{tmp_path / 'a'}: record 0 ", data.tfrecord(tmp_path / "a").load, np.arange(1), 0, 0)
+
+    @pytest.mark.parametrize("turn", [1, -1])
+    def test_a_feature_without_a_value_is_missing(self, turn: int, tmp_path: Path) -> None:
+        messages = [record_of({"x": FLOATS, "w": FLOATS}), record_of({"x": FLOATS, "w": b""})][::turn]
+        (tmp_path / "a").write_bytes(b"".join(messages))
+        split = data.tfrecord(tmp_path / "a")
+        assert sorted([*split.dataset[i]] for i in range(2)) == [["x"], ["x", "w"]]
+        refused("record 1", split.load, np.arange(2), 0, 0)
+        (tmp_path / "b").write_bytes(messages[turn < 0 and 1] * 3)
+        assert data.tfrecord(tmp_path / "b").load(np.arange(3), 0, 0).examples["w"].dtype == np.float32
+
+    @pytest.mark.parametrize(
+        ("compress", "word"),
+        [(gzip.compress, "gzip"), (zlib.compress, "zlib"), (lambda _: b"<!doctype html>" + bytes(9), "HTML")],
+    )
+    def test_other_files_are_named(self, compress: Any, word: str, tmp_path: Path) -> None:
+        (tmp_path / "a").write_bytes(compress(record(1)))
+        refused(word, data.tfrecord, tmp_path / "a")
+
+    def test_a_record_whose_length_looks_like_gzip(self, tmp_path: Path) -> None:
+        length = 0x088B1F
+        text = field(1, features_of({"x": field(1, field(1, b"y" * (length - 30)))}))
+        text = field(1, features_of({"x": field(1, field(1, b"y" * (length - 30 - (len(text) - length))))}))
+        assert len(text) == length
+        (tmp_path / os.fsdecode(b"\xff")).write_bytes(framed(text))
+        assert len(data.tfrecord(tmp_path / os.fsdecode(b"\xff")).dataset[0]["x"]) > length - 40

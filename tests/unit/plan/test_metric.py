@@ -12,7 +12,7 @@ import pytest
 from mpitrain import Job, data, nn, optim
 from mpitrain.errors import ConfigError, JobError
 from mpitrain.plan.config import RunConfig
-from mpitrain.plan.metric import Goal, measure, measure_parts, parse_goal
+from mpitrain.plan.metric import Goal, Totals, measure, measure_parts, parse_goal
 from mpitrain.plan.plan import make_plan
 from mpitrain.plan.progress import ConsistentPoint
 from mpitrain.training.best import TrackBest
@@ -152,3 +152,11 @@ def test_without_patience_training_continues() -> None:
     other = TrackBest(Goal("other", False), None, keeps=False)
     other.load_extra_state(hook.extra_state())
     assert other.step == -1, "the state of another metric is not used"
+
+
+def test_totals_divide_by_what_counts() -> None:
+    assert Totals.of_examples(6.0, 3, 4).means() == {"loss": 1.5, "accuracy": 0.75}
+    assert Totals.of_examples(6.0, None, 4).means() == {"loss": 1.5}
+    assert Totals(6.0, 0.5, 1, 2).means() == {"loss": 12.0, "accuracy": 0.5}
+    with pytest.raises(JobError):
+        Totals(0.0, 0.0).means()

@@ -34,8 +34,11 @@ def job(train: data.Split, units: int = 4) -> Job:
     return Job(model, nn.SoftmaxCrossEntropy(), optim.sgd(0.1), train, batch_size=10)
 
 
+NETWORK = job(arrays()).network
+
+
 def test_facts_of_arrays() -> None:
-    facts = facts_of("training", arrays())
+    facts = facts_of("training", arrays(), NETWORK, np.float32)
     assert (facts.count, facts.bytes) == (60, 60 * (FEATURES * 4 + 8))
     assert facts.labels == {0: 20, 1: 20, 2: 20} and facts.labelled == 60
     assert [int(label) for _, label in facts.examples] == [0, 1, 2]
@@ -43,7 +46,7 @@ def test_facts_of_arrays() -> None:
 
 def test_facts_of_examples_that_are_loaded_one_by_one() -> None:
     split = data.dataset([{"text": "a b", "labels": index % 2} for index in range(7)])
-    facts = facts_of("training", split)
+    facts = facts_of("training", split, NETWORK, np.float32)
     assert facts.bytes is None and facts.labels == {0: 4, 1: 3}
     assert facts.examples[1] == {"text": "a b", "labels": 1}
 
