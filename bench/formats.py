@@ -49,7 +49,7 @@ FORMATS = {
 }
 WAYS = ("flip", "flips", "cut", "zeros", "twice", "inserted")
 FIRST_SECONDS, SECONDS = 120, 10  # the first case starts the process, and that of the peers
-SHOWN = 8  # faults of each format
+SHOWN = 12  # kinds of refusals and faults of each format
 
 
 def generator(seed: int, name: str, number: int) -> np.random.Generator:
@@ -66,7 +66,8 @@ def damage(path: Path, rng: np.random.Generator) -> tuple[str, int, int]:
         stop = start + 1
         content[start] ^= 1 << int(rng.integers(8))
     elif way == "flips":
-        for at in range(start, min(size, start + 8)):
+        stop = min(size, start + 8)
+        for at in range(start, stop):
             content[at] = int(rng.integers(256))
     elif way == "cut":
         stop = size
@@ -92,11 +93,11 @@ def outcome(make: Any, peers: Any, seed: int, name: str, number: int, is_damaged
         try:
             case = make(generator(seed, name, number), Path(folder), *([peers] if name in ("tar", "tfrecord") else []))
         except Exception as error:
-            return "unwritten", f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
+            return "unwritten", f"{type(error).__name__}: {error}"
         changed, about = ("", 0, 0), case.about
         if is_damaged:
             rng = generator(seed + 1, name, number)
-            victim = case.files[int(rng.integers(len(case.files)))]
+            victim = case.files[0]
             before = victim.read_bytes()
             changed = damage(victim, rng)
             about += f"; damaged: {victim.name} {changed}"
@@ -109,7 +110,8 @@ def outcome(make: Any, peers: Any, seed: int, name: str, number: int, is_damaged
             return "refused" if is_one_line else "traceback", f"{str(error).replace(folder, '')} ({about})"
         except BaseException as error:
             where = traceback.format_exc().strip().splitlines()
-            return "traceback", f"{type(error).__name__}: {error} ({about})\n" + "\n".join(where[-7:])
+            lines = [line.strip() for line in where if line.startswith("  File")]
+            return "traceback", f"{type(error).__name__}: {error} ({about})\n    {lines[-1]}"
         if not differs:
             return "equal", about
         if is_damaged and not case.is_protected(*changed):
@@ -168,23 +170,24 @@ class Child:
         return fault, f"exit code {process.exitcode}"
 
 
+def signature(details: str) -> str:
+    """Return what faults of one kind have in common: the text without names, numbers and what is special."""
+    text = re.sub(r"'[^']*'|/[^,:]*?(?=[ :,])|[-+\d.]+", "_", details.partition("\n")[0].partition(" (")[0])
+    return re.sub(r"^[^:]*: (?=\w)", "", text)[:140]
+
+
 def report(name: str, results: Iterable[tuple[int, str, str]], kinds: tuple[str, ...]) -> None:
-    """Print a line of counts, the reasons of refusals, and the first faults."""
+    """Print a line of counts, and each kind of refusals and faults with the number of its first case."""
     counts: Counter[str] = Counter()
-    reasons: Counter[str] = Counter()
-    faults: list[str] = []
+    found: dict[tuple[str, str], list[tuple[int, str]]] = {}
     for number, result, details in results:
         counts[result] += 1
-        if result == "refused" and "refused" not in kinds[:1]:
-            reasons[re.sub(r"/[^,:]*?(?=[ :,])|'[^']*'|\d+", "_", details.rpartition(" (")[0])[:120]] += 1
-        if result not in ("equal", "refused", "changed"):
-            faults.append(f"  {result}, --only {name} --number {number}: {details}")
-    total = sum(counts.values())
-    print(f"{name:10} {total:6}", "  ".join(f"{kind} {counts[kind]}" for kind in kinds), flush=True)
-    if kinds[0] == "equal":
-        for reason, count in reasons.most_common(12):
-            print(f"  refused {count}: {reason}")
-    print("\n".join(faults[:SHOWN]), flush=True) if faults else None
+        if result not in ("equal", "changed") and not (result == "refused" and kinds[0] == "refused"):
+            found.setdefault((result, signature(details)), []).append((number, details))
+    print(f"{name:10} {sum(counts.values()):6}", "  ".join(f"{kind} {counts[kind]}" for kind in kinds), flush=True)
+    for (result, _), cases in sorted(found.items(), key=lambda item: -len(item[1]))[:SHOWN]:
+        number, details = min(cases, key=lambda case: len(case[1]))
+        print(f"  {len(cases)} {result}, --only {name} --number {number}: {details[:600]}", flush=True)
 
 
 def main() -> None:
@@ -200,7 +203,7 @@ def main() -> None:
     if shutil.which("tar") is None:
         raise SystemExit("formats.py needs GNU tar")
     runs = Child(arguments.seed, arguments.peers)
-    if arguments.number:
+    if arguments.number is not None:
         for number in arguments.number:
             for is_damaged in (False, True):
                 print(number, "damaged" if is_damaged else "whole", *runs.run(arguments.only[0], number, is_damaged))

@@ -64,7 +64,13 @@ class Near:
     """Expected where a format does not determine the type: a function says whether a value is right."""
 
     def __init__(self, is_right: Callable[[Any], bool], text: str) -> None:
-        self.is_right, self.text = is_right, text
+        self._is_right, self.text = is_right, text
+
+    def is_right(self, value: Any) -> bool:
+        try:
+            return self._is_right(value)
+        except (ValueError, TypeError):  # the value is of another type
+            return False
 
 
 def difference(got: Any, expected: Any, place: str = "") -> str:
@@ -118,6 +124,8 @@ def documented(scalar: Any) -> Any:
         return np.datetime64(scalar.value, "ns")
     if types.is_duration(kind) and kind.unit == "ns":
         return np.timedelta64(scalar.value, "ns")
+    if kind == pa.time64("ns") and scalar.value % 1000:
+        return Near(lambda got: np.timedelta64(got, "ns") == np.timedelta64(scalar.value, "ns"), f"{scalar.value} ns")
     is_plain = kind in (pa.int64(), pa.float64(), pa.bool_()) or not is_number(kind)
     return scalar.as_py() if is_plain else kind.to_pandas_dtype()(scalar.as_py())
 
@@ -128,13 +136,12 @@ def is_number(kind: Any) -> bool:
 
 def _list(items: Sequence[Any], kind: Any) -> Any:
     """Return a list, or an array if it consists of numbers, and its lists have one length."""
-    inner = kind.value_type
-    if is_number(inner) and None not in items:
-        return np.array(items, inner.to_pandas_dtype())
-    leaf = inner
-    while pa.types.is_nested(leaf) and hasattr(leaf, "value_type"):
+    leaf = kind.value_type
+    while hasattr(leaf, "value_type") and not pa.types.is_map(leaf):  # a list, or the storage of a dictionary
         leaf = leaf.value_type
-    if leaf is not inner and is_number(leaf):
+    if is_number(leaf) and not any(item is None or isinstance(item, (list, np.ndarray)) for item in items):
+        return np.array(items, leaf.to_pandas_dtype())
+    if is_number(leaf):
         if not items:
             return np.array([], leaf.to_pandas_dtype())
         if all(isinstance(item, np.ndarray) and item.shape == items[0].shape for item in items):
