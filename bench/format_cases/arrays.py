@@ -162,8 +162,11 @@ def folders(rng: Rng, folder: Path) -> Case:
         split = data.image_folder(root, size=size)
         return [split.class_names, *(split.dataset[i] for i in range(len(split)))]
 
+    def is_protected(way: str, start: int, stop: int) -> bool:
+        return paths[0].suffix.lower() == ".png" and way in ("flip", "flips") and stop < paths[0].stat().st_size - 12
+
     refusals = (OSError, ValueError)  # the split names the file in a DataError
-    return Case(paths, read, [classes, *expected], f"{classes}, size {size}", refusals)
+    return Case(paths, read, [classes, *expected], f"{classes}, size {size}", refusals, is_protected)
 
 
 def _hdf5_array(rng: Rng, shape: tuple[int, ...]) -> Any:
@@ -230,8 +233,23 @@ def hdf5(rng: Rng, folder: Path) -> Case:
         assert part.examples.tobytes() == batch.examples[1:].tobytes(), "read_batch(1, n) differs"
         return [batch.examples, batch.labels]
 
+    chunks = [chunk for name in names for chunk in _checked_chunks(path, name)]
+
+    def is_protected(way: str, start: int, stop: int) -> bool:
+        return way in ("flip", "flips", "zeros") and any(first <= start and stop <= last for first, last in chunks)
+
     expected = [array.astype(array.dtype.newbyteorder("=")) for array in arrays]
-    return Case([path], read, expected, f"{libver}: {'; '.join(about)}")
+    return Case([path], read, expected, f"{libver}: {'; '.join(about)}", is_protected=is_protected)
+
+
+def _checked_chunks(path: Path, name: str) -> list[tuple[int, int]]:
+    """Return where the chunks with checksums of a dataset of this file start and end."""
+    with h5py.File(path) as file:
+        dataset = file[name]
+        if dataset.file.filename != file.filename or not dataset.fletcher32:
+            return []
+        infos = [dataset.id.get_chunk_info(number) for number in range(dataset.id.get_num_chunks())]
+        return [(info.byte_offset, info.byte_offset + info.size) for info in infos if not info.filter_mask]
 
 
 def idx(rng: Rng, folder: Path) -> Case:
@@ -257,7 +275,7 @@ def idx(rng: Rng, folder: Path) -> Case:
         return [array for batch in batches for array in (batch.examples, batch.labels)]
 
     def is_protected(way: str, start: int, stop: int) -> bool:
-        return way in ("cut", "twice", "inserted")
+        return paths[0].suffix == ".gz" or way in ("cut", "twice", "inserted")
 
     rng.shuffle(paths)
     return Case(paths, read, expected, f"{height} x {width}", is_protected=is_protected)

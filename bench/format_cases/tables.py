@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from mpitrain import data
 
-from .values import Case, Near, documented, is_number
+from .values import Case, Near, documented, no_checksum
 
 Rng = np.random.Generator
 
@@ -210,7 +210,17 @@ def _columnar(rng: Rng, folder: Path, open_split: Any, suffix: str, write: Calla
         paths.append(folder / pick(rng, [f"part-{shard}.{suffix}", f"part {shard} é"]))
         write(rng, paths[-1], table)
         _check_written(paths[-1], suffix)
-    return Case(paths, lambda: _read(open_split(paths, columns=names)), rows, ", ".join(map(str, kinds)))
+    protects = _protects(paths[0]) if suffix == "parquet" else no_checksum
+    return Case(
+        paths, lambda: _read(open_split(paths, columns=names)), rows, ", ".join(map(str, kinds)), is_protected=protects
+    )
+
+
+def _protects(path: Path) -> Callable[[str, int, int], bool]:
+    """Return whether damage is in the pages of a Parquet file, which have checksums."""
+    content = path.read_bytes()
+    footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    return lambda way, start, stop: stop <= footer or way == "cut"
 
 
 def _check_written(path: Path, suffix: str) -> None:
@@ -401,7 +411,9 @@ def csv_files(rng: Rng, folder: Path) -> Case:
     def read() -> Any:
         return _read(data.csv(paths, encoding=encoding.replace("-sig", ""), delimiter=delimiter))
 
-    return Case(paths, read, rows, f"{', '.join(about)}, {encoding}, {delimiter!r}: {', '.join(kinds)}")
+    checked = about[0].split()[-1] in ("gzip", "bz2")
+    about.append(f"{encoding}, {delimiter!r}: {', '.join(kinds)}")
+    return Case(paths, read, rows, ", ".join(about), is_protected=lambda way, start, stop: checked)
 
 
 def _labelled_csv(rng: Rng, folder: Path, names: list[str], delimiter: str) -> Case:
@@ -423,5 +435,3 @@ def _labelled_csv(rng: Rng, folder: Path, names: list[str], delimiter: str) -> C
 
     return Case(paths, read, expected, f"shards of {', '.join(kinds)}, {delimiter!r}")
 
-
-__all__ = ["arrow", "csv_files", "is_number", "parquet"]
