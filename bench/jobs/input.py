@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
@@ -20,7 +21,6 @@ from PIL import Image
 
 from mpitrain import Job, data, nn, optim
 from mpitrain.data.batch import Loading
-from mpitrain.data.crc32c import crc32c
 
 IMAGES, CLASSES, SIZE, CROP, BATCH = 2000, 10, 256, 224, 32
 ROWS, COLUMNS, ROW_BATCH = 200_000, 20, 256
@@ -72,7 +72,7 @@ def _field(number: int, content: bytes) -> bytes:
 
 
 def _masked(content: bytes) -> bytes:
-    value = int(crc32c(np.frombuffer(content, np.uint8), 0, len(content)))
+    value = google_crc32c.value(content)
     return struct.pack("<I", ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 

@@ -10,6 +10,7 @@ import click
 import numpy as np
 
 from ..core.layout import Array
+from ..data.files import first_bytes, foreign
 from ..errors import DataError
 from ..plan.options import examples
 
@@ -80,15 +81,22 @@ def _read(path: Path) -> Array | Mapping[str, Array]:
         DataError: The file cannot be read, is not a .npy or .npz file, or has values that are not numbers.
     """
     try:
-        loaded = np.load(path, allow_pickle=False)
-        arrays = loaded if isinstance(loaded, np.ndarray) else dict(loaded)
+        with open(path, "rb") as file:
+            loaded = np.load(file, allow_pickle=False)
+            arrays = loaded if isinstance(loaded, np.ndarray) else dict(loaded)
+            if isinstance(loaded, np.ndarray) and file.read(1):
+                raise ValueError("there are bytes after the array")
     except OSError as error:
         raise DataError(f"--input {path} cannot be read: {error.strerror or error}") from error
     except Exception as error:
-        reason = " ".join(str(error).split())
+        reason, what = " ".join(str(error).split()), foreign(first_bytes(path))
+        if what is not None and not what.startswith(("is a NumPy", "is a zip")):
+            raise DataError(f"--input {path} {what}") from error
         if "pickle" in reason:  # for files of other formats, NumPy suggests unpickling
             reason = "save arrays of numbers with numpy.save; images must be decoded first"
         raise DataError(f"--input {path} is not a .npy or .npz file of numbers: {reason}") from error
+    if isinstance(arrays, dict) and not arrays:
+        raise DataError(f"--input {path} has no arrays: must have at least one")
     kinds = {array.dtype.kind for array in (arrays.values() if isinstance(arrays, dict) else [arrays])}
     if not kinds <= set("biuf"):
         raise DataError(f"--input {path} has values that are not numbers: must have integers or floating-point numbers")

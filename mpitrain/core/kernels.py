@@ -103,27 +103,6 @@ def prefetch(typing_context: Any, row: Any, index: Any) -> Any:
     return types.void(row, index), generate
 
 
-_pread: Any = types.ExternalFunction("pread", types.intp(types.int32, types.intp, types.uintp, types.int64))
-
-
-_INTERRUPTIONS = 16  # maximum number of failed reads, such as reads that signals interrupt
-
-
-@kernel
-def read_file(file: int, offset: int, out: Array, start: int, size: int) -> bool:
-    """Read ``size`` bytes of a file, given its descriptor, to ``out[start:]``; return whether all were read."""
-    done, failures = 0, 0
-    while done < size:
-        count = _pread(file, out.ctypes.data + start + done, size - done, offset + done)
-        if count < 0 and failures < _INTERRUPTIONS:
-            failures += 1
-        elif count <= 0:
-            return False
-        else:
-            done += count
-    return True
-
-
 @kernel
 def sum_rows(rows: Array, order: Array, start: int, stop: int, scale: float, out: Array) -> None:
     """Set out = scale * (rows[order[0]] + rows[order[1]] + ...)[start:stop], added in that order.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from ..errors import DataError
 from .example_errors import errors_named, why_not_collated
 from .random_numbers import generator_at, seed_all
-from .trees import Allocate, Columns, Stacked, check_alike, stack
+from .trees import Allocate, Stacked, check_alike, stack
 
 
 class Examples(Protocol):
@@ -45,12 +45,12 @@ class ExampleBatches:
 
     def collated(self, examples: Iterable[Any], indices: list[int], allocate: Allocate) -> Any:
         """Return a batch of these examples; see ``DatasetSplit.load``."""
-        if self.collate is stack and not isinstance(examples, Columns):
-            return self._stacked(examples, indices, allocate)
-        return self._collated(examples, indices)
+        return (
+            self._stacked(examples, indices, allocate) if self.collate is stack else self._collated(examples, indices)
+        )
 
     def _collated(self, examples: Iterable[Any], indices: list[int]) -> Any:
-        several: Any = examples if isinstance(examples, Columns) else list(examples)
+        several = list(examples)
         try:
             return self.collate(several)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -78,10 +78,7 @@ class ExampleBatches:
             return self._one_after_another(None, indices, seed, position)
         seed_all(seed, position)
         with errors_named(self.dataset, self.source, indices):
-            examples: Sequence[Any] = fetch(indices)
-            if isinstance(examples, Columns) and not self.transforms:
-                return examples
-            examples = list(examples)
+            examples: list[Any] = list(fetch(indices))
         return self._one_after_another(examples, indices, seed, position) if self.transforms else examples
 
     def _one_after_another(

@@ -40,28 +40,6 @@ def part_of(tree: Any, start: int, stop: int) -> Any:
     return map_children(lambda item: part_of(item, start, stop), tree)
 
 
-class Columns(Sequence[dict[str, Any]]):
-    """Examples that are dicts of arrays or byte strings, stored in the form of their batch.
-
-    Args:
-        columns: By name, arrays with one dimension more, and lists of byte strings; all have the same length, not 0.
-
-    Attributes:
-        columns: As given.
-    """
-
-    def __init__(self, columns: dict[str, Any]) -> None:
-        self.columns = columns
-
-    def __len__(self) -> int:
-        return len(next(iter(self.columns.values())))
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        return {name: column[index] for name, column in self.columns.items()}
-
-
 def stack(examples: Sequence[Any], allocate: Allocate = np.empty) -> Any:
     """Return a batch: arrays with one dimension more, in the same tuples and dicts; strings become a list.
 
@@ -71,8 +49,6 @@ def stack(examples: Sequence[Any], allocate: Allocate = np.empty) -> Any:
     Raises:
         TypeError, ValueError: The examples differ in structure, kind or shape.
     """
-    if isinstance(examples, Columns):
-        return examples.columns
     batch = Stacked(examples[0], len(examples), allocate)
     for place, example in enumerate(examples):
         check_alike(examples[0], example)

@@ -16,7 +16,7 @@ from ..data.arrays import from_arrays
 from ..data.batch import Batch, CollatedBatch
 from ..data.split import DatasetSplit, Split
 from ..data.streams import StreamSplit
-from ..data.trees import Columns, check_alike, describe, leaves, map_children, stack
+from ..data.trees import check_alike, describe, leaves, map_children, stack
 from ..errors import DataError, JobError
 
 # Names of the label in examples that are dicts; the first that exists is used.
@@ -149,10 +149,7 @@ class _OneByOne:
 
 
 def _collate(examples: Any) -> Any:
-    """Return a batch of tensors: by torch's ``default_collate``, unless the examples are the columns of a batch."""
-    if isinstance(examples, Columns):
-        columns = examples.columns.items()
-        return {name: torch.from_numpy(item) if isinstance(item, np.ndarray) else item for name, item in columns}
+    """Return a batch of tensors, made by torch's ``default_collate``."""
     for example in examples:
         check_alike(examples[0], example)  # default_collate takes the keys and types of the first example
     if any(isinstance(leaf, np.integer) for leaf in leaves(examples[0])):

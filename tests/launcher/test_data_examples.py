@@ -1,4 +1,4 @@
-"""The example jobs of the guide "Data" train; two of them train on files that they have written."""
+"""The example jobs of the guide "Data" train; two train on files that they have written. Files that change."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ..support.launch import ROOT, Mpi, run
+from ..support.launch import ROOT, Mpi, one_line, run
 
 
 def validation(run_dir: Path) -> dict[str, float]:
@@ -33,3 +33,48 @@ def test_an_example_trains(
     flags = [str(tmp_path / flag) if flag == written else flag for flag in flags]
     openmpi.train(2, job, "--train-steps", "60", "--run-dir", tmp_path / "run", *flags)
     assert validation(tmp_path / "run")[f"validation_{metric}"] > least
+
+
+TABLE_JOB = """
+from mpitrain import Job, data, nn, optim
+
+def job(rate: float = 0.1) -> Job:
+    split = data.csv("part-*.csv", label="y")
+    return Job(model=nn.Dense(1, 1), loss=nn.MeanSquaredError(), optimizer=optim.sgd(rate), train=split, batch_size=2)
+"""
+
+
+def write_parts(folder: Path, *values: float) -> None:
+    for number, value in enumerate(values):
+        rows = "".join(f"{value + row},{row}\n" for row in range(8))
+        (folder / f"part-{number}.csv").write_text("x,y\n" + rows)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("values", [(0, 1, 2), (0,), (0, 10)])
+def test_a_run_does_not_resume_on_other_data(openmpi: Mpi, tmp_path: Path, values: tuple[float, ...]) -> None:
+    """A file more, a file less, and a file with values of another length."""
+    (tmp_path / "job.py").write_text(TABLE_JOB)
+    write_parts(tmp_path, 0, 1)
+    words = ["-m", "mpitrain", "train", "job.py", "--run-dir", "run", "--train-steps"]
+    for steps, rate in (("2", "0.1"), ("4", "0.05")):  # options may change
+        done = openmpi.run(2, *words, steps, "--rate", rate, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    for path in tmp_path.glob("part-*"):
+        path.unlink()
+    write_parts(tmp_path, *values)
+    done = openmpi.run(2, *words, "6", cwd=tmp_path)
+    assert done.returncode == 2 and "training data" in one_line(done.stderr)
+    done = openmpi.run(2, *words[:-2], "other", "--init-from", "run", "--train-steps", "1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_hosts_with_other_files_are_refused(openmpi: Mpi, tmp_path: Path) -> None:
+    """Each rank has its own folder, in which the first examples are the same."""
+    for rank, values in enumerate([(0, 1), (0, 1, 2)]):
+        (tmp_path / str(rank)).mkdir()
+        write_parts(tmp_path / str(rank), *values)
+    job = TABLE_JOB.replace('"part', 'os.environ["OMPI_COMM_WORLD_RANK"] + "/part')
+    (tmp_path / "job.py").write_text("import os\n" + job)
+    done = openmpi.run(2, "-m", "mpitrain", "train", "job.py", "--run-dir", "run", cwd=tmp_path)
+    assert done.returncode != 0 and "training examples" in one_line(done.stderr)

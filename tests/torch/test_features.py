@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 import torch
 from torch import Tensor, nn
@@ -17,7 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from mpitrain import Job, data, optim
 from mpitrain.data.batch import Batch
 from mpitrain.data.split import Split
-from mpitrain.errors import JobError
+from mpitrain.errors import DataError, JobError
 from mpitrain.pytorch import linear
 from mpitrain.pytorch.batches import as_split
 
@@ -159,6 +162,42 @@ def test_a_module_may_compute_its_loss(how: str, as_dict: bool) -> None:
     np.testing.assert_array_equal(ours.params, other.params)
     batch = records_batch(records)
     assert ours.model.evaluate(batch)[0] == other.model.evaluate(batch)[0]
+
+
+@pytest.mark.parametrize(
+    ("pair", "turn"),
+    [
+        (pair, turn)
+        for turn in (1, -1)
+        for pair in [
+            ({"x": 1.0, "label": 1}, {"x": 1.0, "label": 1, "more": 2}),
+            ((torch.ones(2), 1), (torch.ones(2), 1.5)),
+            ((torch.ones(2), 1), (torch.ones(3), 1)),
+            ((torch.ones(2), 1), (torch.ones(2, dtype=torch.int64), 1)),
+            ((np.ones(2), 1), (np.ma.masked_equal(np.ones(2), 1), 1)),
+            ((np.ones(2), "a"), (np.ones(2), 1)),
+        ]
+    ],
+)
+def test_torch_collates_examples_that_are_alike(pair: tuple[Any, Any], turn: int) -> None:
+    first, second = pair[::turn]
+    split = as_split([first, first, second])
+    with pytest.raises(DataError, match="example 0") as caught:
+        split.load(np.arange(3), 0, 0)
+    assert "\n" not in str(caught.value)
+
+
+def test_integers_without_dimensions_are_int64(tmp_path: Path) -> None:
+    table = pa.table({"x": pa.array([[1.0], [2.0]], pa.list_(pa.float32())), "label": pa.array([1, 0], pa.int8())})
+    pa.parquet.write_table(table, tmp_path / "t.parquet")
+    batch = as_split(data.parquet(tmp_path / "t.parquet")).load(np.arange(2), 0, 0).examples
+    assert (batch["x"].dtype, batch["label"].dtype) == (torch.float32, torch.int64)
+
+
+def test_integers_beyond_int64_are_refused() -> None:
+    job = Job(nn.Linear(1, 1), nn.MSELoss(), optim.sgd(0.1), data.from_arrays(np.uint64([[2**63]]), np.ones((1, 1))))
+    with pytest.raises(DataError, match=str(2**63)):
+        Local(lambda: job, batch_size=1).train()
 
 
 def records_batch(records: Records) -> Batch:
