@@ -263,24 +263,33 @@ def _labelled(
     rng: Rng, folder: Path, open_split: Any, suffix: str, write: Callable[..., None], names: Sequence[str]
 ) -> Case:
     """Return columns of numbers, read as arrays."""
-    count, path = 10, folder / f"numbers.{suffix}"
-    kinds = [pick(rng, NUMBERS) for _ in names]
+    count, kinds = 10, [pick(rng, NUMBERS) for _ in names]
     label = pick(rng, [pa.int8(), pa.int64(), pa.float32(), pa.uint8(), pa.bool_(), pa.list_(pa.float32(), 3)])
     wide = rng.random() < 0.3
-    columns = {name: _numbers(rng, pa.list_(kind, 2) if wide else kind, count) for name, kind in zip(names, kinds)}
-    labels = _numbers(rng, label, count)
-    write(rng, path, pa.table({**columns, "target": labels}))
+    columns = {
+        name: _numbers(rng, pa.list_(kind, 2) if wide else kind, count)
+        for name, kind in zip(names, kinds, strict=True)
+    }
+    columns["target"] = _numbers(rng, label, count)
+    paths, stops = [], sorted({count, *(rng.integers(0, count, 2) if rng.random() < 0.4 else [])})
+    for start, stop in zip([0, *stops], [*stops, stops[-1]] if rng.random() < 0.3 else stops, strict=False):
+        paths.append(folder / f"numbers-{len(paths)}.{suffix}")
+        write(rng, paths[-1], pa.table(columns).slice(start, stop - start))
 
     def read() -> Any:
-        split = open_split(path, columns=names, label="target")
+        split = open_split(paths, columns=names, label="target")
         batch, part = split.read_batch(0, count), split.read_batch(3, 8)
         assert np.array_equal(part.examples, batch.examples[3:8], equal_nan=True), "read_batch(3, 8) differs"
         return [np.concatenate([batch.examples, np.reshape(batch.labels, (count, -1))], 1).tolist(), batch.labels.dtype]
 
-    rows = [[*np.ravel([column[i].as_py() for column in columns.values()]).tolist()] for i in range(count)]
-    values = [[*row, *np.ravel(labels[i].as_py()).tolist()] for i, row in enumerate(rows)]
-    expected = [[[_number(value) for value in row] for row in values], _label_dtype(label)]
-    return Case([path], read, expected, f"{', '.join(map(str, kinds))} with label {label}")
+    values = [np.ravel([value for column in columns.values() for value in _flat(column[i])]) for i in range(count)]
+    expected = [[[_number(value) for value in row.tolist()] for row in values], _label_dtype(label)]
+    return Case(paths, read, expected, f"{', '.join(map(str, kinds))} with label {label}, {len(paths)} files")
+
+
+def _flat(scalar: Any) -> list[Any]:
+    value = scalar.as_py()
+    return list(value) if isinstance(value, list) else [value]
 
 
 def _label_dtype(kind: Any) -> Any:
@@ -419,19 +428,20 @@ def csv_files(rng: Rng, folder: Path) -> Case:
 def _labelled_csv(rng: Rng, folder: Path, names: list[str], delimiter: str) -> Case:
     """Return shards of numbers, of which some have whole numbers where others have decimals."""
     paths, expected, kinds = [], [], [pick(rng, ["int", "float", "bool"]) for _ in names]
+    sizes = pick(rng, [[5, 5, 5], [5, 0, 3], [5, 1, 0], [0, 5, 5]])
     for shard in range(3):
         columns = {}
         for name, kind in zip(names, kinds):
-            values = rng.integers(0, 100, 5)
+            values = rng.integers(0, 100, sizes[shard])
             columns[name] = values + 0.5 * (kind == "float" and shard > 0) if kind != "bool" else values > 50
-        frame = pd.DataFrame(columns).assign(target=rng.integers(0, 9, 5))
+        frame = pd.DataFrame(columns).assign(target=rng.integers(0, 9, sizes[shard]))
         expected += [[_number(float(value)) for value in row] for row in zip(*(frame[name] for name in [*names, "target"]))]
         paths.append(folder / f"{shard}.csv")
         frame[[str(name) for name in rng.permutation(frame.columns)]].to_csv(paths[-1], index=False, sep=delimiter)
 
     def read() -> Any:
-        batch = data.csv(paths, columns=names, label="target", delimiter=delimiter).read_batch(0, 15)
+        batch = data.csv(paths, columns=names, label="target", delimiter=delimiter).read_batch(0, sum(sizes))
         return np.concatenate([batch.examples, batch.labels[:, None]], 1).tolist()
 
-    return Case(paths, read, expected, f"shards of {', '.join(kinds)}, {delimiter!r}")
+    return Case(paths, read, expected, f"shards of {', '.join(kinds)}, {sizes} rows, {delimiter!r}")
 
