@@ -1,7 +1,6 @@
 """Sphinx configuration."""
 
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +35,6 @@ maximum_signature_line_length = 100
 add_module_names = False
 napoleon_attr_annotations = False  # signatures show the types
 TypeAliasForwardRef.__repr__ = lambda self: self.name  # how Sphinx prints these names in unions
-warnings.filterwarnings("ignore", category=FutureWarning)  # autodoc reads names of version 0.1
-
-
-def skip_renamed(app: object, what: str, name: str, member: object, skip: bool, options: object) -> bool:
-    """Omit former names of methods."""
-    return skip or (what == "class" and getattr(member, "__name__", name) != name)
 
 
 def simplify(app: object, what: str, name: str, member: object, options: object, given: Any, returned: Any) -> Any:
@@ -63,7 +56,6 @@ def drop_empty_defaults(app: object, ctx: object, lines: list[str]) -> None:
 
 
 def setup(app: Any) -> None:
-    app.connect("autodoc-skip-member", skip_renamed)
     app.connect("autodoc-process-signature", simplify)
     app.connect("autodoc-process-docstring", check, priority=501)  # after napoleon
     app.connect("sphinx-click-process-options", drop_empty_defaults)

@@ -10,7 +10,6 @@ import numpy as np
 
 from . import ops as cpu_ops
 from .layout import Array, Shape
-from .renamed import Renamed
 from .winograd import WinogradConvolutions
 
 
@@ -64,7 +63,6 @@ class Cpu:
     xp: Any = np
     compute_dtype: np.dtype[Any] | None = None
     ops: Any = cpu_ops
-    apart, narrow, form = Renamed("is_gpu"), Renamed("compute_dtype"), Renamed("dispatch")
     # A block of windows is written and then read by products. Measured with 1 MiB of L2: smaller blocks have visible
     # call overhead, larger ones are not faster.
     block_bytes: int = 1 << 20

@@ -1,6 +1,5 @@
 """Data sets: storage of examples, their order, and batches."""
 
-from ..core.renamed import warn
 from . import orders
 from .arrays import from_arrays
 from .batch import Batch, BatchSource
@@ -44,10 +43,3 @@ __all__ = [
     "webdataset",
     "windows",
 ]
-
-
-def __getattr__(name: str) -> object:
-    if name == "Resident":
-        warn("mpitrain.data.Resident", "InMemory")
-        return InMemory
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -24,7 +24,6 @@ from cupy.cuda.memory import OutOfMemoryError
 from cupy_backends.cuda.libs import cublas
 
 from ..core.layout import Array, Shape
-from ..core.renamed import Renamed
 from ..errors import DeviceError
 from . import ops as gpu_ops
 from .cpu_fallback import CpuFallback
@@ -94,7 +93,6 @@ class Gpu:
     is_gpu: bool = True
     xp: Any = cupy
     ops: Any = gpu_ops
-    apart, narrow, form = Renamed("is_gpu"), Renamed("compute_dtype"), Renamed("dispatch")
     block_bytes: int = _WINDOW_BYTES
     multiplies_bias: bool = False
 

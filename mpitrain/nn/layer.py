@@ -10,7 +10,6 @@ import numpy as np
 
 from ..core.device import CPU, Device
 from ..core.layout import Array, Kind, Layout, Shape
-from ..core.renamed import Renamed, class_option
 
 #: A function of a random generator and a shape that returns initial values of that shape.
 Initializer = Callable[[np.random.Generator, Shape], Array]
@@ -101,8 +100,8 @@ class Layer:
 
     def __init_subclass__(cls) -> None:
         """Reset ``supports_amp`` in classes that override a method; they must declare support themselves."""
-        if not {"forward", "backward", "supports_amp", "mixed"}.isdisjoint(vars(cls)):
-            cls.supports_amp = class_option(cls, "supports_amp", old="mixed")
+        if not {"forward", "backward"}.isdisjoint(own := vars(cls)):
+            cls.supports_amp = bool(own.get("supports_amp", False))
 
     def build(self, shape: Shape) -> Shape:
         """Declare parameters for inputs of ``shape`` (of one example); return the output's shape.
@@ -166,9 +165,6 @@ class Layer:
     def activations(self, tag: str, shape: Shape, fill: float | None = None) -> Array:
         """Return a ``buffer`` in the layer's compute type."""
         return self.buffer(tag, shape, self.compute_dtype, fill)
-
-    form, taken, widened = Renamed("dispatch"), Renamed("cast_input"), Renamed("cast_output")
-    operand, narrow, mixed = Renamed("cast_param"), Renamed("compute_dtype"), Renamed("supports_amp")
 
     def _cast(self, array: Array, tag: str, dtype: Any) -> Array:
         out = self.buffer(tag, array.shape, dtype)

@@ -7,7 +7,6 @@ from typing import Any
 
 from ..core.device import CPU, Device
 from ..core.layout import Array, Shape
-from ..core.renamed import Renamed, class_option
 from ..errors import JobError
 
 
@@ -27,12 +26,11 @@ class Loss:
     device: Device = CPU
     scale: Array | None = None
     supports_amp = False
-    mixed = Renamed("supports_amp")
 
     def __init_subclass__(cls) -> None:
         """Reset ``supports_amp`` in classes that override a method; they must declare support themselves."""
-        if not {"__call__", "evaluate", "supports_amp", "mixed"}.isdisjoint(vars(cls)):
-            cls.supports_amp = class_option(cls, "supports_amp", old="mixed")
+        if not {"__call__", "evaluate"}.isdisjoint(own := vars(cls)):
+            cls.supports_amp = bool(own.get("supports_amp", False))
 
     def __init__(self) -> None:
         self._gradients: dict[tuple[Shape, str], Array] = {}

@@ -13,7 +13,6 @@ import numpy as np
 from ..comm.cluster import Cluster
 from ..core import activity
 from ..core.layout import Array
-from ..core.renamed import Renamed, logged
 from ..data import BatchSource
 from ..models.accumulation import GradientAccumulation
 from ..models.base import Model
@@ -169,9 +168,6 @@ class Loop:
     def training_s(self) -> float:
         """Seconds since the beginning of training, without validation and saving."""
         return time.perf_counter() - self._began - self._paused_s
-
-    position, say = Renamed("data_cursor"), logged("TrainingLoop.say")
-    layout, step_examples = Renamed("plan.layout"), Renamed("plan.step_examples")
 
     def stop(self, reason: str = "requested by a hook") -> None:
         """Finish training early; all workers stop soon. Local; one rank is enough."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-from mpitrain import checkpoint, data, nn
+from mpitrain import checkpoint
 from mpitrain.checkpoint import Checkpoint
-from mpitrain.core.device import CPU
 from mpitrain.core.layout import Layout
 from mpitrain.monitor import heartbeat
 from mpitrain.plan.job import load_job_file
@@ -61,32 +59,3 @@ def test_config_gives_the_same_options() -> None:
     options = [*run_options(), *job_options(path, load_job_file(path))]
     values = read_config_file(RUN / "config.toml", options)
     assert (values["batch_size"], values["train_steps"], values["hidden_units"]) == (6, 20, 4)
-
-
-def test_former_names_in_job_files_warn_and_work() -> None:
-    with pytest.warns(FutureWarning, match="supports_amp"):
-
-        class Old(nn.Layer):
-            mixed = True
-
-    assert Old.supports_amp
-    with pytest.warns(FutureWarning, match="cast_input"):
-        assert Old().taken(np.ones(2), "x").tolist() == [1, 1]
-
-
-@pytest.mark.parametrize(
-    ("owner", "former", "current"),
-    [
-        (nn.ReLU(), "mixed", "supports_amp"),
-        (nn.ReLU(), "narrow", "compute_dtype"),
-        (nn.SoftmaxCrossEntropy(), "mixed", "supports_amp"),
-        (CPU, "apart", "is_gpu"),
-        (CPU, "narrow", "compute_dtype"),
-        (CPU, "form", "dispatch"),
-        (data, "Resident", "InMemory"),
-    ],
-)
-def test_a_former_name_warns_where_it_is_used(owner: object, former: str, current: str) -> None:
-    with pytest.warns(FutureWarning, match=current) as caught:
-        assert getattr(owner, former) == getattr(owner, current)
-    assert caught[0].filename == __file__
