@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from environment import use_this_checkout
 
 BENCH = Path(__file__).parent
@@ -122,6 +121,7 @@ def outcome(make: Any, peers: Any, seed: int, name: str, number: int, is_damaged
 def child(pipe: Connection, seed: int, python: str) -> None:
     """Run cases until the pipe ends."""
     warnings.simplefilter("ignore")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # libtiff prints what is wrong with images
     sys.path.insert(0, str(BENCH))
     from format_cases.values import Peers
 
@@ -172,7 +172,11 @@ class Child:
 
 def signature(details: str) -> str:
     """Return what faults of one kind have in common: the text without names, numbers and what is special."""
-    text = re.sub(r"'[^']*'|/[^,:]*?(?=[ :,])|[-+\d.]+", "_", details.partition("\n")[0].partition(" (")[0])
+    text = re.sub(
+        r"'[^']*'|/[^,:]*?(?=[ :,])|[-+\d.]+",
+        "_",
+        details.partition("\n")[0].partition(" (")[0].partition(": array(")[0],
+    )
     return re.sub(r"^[^:]*: (?=\w)", "", text)[:140]
 
 

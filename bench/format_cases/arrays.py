@@ -228,9 +228,9 @@ def hdf5(rng: Rng, folder: Path) -> Case:
 
     def read() -> Any:
         split = data.hdf5(path, *names)
-        part = split.read_batch(1, count)
-        batch = split.read_batch(0, count)
-        assert part.examples.tobytes() == batch.examples[1:].tobytes(), "read_batch(1, n) differs"
+        part, batch = split.read_batch(1, len(split)), split.read_batch(0, len(split))
+        if part.examples.tobytes() != batch.examples[1:].tobytes():
+            return "a part differs from the whole"
         return [batch.examples, batch.labels]
 
     chunks = [chunk for name in names for chunk in _checked_chunks(path, name)]

@@ -1,6 +1,6 @@
-"""Writes and reads files with webdataset and TensorFlow, for ``bench/formats.py``: a request and its answer are pickled.
+"""Writes and reads files with webdataset and TensorFlow, for ``bench/formats.py``.
 
-The requests come on standard input, the answers go to standard output.
+A request and its answer are pickled: requests come on standard input, answers go to standard output.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def read_tar(path: str) -> list[dict[str, Any]]:
 
     with open(path, "rb") as stream:
         samples = list(group_by_keys(tar_file_expander([{"url": path, "stream": stream}])))
-    return [{key: item for key, item in sample.items() if key not in ("__url__", "__local_path__")} for sample in samples]
+    return [
+        {key: item for key, item in sample.items() if key not in ("__url__", "__local_path__")} for sample in samples
+    ]
 
 
 def _feature(value: list[Any]) -> Any:
