@@ -9,6 +9,7 @@ import numpy as np
 
 from ..core.layout import Array, Shape
 
+_SCALARS = (bool, int, float, str, bytes)
 Allocate = Callable[[Shape, Any], Array]  # takes a shape and a data type
 
 
@@ -66,7 +67,7 @@ class Stacked:
     """
 
     def __init__(self, first: Any, count: int, allocate: Allocate) -> None:
-        self._first, self._allocate = first, allocate
+        self._allocate = allocate
         self._parts: Any = None  # parts of a tuple or dict
         self._batch: Any = None  # a list of strings, or an array
         if isinstance(first, (tuple, Mapping)):
@@ -83,10 +84,10 @@ class Stacked:
         Raises:
             ValueError: The example differs from the first one in shape.
         """
-        if isinstance(self._first, Mapping):
+        if isinstance(self._parts, dict):
             for name, part in self._parts.items():
                 part.set(place, example[name])
-        elif isinstance(self._first, tuple):
+        elif self._parts is not None:
             for part, item in zip(self._parts, example, strict=True):
                 part.set(place, item)
         elif isinstance(self._batch, list):
@@ -125,6 +126,9 @@ def check_alike(first: Any, other: Any) -> None:
     Raises:
         TypeError: The structure or a kind differs.
     """
+    same_type = type(first) is type(other)
+    if same_type and (type(first) in _SCALARS or (type(first) is np.ndarray and first.dtype == other.dtype)):
+        return
     if isinstance(first, Mapping):
         alike = isinstance(other, Mapping) and first.keys() == other.keys()
         if alike:
