@@ -108,7 +108,7 @@ bench-env: env .venv-torch/.done .venv-intel/.done .venv-tensorflow/.done .venv-
 
 .venv-input/.done:
 	$(PYTHON) -m venv .venv-input
-	.venv-input/bin/$(PIP) datasets pillow 'tensorflow-cpu' 'torch==2.13.0'
+	.venv-input/bin/$(PIP) datasets h5py pandas pillow 'tensorflow-cpu' 'torch==2.13.0' webdataset
 	touch $@
 
 .venv-tensorflow/.done:
