@@ -1,5 +1,6 @@
 """Data in HDF5 files."""
 
+import contextlib
 import errno
 import gzip
 import os
@@ -139,6 +140,14 @@ class TestSources:
         split = data.hdf5(folder / "t.h5", "link")
         os.utime(folder / "t.h5", ns=(1, 1))
         assert str(folder / "t.h5") in message(lambda: split.read_batch(0, 4))
+
+    def test_damage_is_one_line(self, folder: Path) -> None:
+        content = (folder / "source.h5").read_bytes()
+        for place in range(0, len(content), 3):
+            (folder / "source.h5").write_bytes(content[:place] + bytes([content[place] ^ 255]) + content[place + 1 :])
+            with contextlib.suppress(DataError):
+                split = data.hdf5(folder / "source.h5", "d", "d")
+                split.read_batch(0, len(split))
 
     def test_what_the_file_is_instead(self, tmp_path: Path) -> None:
         (tmp_path / "a").write_bytes(gzip.compress(b"x"))

@@ -221,6 +221,24 @@ class TestRangesOfPixels:
         content = saved(Image.fromarray(pixels(0)), "JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff")
         assert data.decode_image(content).shape == (6, 4, 3)
 
+    @pytest.mark.parametrize("size", [None, (8, 8)])
+    @pytest.mark.parametrize("place", [-30, -60])
+    def test_the_checksums_of_png_files(self, place: int, size: tuple[int, int] | None) -> None:
+        content = bytearray(png(pixels(0, 20, 20)))
+        content[place] ^= 1
+        with pytest.raises(OSError, match="."):
+            data.decode_image(bytes(content), size=size)
+
+    @pytest.mark.parametrize("kind", ["AVIF", "JPEG", "TIFF", "GIF", "BMP", "WEBP", "JPEG2000", "PPM"])
+    def test_damage_is_an_os_error(self, kind: str) -> None:
+        content = saved(Image.fromarray(pixels(0, 30, 30)), kind)
+        for place in range(0, len(content), 7):
+            damaged = content[:place] + bytes([content[place] ^ 255]) + content[place + 1 :]
+            for part in (damaged, content[:place]):
+                with contextlib.suppress(OSError, ValueError), warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    data.decode_image(part)
+
     @pytest.mark.parametrize(
         ("content", "word"), [(b"\x1f\x8b\x08\0", "gzip"), (b"<!DOCTYPE html>", "HTML"), (b"", "not")]
     )

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mpitrain import data
+from mpitrain.errors import DataError
 
 from ...support.examples import refused
 
@@ -104,10 +105,41 @@ class TestTypesOfValues:
             assert own == {**{name: column[row] for name, column in values.items()}, "category": "xyx"[row]}
 
     def test_nanoseconds_and_tensors(self, tmp_path: Path) -> None:
-        times = pa.array([1, None], pa.timestamp("ns", "UTC"))
+        time = pa.timestamp("ns", "UTC")
+        columns = {
+            "time": pa.array([1, None], time),
+            "of day": pa.array([1234567891, 2], pa.time64("ns")),
+            "list": pa.array([[1, None], []], pa.list_(time)),
+            "struct": pa.array([{"a": 1}, None], pa.struct([("a", pa.duration("ns"))])),
+            "map": pa.array([[(1, 1)], []], pa.map_(time, time)),
+        }
         tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(12, dtype=np.float32).reshape(2, 2, 3))
-        row = data.arrow(write(tmp_path / "t.arrow", pa.table({"time": times, "tensor": tensors}))).dataset[0]
-        assert row["time"] == np.datetime64(1, "ns") and row["tensor"].tolist() == [[0, 1, 2], [3, 4, 5]]
+        row = data.arrow(write(tmp_path / "t.arrow", pa.table({**columns, "tensor": tensors}))).dataset[0]
+        one, span = np.datetime64(1, "ns"), np.timedelta64(1, "ns")
+        assert (row["time"], row["of day"], row["list"]) == (one, np.timedelta64(1234567891, "ns"), [one, None])
+        assert (row["struct"], row["map"]) == ({"a": span}, {one: one})
+        assert row["tensor"].tolist() == [[0, 1, 2], [3, 4, 5]]
+
+    @KINDS
+    def test_values_that_python_cannot_hold_are_named(self, kind: str, tmp_path: Path) -> None:
+        far = pa.array([253402300800], pa.timestamp("s"))  # the year 10000
+        path = write(tmp_path / f"t.{kind}", pa.table({"far": far, "x": [1]}))
+        split = READERS[kind](path)
+        with pytest.raises(DataError, match="far") as caught:
+            split.dataset[0]
+        assert str(path) in str(caught.value) and READERS[kind](path, ["x"]).dataset[0] == {"x": 1}
+
+    @pytest.mark.parametrize("kind", ["list<item: string_view>", "map<string, string_view>", "struct<a: string_view>"])
+    def test_views_in_lists(self, kind: str, tmp_path: Path) -> None:
+        view = pa.string_view()
+        type_, value = {
+            "list": (pa.list_(view), ["a", "b"]),
+            "map": (pa.map_(pa.string(), view), {"a": "b"}),
+            "struct": (pa.struct([("a", view)]), {"a": "b"}),
+        }[kind.split("<")[0]]
+        given = [*value.items()] if kind.startswith("map") else value
+        path = write(tmp_path / "t.arrow", pa.table({"v": pa.array([given, given], type_)}))
+        assert str(type_) == kind and data.arrow(path).dataset.__getitems__([1, 0]) == [{"v": value}] * 2
 
     def test_a_batch_has_the_types(self, tmp_path: Path) -> None:
         table = pa.table({"x": pa.array([[1.0], [2.0]], pa.list_(pa.float32())), "label": pa.array([1, 0], pa.int8())})
@@ -127,6 +159,11 @@ class TestTypesOfValues:
         path = write(tmp_path / f"t.{kind}", pa.table({"id": column, "z": [0.5, 1.5], "y": [0, 1]}))
         refused("row 1: id", READERS[kind](path, label="y").read_batch, 0, 2)
         assert READERS[kind](path, ["id"], "y").read_batch(0, 2).examples[:, 0].tolist() == column.to_pylist()
+
+    @KINDS
+    def test_booleans_beside_decimals(self, kind: str, tmp_path: Path) -> None:
+        path = write(tmp_path / f"t.{kind}", pa.table({"b": [True, False], "z": [0.5, 1.5], "y": [0, 1]}))
+        assert READERS[kind](path, label="y").read_batch(0, 2).examples.tolist() == [[1, 0.5], [0, 1.5]]
 
     def test_labels_are_numbers(self, tmp_path: Path) -> None:
         table = pa.table({"x": [1, 2], "bool": [True, False], "nan": [0.0, float("nan")], "null": [1, None]})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from mpitrain import data
+from mpitrain.errors import DataError
 
 from ...support.examples import pixels, png, refused
 
@@ -110,7 +112,7 @@ class TestTarFilesOfOthers:
 
     @pytest.mark.parametrize("form", ["gnu", "posix", "oldgnu"])
     def test_sparse_files_and_long_names(self, tmp_path: Path, form: str) -> None:
-        name = "x" * 120 + "/" + "y" * 90 + ".npy"
+        name = "x" * 120 + "/" + "\u00e9" * 45 + ".npy"
         (tmp_path / name).parent.mkdir()
         values = np.zeros(1 << 20, np.float32)
         values[[0, -1]] = 1, 2
@@ -148,6 +150,14 @@ class TestTarFilesOfOthers:
         ]:
             path.write_bytes(damaged)
             refused(f"byte {place:,}" if place else path, data.webdataset, path)
+
+    def test_damaged_arrays_are_one_line(self, tmp_path: Path) -> None:
+        content = array(1)
+        for place in range(len(content)):
+            damaged = content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :]
+            split = data.webdataset(write(tmp_path / "a", {"0.npy": damaged}))
+            with contextlib.suppress(DataError):
+                split.dataset[0]
 
     def test_contents_are_decoded_whole_or_not(self, tmp_path: Path) -> None:
         big_endian, fortran = io.BytesIO(), io.BytesIO()
