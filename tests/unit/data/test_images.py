@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import struct
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -226,7 +228,7 @@ class TestRangesOfPixels:
     def test_the_checksums_of_png_files(self, place: int, size: tuple[int, int] | None) -> None:
         content = bytearray(png(pixels(0, 20, 20)))
         content[place] ^= 1
-        with pytest.raises(OSError, match="."):
+        with pytest.raises(OSError, match="broken|damaged|cannot|truncated"):
             data.decode_image(bytes(content), size=size)
 
     @pytest.mark.parametrize("kind", ["AVIF", "JPEG", "TIFF", "GIF", "BMP", "WEBP", "JPEG2000", "PPM"])
