@@ -228,7 +228,7 @@ class TestRangesOfPixels:
     def test_the_checksums_of_png_files(self, place: int, size: tuple[int, int] | None) -> None:
         content = bytearray(png(pixels(0, 20, 20)))
         content[place] ^= 1
-        with pytest.raises(OSError, match="broken|damaged|cannot|truncated"):
+        with pytest.raises(OSError, match=r"broken|damaged|cannot|truncated"):
             data.decode_image(bytes(content), size=size)
 
     @pytest.mark.parametrize("kind", ["AVIF", "JPEG", "TIFF", "GIF", "BMP", "WEBP", "JPEG2000", "PPM"])
