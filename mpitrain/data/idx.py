@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import math
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
+
+import numpy as np
 
 from ..core.layout import Array, Shape
 from ..errors import DataError
@@ -46,7 +49,7 @@ def read_header(path: Path, dimensions: int) -> Shape:
     Raises:
         DataError: The file is not an IDX file of bytes, or has another number of dimensions.
     """
-    with _open(path) as file:
+    with _opened(path) as file:
         return _header(path, file, dimensions)
 
 
@@ -56,63 +59,45 @@ def read_into(path: Path, start: int, stop: int, out: Array) -> None:
     Raises:
         DataError: The file is too short, too long, or corrupt.
     """
-    with _open(path) as file:
+    with _opened(path) as file:
         shape = _header(path, file, out.ndim)
-        entry = math.prod(shape[1:])
-        _skip(path, file, start * entry)
-        if _read(path, file, memoryview(out.reshape(-1))) != out.size:  # type: ignore[arg-type]
+        file.seek(start * math.prod(shape[1:]), 1)
+        content = file.read(out.size)
+        if len(content) != out.size:
             raise DataError(f"{path} is truncated: its header specifies {math.prod(shape):,} bytes of data")
         # Reading past the end also makes gzip verify its checksum.
-        if stop == shape[0] and _read(path, file, memoryview(bytearray(1))):
+        if stop == shape[0] and file.read(1):
             raise DataError(f"{path} is longer than the {math.prod(shape):,} bytes of data that its header specifies")
+    out[...] = np.frombuffer(content, np.uint8).reshape(out.shape)
 
 
-def _open(path: Path) -> IO[bytes]:
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    """Yield a file, decompressed if it begins like a gzip file."""
+    is_compressed = (foreign(first_bytes(path)) or "").startswith("is compressed with gzip")
     try:
-        is_compressed = (foreign(first_bytes(path)) or "").startswith("is compressed with gzip")
-        return gzip.open(path) if is_compressed else path.open("rb")  # type: ignore[return-value]
-    except OSError as error:
-        raise DataError(f"{path} cannot be opened: {error.strerror}") from error
+        with gzip.open(path) if is_compressed else path.open("rb") as file:
+            yield file  # type: ignore[misc]
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} cannot be read, or is corrupt or truncated: {error}") from error
 
 
 def _header(path: Path, file: IO[bytes], dimensions: int) -> Shape:
-    head = bytearray(4 + 4 * dimensions)
-    got = _read(path, file, memoryview(head))
-    if got < 4:
-        raise DataError(f"{path} is truncated: its {got} bytes are too short for a header")
+    head = file.read(4 + 4 * dimensions)
+    if len(head) < 4:
+        raise DataError(f"{path} is truncated: its {len(head)} bytes are too short for a header")
     zeros, kind, stored = struct.unpack(">HBB", head[:4])
     if zeros != 0 or kind != _UNSIGNED_BYTE:
-        if what := foreign(bytes(head)):
+        if what := foreign(head):
             raise DataError(f"{path} {what}")
         raise DataError(f"{path} is not an IDX file of bytes: it starts with {head[:4].hex()}, not 0000080{dimensions}")
     if stored != dimensions:
         names = {1: "labels", 3: "images"}
         content = names.get(stored, f"{stored}-dimensional data")
         raise DataError(f"{path} contains {content}, must contain {names[dimensions]}")
-    if got < len(head):
-        raise DataError(f"{path} is truncated: its {got} bytes are too short for a header")
+    if len(head) < 4 + 4 * dimensions:
+        raise DataError(f"{path} is truncated: its {len(head)} bytes are too short for a header")
     shape = struct.unpack(f">{dimensions}I", head[4:])
     if 0 in shape:
         raise DataError(f"{path} contains no data: its header specifies shape {shape}; replace the file")
     return shape
-
-
-def _skip(path: Path, file: IO[bytes], count: int) -> None:
-    try:
-        file.seek(count, 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} is corrupt or truncated: {error}") from error
-
-
-def _read(path: Path, file: IO[bytes], out: memoryview) -> int:
-    """Read until ``out`` is full or the file ends; return how many bytes were read."""
-    got = 0
-    try:
-        while got < len(out):
-            count = file.readinto(out[got:])  # type: ignore[attr-defined]
-            if not count:
-                break
-            got += count
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} is corrupt or truncated: {error}") from error
-    return got
