@@ -162,6 +162,8 @@ def _content(path: Path, encoding: str) -> Any:
     elif what:
         raise DataError(f"{path} {what}; data.csv reads text")
     if encoding == "utf-8":
+        if not np.frombuffer(content, np.uint8).all():
+            raise DataError(f"{path} has zero bytes: it is not text, or pass its encoding, such as encoding='utf-16'")
         _check_utf8(path, content)
         return content
     try:

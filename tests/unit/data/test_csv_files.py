@@ -76,7 +76,13 @@ class TestTexts:
 
     @pytest.mark.parametrize(
         ("content", "word"),
-        [(b"PK\3\4x", "zip"), (b"\n <!DOCTYPE html>\n", "HTML"), (b"PAR1\x15\4", "Parquet"), (b"", "0.csv")],
+        [
+            (b"PK\3\4x", "zip"),
+            (b"\n <!DOCTYPE html>\n", "HTML"),
+            (b"PAR1\x15\4", "Parquet"),
+            (b"a,b\n\0,1\n", "zero"),
+            (b"", "0.csv"),
+        ],
     )
     def test_other_files_are_named(self, content: bytes, word: str, tmp_path: Path) -> None:
         refused(word, data.csv, write(tmp_path, content))
