@@ -13,11 +13,23 @@ import numpy as np
 
 from ..core.layout import Array
 from ..errors import DataError
-from .files import Paths, UnchangedFile, describe, expand, file_of, left_out, names_and_sizes, one_line, starts_of
+from .files import (
+    Paths,
+    UnchangedFile,
+    describe,
+    expand,
+    file_of,
+    foreign,
+    left_out,
+    names_and_sizes,
+    one_line,
+    starts_of,
+)
 from .images import SUFFIXES, decode_image
 from .split import DatasetSplit
 from .tar_index import SPARSE, index, read_sparse
 
+_NUMPY = b"\x93NUMPY"
 _DECODERS: dict[str, Callable[[bytes], Any]] = {
     "cls": lambda content: int(content),
     "json": json.loads,
@@ -28,6 +40,8 @@ _DECODERS: dict[str, Callable[[bytes], Any]] = {
 
 def _array(content: bytes) -> Array:
     """Return the array of a ``.npy`` file, in this machine's byte order."""
+    if not content.startswith(_NUMPY):  # NumPy's error is about pickle
+        raise ValueError("it is not a NumPy file")
     file = io.BytesIO(content)
     array = np.load(file, allow_pickle=False)
     if file.read(1):
@@ -67,8 +81,10 @@ class TarFiles:
             try:
                 example[name] = _decoded(name, content) if self._decode else content
             except Exception as error:  # NumPy and Pillow raise errors of many types
+                why = None if content.startswith(_NUMPY) else foreign(content)
+                why = why or one_line(error)
                 raise DataError(
-                    f"{self.name_of(index)}.{name} cannot be decoded: {one_line(error)}; pass decode=False to get bytes"
+                    f"{self.name_of(index)}.{name} cannot be decoded: {why}; pass decode=False to get bytes"
                 ) from error
         return example
 
