@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ _BLOCK_BYTES = 2**31 - 1  # a file up to this size is parsed at once, so that ty
 _COMPRESSED = ("gzip", "bzip2", "zstd", "lz4")
 _CODECS = {"bzip2": "bz2"}
 _SEPARATORS = ";\t|"
+_INDEX = re.compile(r"(Unnamed: \d+(\.\d+)*)?")  # a name of pandas' index, written and read one or more times
 _EXACT = 2**53  # from here on float64 skips whole numbers
 
 
@@ -38,10 +40,15 @@ class CsvFile(TableFile):
     def __init__(self, path: Path, dialect: Dialect) -> None:
         self._path, self._dialect = path, dialect
         self._types: dict[str, Any] = {}
-        self._table: Any = self._parsed({})
+        try:
+            self._table: Any = self._parsed({})
+        except required("pyarrow", "csv").ArrowInvalid:
+            self._check_separator(first_bytes(path).partition(b"\n")[0].decode(errors="replace"))
+            raise
         names = self._table.schema.names
-        unnamed = [name for name in names if name == "" or name == "Unnamed: 0"]
-        index = unnamed if names[: len(unnamed)] == unnamed else []
+        index = [*itertools.takewhile(_INDEX.fullmatch, names)]
+        null = required("pyarrow", "csv").null()
+        index += [name for place, name in enumerate(names) if not name and self._table.schema.field(place).type == null]
         super().__init__(self._table.schema, [len(self._table)], self._columns, list(dict.fromkeys(index)))
         self._check_header([name for name in names if name not in index])
 
@@ -90,16 +97,23 @@ class CsvFile(TableFile):
                 options = csv.ReadOptions(use_threads=False, block_size=size)  # then messages contain the row number
                 return csv.read_csv(pa.BufferReader(content), options, parse, convert)
 
-    def _check_header(self, names: Sequence[str]) -> None:
-        """Check that the first line has the names of the columns, and that the delimiter is right."""
-        shown = names[0] if len(names) == 1 else ""
-        text = f"{shown} {self._table.column(0)[0] if self._table.num_rows and shown else ''}"
-        separator = next((mark for mark in _SEPARATORS if mark in text), None)
-        if separator is not None and self._dialect.delimiter == ",":
+    def _check_separator(self, line: str) -> None:
+        """Check that values in a line with one column are not separated by another character."""
+        separator = next((mark for mark in _SEPARATORS if mark in line), None)
+        if separator is not None and self._dialect.delimiter == "," and line.count(",") <= line.count(separator):
             raise DataError(
-                f"{self._path} has one column, {shown!r}: if {separator!r} separates its values, pass "
+                f"{self._path} has one column, {line.strip()[:60]!r}: if {separator!r} separates its values, pass "
                 f"delimiter={separator!r}"
             )
+
+    def _check_header(self, names: Sequence[str]) -> None:
+        """Check that the first line has the names of the columns, and that the delimiter is right."""
+        if self._table.schema.names[0].lower().startswith("sep="):
+            raise DataError(f"{self._path} begins with the line {self._table.schema.names[0]}: remove this line")
+        if len(names) == 1:
+            self._check_separator(f"{names[0]} {self._table.column(0)[0] if self._table.num_rows else ''}")
+        if "" in names:
+            raise DataError(f"{self._path} has a column without a name beside {', '.join(names[:4])}: give it a name")
         numbers = [name for name in names if re.fullmatch(r"[-+]?\d*\.?\d+([eE][-+]?\d+)?", name)]
         if any(not name.isdigit() for name in numbers) or (numbers == list(names) and len({*names}) < len(names)):
             raise DataError(
@@ -199,6 +213,8 @@ def text_that_is_no_number(values: Sequence[str | None]) -> int | None:
 
 
 def _is_exact_number(text: str) -> bool:
+    if "_" in text:  # which only Python takes as part of a number
+        return False
     try:
         number = float(text)
         return not re.fullmatch(r"\s*[-+]?\d+\s*", text) or int(text) == int(number)

@@ -48,7 +48,7 @@ def why_not_collated(dataset: Any, source: str, indices: Sequence[int], examples
     """Return the reason why examples cannot be collated; it names two examples that differ, if there are any."""
     kinds = [describe(example) for example in examples]
     other = next((place for place, kind in enumerate(kinds) if kind != kinds[0]), None)
-    why = f"{name_of(dataset, indices[0])}: {' '.join(str(error).split())}"
+    why = f"{name_of(dataset, indices[0])} is {kinds[0]}: {' '.join(str(error).split())}"
     if other is not None:
         first, second = (name_of(dataset, indices[place]) for place in (0, other))
         why = f"{first} is {kinds[0]}, but {second} is {kinds[other]}; make them equal, or pass a collate function"

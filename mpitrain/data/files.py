@@ -119,8 +119,9 @@ class UnchangedFile:
             kind: Name of the index's format.
             make: Makes the index; called only if no index is stored.
         """
-        key = repr((_INDEX_VERSION, kind, str(self.path.resolve()), self._state))
-        stored = index_directory() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npy"
+        status = os.stat(self.path)
+        key = repr((_INDEX_VERSION, kind, str(self.path.resolve()), self._state, status.st_ino, status.st_ctime_ns))
+        stored = index_directory() / f"{hashlib.sha256(os.fsencode(key)).hexdigest()[:32]}.npy"
         if (index := _stored(stored)) is not None:
             return index
         with _one_at_a_time(self.path):
@@ -185,7 +186,9 @@ def expand(paths: Paths) -> list[Path]:
     several = [paths] if isinstance(paths, (str, os.PathLike)) else paths
     files: list[Path] = []
     for path in (os.fspath(path) for path in several):
-        matches = sorted(glob.glob(path)) if glob.has_magic(path) and not os.path.exists(path) else [path]
+        matches = (
+            sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) and not os.path.exists(path) else [path]
+        )
         if not matches:
             raise DataError(f"no file matches {path!r}")
         files.extend(map(Path, matches))
@@ -210,7 +213,7 @@ def unreadable(path: Path, kind: str, error: object) -> DataError:
     """Return the error of a file that cannot be read as a file of this kind: what it is by its first bytes, or why."""
     what = foreign(first_bytes(path))
     if what is None or what.lower() in (f"is a {kind} file".lower(), f"is an {kind} file".lower()):
-        what = f"cannot be read as a {kind} file: {one_line(error)}"
+        what = f"cannot be read as {kind}: {one_line(error)}"
     return DataError(f"{path} {what}")
 
 
@@ -224,9 +227,10 @@ def describe(files: Sequence[Path]) -> str:
     return ", ".join(map(str, files[:2])) + (" ..." if len(files) > 2 else "")
 
 
-def names_and_sizes(files: Sequence[UnchangedFile]) -> bytes:
-    """Return what must be the same on all hosts and after a resume: the names and sizes of files."""
-    return repr([(file.path.name, file.size) for file in files]).encode("utf-8", "backslashreplace")
+def names_and_sizes(files: Sequence[UnchangedFile], indices: Sequence[Array] = ()) -> bytes:
+    """Return what must be the same on all hosts and after a resume: the names and sizes of files, and their indices."""
+    digests = [hashlib.sha256(index.tobytes()).hexdigest() for index in indices]
+    return repr([digests, *((file.path.name, file.size) for file in files)]).encode("utf-8", "backslashreplace")
 
 
 def left_out(source: str, kind: str, names: Sequence[str]) -> str | None:

@@ -112,6 +112,8 @@ def _dataset(path: Path, file: h5py.File, name: str) -> h5py.Dataset:
     if isinstance(item, h5py.Dataset) and item.shape:
         _check_sources(path, item)
         return item
+    if isinstance(item, h5py.Dataset):
+        raise DataError(f"{path}: {name} has shape {item.shape}: must have one entry for each example")
     link = file.get(name, getlink=True)
     if isinstance(link, h5py.ExternalLink):
         raise DataError(f"{path}: {name!r} is a link to {link.path!r} in {link.filename!r}, which cannot be read")

@@ -22,6 +22,7 @@ _MODES = {3: "RGB", 1: "L"}  # Pillow's modes, by the number of channels
 SUFFIXES = frozenset(
     ".jpg .jpeg .jpe .jfif .png .apng .bmp .gif .ppm .pgm .pbm .pnm .tif .tiff .webp .jp2 .avif".split()
 )
+_SIZES = 64  # number of images whose sizes are compared when a run is resumed: each needs a request to the file system
 _NO_CLASSES = "__MACOSX"  # what macOS adds to archives
 _ORIENTATION, _BITS, _WHITE_IS_ZERO, _SAMPLE_FORMAT = 0x0112, 258, 262, 339  # tags of EXIF and TIFF
 _TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}  # from orientations of EXIF to ``PIL.Image.Transpose``
@@ -57,11 +58,17 @@ class ImageFolder:
             raise DataError(f"{error.filename or folder}: {error.strerror}") from error
         for name, own in zip(self.classes, images, strict=True):
             if not own:
-                raise DataError(f"{folder / name} has no images: must have files named {' '.join(sorted(SUFFIXES))}")
+                others = {os.path.splitext(other)[1] for other in self.others if other.startswith(f"{name}/")} - {""}
+                what = f", but {' '.join(sorted(others)[:4])}: convert them" if others else ""
+                raise DataError(
+                    f"{folder / name} has no images{what}; must have files named {' '.join(sorted(SUFFIXES))}"
+                )
         self._names = [name for own in images for name in own]
         self.labels = np.repeat(np.arange(len(images)), [len(own) for own in images])
         self.starts = [0, *np.cumsum([len(own) for own in images[:-1]]).tolist()]
-        self.names_and_sizes = os.fsencode("\0".join(self._names))
+        some = self._names[:: max(1, len(self._names) // _SIZES)]
+        sizes = [os.stat(folder / name).st_size for name in some]
+        self.names_and_sizes = os.fsencode("\0".join(self._names) + repr(sizes))
         self._states = np.zeros(len(self._names), np.int64)  # hashes of size and time of the files read by this process
 
     def __len__(self) -> int:
@@ -129,11 +136,13 @@ def image_folder(
     Raises:
         DataError: A folder has no images, ``channels`` is not valid, or Pillow is not installed.
     """
-    _check_channels("image_folder", channels)
+    _check("image_folder", channels, size)
     images = ImageFolder(Path(folder), size, channels)
     split = DatasetSplit(images, str(folder), classes=len(images.classes))
     split.class_names = images.classes
     split.note = left_out(str(folder), "file", images.others)
+    if len(images.classes) == 1:
+        split.note = f"{folder} has one class, {images.classes[0]!r}{'' if split.note is None else f'; {split.note}'}"
     return split
 
 
@@ -162,7 +171,7 @@ def decode_image(content: bytes, channels: int = 3, size: tuple[int, int] | None
         OSError: The content is not an image, or is damaged.
         ValueError: The pixels have no defined range, as in a TIFF file of floating-point numbers.
     """
-    _check_channels("decode_image", channels)
+    _check("decode_image", channels, size)
     turned = (b"Exif\0\0" in content or b"tiff:Orientation" in content) and _orientation(_opened(content)) != 1
     if (
         size is None
@@ -256,6 +265,8 @@ def _jpeg_decoder() -> Any:
         return None
 
 
-def _check_channels(function: str, channels: int) -> None:
+def _check(function: str, channels: int, size: tuple[int, int] | None) -> None:
     if channels not in _MODES:
         raise DataError(f"{function} got channels={channels!r}: must be 3 for colours or 1 for grey")
+    if size is not None and not (isinstance(size, (tuple, list)) and len(size) == 2 and min(size) > 0):
+        raise DataError(f"{function} got size={size!r}: must be (height, width), at least 1, or None")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -35,6 +36,7 @@ from .table_files import TableFile, converted, one_schema, open_arrow, open_parq
 # Number of cached groups of rows for reading in the order of blocks: those of a batch and of the next batch. If groups
 # have different sizes, a block may extend over two groups.
 _CACHED_GROUPS = 4 * MIXED_BLOCKS
+_PARTITION = re.compile(r"\w+=.+")  # a folder of a partitioned table
 
 
 class Table:
@@ -89,7 +91,10 @@ class Table:
         self._check_columns(files[0][1].schema.names, label)
         names = [*self.columns, *([] if label is None else [label])]
         unused = [repr(name) for name in index if name not in names] if columns is None else []
-        self.note = left_out(self.source, "index column", unused)
+        partitions = sorted({part for path in paths_of_files for part in path.parts[:-1] if _PARTITION.fullmatch(part)})
+        folders = f"{self.source}: the values in names of folders are not read: {', '.join(partitions[:3])}"
+        notes = [left_out(self.source, "index column", unused), folders if partitions else None]
+        self.note = "; ".join(filter(None, notes)) or None
         if kind == "csv":
             settle_types([(path, file) for path, file in files if isinstance(file, CsvFile)], names)
         self._schema = one_schema(files, names)
@@ -255,7 +260,10 @@ class ColumnsSplit(Split):
             self._check_nulls(values, column, start, length)
         array: Array = values.to_numpy(zero_copy_only=False).reshape(len(rows), -1)
         if column in self._mixed and array.dtype.kind in "iu":
-            why = "is a whole number that float32 does not represent, beside columns of decimals"
+            why = (
+                "is a whole number that float32 does not represent, beside columns of another type; choose columns=[...]"
+                ", or leave label out and convert the rows with map"
+            )
             self._check(inexact(array, np.dtype(np.float32)), column, start, why)
         return array
 

@@ -85,8 +85,8 @@ class TfRecords:
             required("google.protobuf.message", "tfrecord").DecodeError,
         )
         self._files = [UnchangedFile(path) for path in files]
-        self.names_and_sizes = names_and_sizes(self._files)
         self._records = [file.index("tfrecord", _index) for file in self._files]  # (offset, length) of messages
+        self.names_and_sizes = names_and_sizes(self._files, self._records)
         self.starts, self._count = starts_of(len(records) for records in self._records)
 
     def __len__(self) -> int:

@@ -61,8 +61,8 @@ class TarFiles:
     def __init__(self, files: list[Path], decode: bool) -> None:
         self._decode = decode
         self._files = [UnchangedFile(path) for path in files]
-        self.names_and_sizes = names_and_sizes(self._files)
         indices = [file.index("tar", index) for file in self._files]
+        self.names_and_sizes = names_and_sizes(self._files, indices)
         self.others = [_text(name) for members in indices for name in members["extension"][members["key"] == b""]]
         self._members = [members[members["key"] != b""] for members in indices]
         # The members of example i are those from firsts[i] to firsts[i + 1].

@@ -62,18 +62,18 @@ class RunRecord:
             changed.append(f"kernels of OpenBLAS: {old_kernels} -> {new_kernels or 'none'}, so results may differ")
         return changed
 
-    def check_data(self) -> None:
-        """Check that the data is that of the last start.
+    def check_data(self, run_dir: Path) -> None:
+        """Check that the data is that with which a run was last started.
 
         Raises:
             DataError: A split has other examples.
         """
-        before = _read(self._folder / CONFIG).get("data", {})
+        before = _read(run_dir / CONFIG).get("data", {})
         for name, now in self.tables.get("data", {}).items():
             if before.get(name, now) != now:
                 raise DataError(
-                    f"the {name} data is not that with which the run in {self._folder} began: it was {before[name]}, "
-                    f"and is {now}; restore the data, or begin a new run with --init-from {self._folder}"
+                    f"the {name} data is not that with which the run in {run_dir} began: it was {before[name]}, "
+                    f"and is {now}; restore the data, or begin a new run with --init-from {run_dir}"
                 )
 
     def write(self, step: int) -> None:

@@ -44,7 +44,7 @@ class Criterion:
         if isinstance(plain, functools.partial) and isinstance(plain.func, FunctionType) and not plain.args:
             options, function = SimpleNamespace(**plain.keywords), plain.func
         self.name: str = getattr(function, "__name__", type(function).__name__)
-        key = type(function).forward if isinstance(function, nn.Module) else function
+        key = getattr(type(function), "forward", None) if isinstance(function, nn.Module) else function
         self._group = _GROUPS.get(key) if isinstance(key, FunctionType) else None
         self._options, self._reduction = options, getattr(options, "reduction", "mean")
         others = ["size_average", "reduce", *(["weight"] if function in _BY_WEIGHT else [])]
@@ -62,6 +62,8 @@ class Criterion:
         if by_element and isinstance(outputs, Tensor) and isinstance(labels, Tensor) and outputs.shape != labels.shape:
             same_size = outputs.numel() == labels.numel()
             fix = "reshape the labels" if same_size else "the last layer needs as many features as a label has"
+            if outputs.shape == (*labels.shape, 1):
+                fix = f"end the model with nn.Flatten({labels.dim() - 1}), or {fix}"
             raise JobError(
                 f"{self.name} requires labels with the outputs' shape {(*outputs.shape,)}, "
                 f"got {(*labels.shape,)}; {fix}"

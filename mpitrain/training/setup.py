@@ -134,8 +134,9 @@ def _find_run(cluster: Cluster, request: TrainRequest, job: Job, plan: Plan, ran
                 check_installed(config.output.logger)
             files = _find_files(request, job, config, ranks)
             resume_plan = plan_resume(config, files.checkpoints, plan.layout)
-            if files.record is not None and (resume_plan.saved or FAILED_AT in os.environ):
-                files.record.check_data()
+            if files.record is not None and (resume_plan.resume or FAILED_AT in os.environ):
+                is_other = resume_plan.resume and not resume_plan.saved
+                files.record.check_data(resume_plan.resume[0].resolve().parents[1] if is_other else files.folder)
             if resume_plan.auto and resume_plan.resume:
                 resume_plan = resume_plan._replace(finished=_has_finished_early(files.folder))
             elif resume_plan.auto:

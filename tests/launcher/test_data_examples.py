@@ -65,6 +65,8 @@ def test_a_run_does_not_resume_on_other_data(openmpi: Mpi, tmp_path: Path, value
     write_parts(tmp_path, *values)
     done = openmpi.run(2, *words, "6", cwd=tmp_path)
     assert done.returncode == 2 and "training data" in one_line(done.stderr)
+    done = openmpi.run(2, *words[:-2], "third", "--resume", "run", "--train-steps", "6", cwd=tmp_path)
+    assert done.returncode == 2 and "training data" in one_line(done.stderr)
     done = openmpi.run(2, *words[:-2], "other", "--init-from", "run", "--train-steps", "1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 

@@ -133,7 +133,6 @@ class TestHeaders:
         refused(f"delimiter={delimiter!r}", data.csv, pattern)
         assert rows(data.csv(pattern, delimiter=delimiter)) == [[1, 0]]
         refused("delimiter=';;'", data.csv, pattern, delimiter=";;")
-        refused("delimiter=';'", data.csv, write(tmp_path, "sep=;\na;y\n1;0\n"))
 
     @pytest.mark.parametrize("line", ["5.1,3.5,0", "0,0,7", "-1,2,0"])
     def test_files_without_names_are_refused(self, line: str, tmp_path: Path) -> None:
@@ -151,3 +150,23 @@ class TestHeaders:
         path = Path(write(tmp_path, "a,y\n1,\n2,1\n")).with_name("0.csv").rename(tmp_path / os.fsdecode(b"\xff.csv"))
         refused(path, data.csv(path, label="y").read_batch, 0, 2)
         refused("is a folder", data.csv, tmp_path)
+
+    def test_an_index_that_was_written_several_times(self, tmp_path: Path) -> None:
+        path = tmp_path / "0.csv"
+        frame = pd.DataFrame({"a": [1, 2], "y": [0, 1]})
+        for _ in range(4):
+            frame.to_csv(path)
+            assert data.csv(path, label="y").shape == (1,) and "left out" in str(data.csv(path).note)
+            frame = pd.read_csv(path)
+
+    def test_columns_without_a_name(self, tmp_path: Path) -> None:
+        assert rows(data.csv(write(tmp_path, "a,y,\n1,0,\n2,1,\n"))) == [[1, 0], [2, 1]]
+        refused("without a name", data.csv, write(tmp_path, "a,,y\n1,5,0\n"))
+
+    @pytest.mark.parametrize("content", ["a;b\n1,5;2,3\n", "sep=;\na;b\n1;2\n", "sep=,\na,b\n1,2\n"])
+    def test_spreadsheets(self, content: str, tmp_path: Path) -> None:
+        refused("0.csv", data.csv, write(tmp_path, content))
+        if content.startswith("sep"):
+            refused("sep=", data.csv, write(tmp_path, content), delimiter=content[4])
+        else:
+            refused("delimiter=';'", data.csv, write(tmp_path, content))

@@ -59,7 +59,7 @@ def test_a_block_of_hdf5_is_whole_chunks_of_a_few_megabytes(tmp_path):
         (("image", "labels"), "did you mean 'images'?"),
         (("images", "nothing"), "group/short"),
         (("group", "labels"), "'group'"),
-        (("scalar", "labels"), "'scalar'"),
+        (("scalar", "labels"), "scalar has shape"),
         (("images", "group/short"), "22"),
         (("none", "none"), ": none "),
         (("words", "labels"), "object"),

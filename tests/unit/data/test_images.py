@@ -73,6 +73,18 @@ class TestImageFolder:
         split = data.image_folder(folder)
         refused(path, split.load, np.arange(4), 0, 0)
 
+    def test_one_class_and_wrong_sizes(self, tmp_path: Path) -> None:
+        (tmp_path / "only").mkdir()
+        (tmp_path / "only" / "1.heic").write_bytes(b"x")
+        refused(".heic", data.image_folder, tmp_path)
+        (tmp_path / "only" / "1.png").write_bytes(png(pixels(0)))
+        assert "one class" in str(data.image_folder(tmp_path).note)
+        before = data.image_folder(tmp_path).identity()
+        (tmp_path / "only" / "1.png").write_bytes(png(pixels(0, 50, 50)))
+        assert data.image_folder(tmp_path).identity() != before
+        for size in (32, (0, 3), (1, 2, 3)):
+            refused("size=", data.image_folder, tmp_path, size)
+
     def test_folders_without_images(self, tmp_path: Path) -> None:
         refused(tmp_path / "none", data.image_folder, tmp_path / "none")
         refused(tmp_path, data.image_folder, tmp_path)
