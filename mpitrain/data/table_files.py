@@ -132,7 +132,14 @@ def _is_text(pa: Any, kind: Any) -> bool:
 def converted(table: Any, schema: Any) -> Any:
     """Return a table with the columns and types of a schema."""
     table = table.select(schema.names)
-    return table if table.schema.types == schema.types else table.cast(schema)
+    if table.schema.types == schema.types:
+        return table
+    pa = required("pyarrow", "a table")
+    try:
+        return table.cast(schema)
+    except pa.ArrowNotImplementedError:  # of dictionaries with views
+        columns = zip(table.columns, schema.types, strict=True)
+        return pa.table([pa.array(column.to_pylist(), kind) for column, kind in columns], schema=schema)
 
 
 def values_of(column: Any) -> list[Any]:

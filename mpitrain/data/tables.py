@@ -261,8 +261,8 @@ class ColumnsSplit(Split):
         array: Array = values.to_numpy(zero_copy_only=False).reshape(len(rows), -1)
         if column in self._mixed and array.dtype.kind in "iu":
             why = (
-                "is a whole number that float32 does not represent, beside columns of another type; choose columns=[...]"
-                ", or leave label out and convert the rows with map"
+                "is a whole number that float32 does not represent, beside columns of another type; choose "
+                "columns=[...], or leave label out and convert the rows with map"
             )
             self._check(inexact(array, np.dtype(np.float32)), column, start, why)
         return array

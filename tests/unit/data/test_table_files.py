@@ -141,6 +141,13 @@ class TestTypesOfValues:
         path = write(tmp_path / "t.arrow", pa.table({"v": pa.array([given, given], type_)}))
         assert str(type_) == kind and data.arrow(path).dataset.__getitems__([1, 0]) == [{"v": value}] * 2
 
+    def test_categories_with_views(self, tmp_path: Path) -> None:
+        """As polars writes them."""
+        values = pa.array(["x", "y"], pa.string_view())
+        categories = pa.DictionaryArray.from_arrays(pa.array([1, 0], pa.uint32()), values)
+        split = data.arrow(write(tmp_path / "t.arrow", pa.table({"v": categories})))
+        assert split.dataset.__getitems__([1, 0]) == [{"v": "x"}, {"v": "y"}]
+
     def test_a_batch_has_the_types(self, tmp_path: Path) -> None:
         table = pa.table({"x": pa.array([[1.0], [2.0]], pa.list_(pa.float32())), "label": pa.array([1, 0], pa.int8())})
         batch = data.parquet(write(tmp_path / "t.parquet", table)).load(np.arange(2), 0, 0).examples
