@@ -29,11 +29,8 @@ def _data(n: int, seconds: float, quick: bool, **values: Any) -> int:
         raise ConfigError(f"{request.path} is a script, not a job file: give a job file")
     job = request.make()
     with errors_located(request.job_file, job):
-        given = {"training": job.train_split, "validation": job.validation_split}
         dtype = np.dtype(request.config.training.dtype)
-        splits = [
-            facts_of(name, split, job.network, dtype, quick) for name, split in given.items() if split is not None
-        ]
+        splits = [facts_of(name, split, job.network, dtype, quick) for name, split in job.splits.items()]
         for split in splits:
             print_wrapped("\n".join(describe_split(split)) + "\n", error=False)
         speed = measure(job, request.config, n, seconds)

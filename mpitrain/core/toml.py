@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 if sys.version_info >= (3, 11):
-    import tomllib
+    import tomllib as tomllib
 else:
     import tomli as tomllib
 

@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -22,23 +22,11 @@ _INDEX = re.compile(r"(Unnamed: \d+(\.\d+)*)?")  # a name of pandas' index, writ
 _EXACT = 2**53  # from here on float64 skips whole numbers
 
 
-class Dialect(NamedTuple):
-    """How the text of CSV files is read.
-
-    Attributes:
-        encoding: A name of Python's codecs.
-        delimiter: The character between two values.
-    """
-
-    encoding: str
-    delimiter: str
-
-
 class CsvFile(TableFile):
     """A CSV file: one group of rows, in memory until ``release``."""
 
-    def __init__(self, path: Path, dialect: Dialect) -> None:
-        self._path, self._dialect = path, dialect
+    def __init__(self, path: Path, encoding: str, delimiter: str) -> None:
+        self._path, self._encoding, self._delimiter = path, encoding, delimiter
         self._types: dict[str, Any] = {}
         try:
             self._table: Any = self._parsed({})
@@ -79,8 +67,8 @@ class CsvFile(TableFile):
 
     def _parsed(self, types: dict[str, Any], columns: Sequence[str] = ()) -> Any:
         csv, pa = required("pyarrow.csv", "csv"), required("pyarrow", "csv")
-        content = _content(self._path, self._dialect.encoding)
-        parse = csv.ParseOptions(delimiter=self._dialect.delimiter, newlines_in_values=True)
+        content = _content(self._path, self._encoding)
+        parse = csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True)
         size = max(1, min(_BLOCK_BYTES, len(content)))
         inferred: dict[str, Any] = {}
         while True:
@@ -100,7 +88,7 @@ class CsvFile(TableFile):
     def _check_separator(self, line: str) -> None:
         """Check that values in a line with one column are not separated by another character."""
         separator = next((mark for mark in _SEPARATORS if mark in line), None)
-        if separator is not None and self._dialect.delimiter == "," and line.count(",") <= line.count(separator):
+        if separator is not None and self._delimiter == "," and line.count(",") <= line.count(separator):
             raise DataError(
                 f"{self._path} has one column, {line.strip()[:60]!r}: if {separator!r} separates its values, pass "
                 f"delimiter={separator!r}"
@@ -206,10 +194,8 @@ def _check_utf8(path: Path, content: Any) -> None:
 
 def text_that_is_no_number(values: Sequence[str | None]) -> int | None:
     """Return the place of the first text that float64 does not represent, or None."""
-    for place, text in enumerate(values):
-        if text is not None and not _is_exact_number(text):
-            return place
-    return None
+    wrong = (place for place, text in enumerate(values) if text is not None and not _is_exact_number(text))
+    return next(wrong, None)
 
 
 def _is_exact_number(text: str) -> bool:

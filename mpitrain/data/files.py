@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import BinaryIO
 
 import numpy as np
 
@@ -52,6 +53,10 @@ _FOREIGN = (
 class UnchangedFile:
     """A file whose size and modification time are compared whenever it is read.
 
+    Attributes:
+        path: As given.
+        size: Size in bytes.
+
     Raises:
         DataError: There is no such file.
     """
@@ -64,12 +69,7 @@ class UnchangedFile:
             raise DataError(f"{path}: {error.strerror}") from error
         if stat.S_ISDIR(status.st_mode):
             raise DataError(f"{path} is a folder: give a file, or a pattern such as {path / '*'}")
-        self._state = _state(status)
-
-    @property
-    def size(self) -> int:
-        """Size in bytes."""
-        return self._state[0]
+        self._state, self.size = _state(status), status.st_size
 
     def check(self) -> None:
         """Check that the file has not changed.
@@ -88,15 +88,18 @@ class UnchangedFile:
             )
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[int]:
-        """Yield a descriptor of the file, and close it afterwards, because a process may read 1,000 files.
+    def opened(self) -> Iterator[BinaryIO]:
+        """Yield the file, and close it afterwards, because a process may read 1,000 files.
 
         Raises:
-            DataError: The file has been changed, replaced or removed.
+            DataError: The file has been changed, replaced or removed, or cannot be read.
         """
         self.check()
-        with open(self.path, "rb", buffering=0) as file:
-            yield file.fileno()
+        try:
+            with open(self.path, "rb") as file:
+                yield file
+        except OSError as error:
+            raise DataError(f"{self.path}: {error.strerror or one_line(error)}") from error
 
     def read(self, offset: int, size: int) -> bytes:
         """Return ``size`` bytes of the file.
@@ -105,7 +108,8 @@ class UnchangedFile:
             DataError: The file has been changed, replaced or removed, or is shorter.
         """
         with self.opened() as file:
-            content = os.pread(file, size, offset)
+            file.seek(offset)
+            content = file.read(size)
         if len(content) < size:
             raise DataError(f"{self.path} is truncated: it has {len(content):,} of {size:,} bytes at {offset:,}")
         return content
@@ -124,7 +128,7 @@ class UnchangedFile:
         stored = index_directory() / f"{hashlib.sha256(os.fsencode(key)).hexdigest()[:32]}.npy"
         if (index := _stored(stored)) is not None:
             return index
-        with _one_at_a_time(self.path):
+        with self.opened() as file, _one_at_a_time(file):
             if (index := _stored(stored)) is None:
                 index = make(self.path)
                 with contextlib.suppress(OSError):  # without a cache, each run indexes the file
@@ -133,19 +137,18 @@ class UnchangedFile:
 
 
 @contextlib.contextmanager
-def _one_at_a_time(path: Path) -> Iterator[None]:
+def _one_at_a_time(file: BinaryIO) -> Iterator[None]:
     """Lock a file: one process enters the block first; processes that have waited for it then enter together.
 
     Therefore, if the first process fails, the others do not fail one after another. On file systems without locks, no
     process waits.
     """
-    with open(path, "rb") as file:
-        with contextlib.suppress(OSError):
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                fcntl.flock(file, fcntl.LOCK_SH)
-        yield
+    with contextlib.suppress(OSError):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(file, fcntl.LOCK_SH)
+    yield
 
 
 def _stored(path: Path) -> Array | None:
@@ -264,6 +267,15 @@ def file_of(starts: Sequence[int], index: int) -> tuple[int, int]:
     """
     file = bisect.bisect_right(starts, index) - 1
     return file, index - starts[file]
+
+
+def by_file(starts: Sequence[int], indices: Sequence[int]) -> dict[int, list[tuple[int, int]]]:
+    """Return for each file the places of its examples in ``indices``, and their indices in the file."""
+    places: dict[int, list[tuple[int, int]]] = {}
+    for place, index in enumerate(indices):
+        number, own = file_of(starts, index)
+        places.setdefault(number, []).append((place, own))
+    return places
 
 
 def starts_of(counts: Iterable[int]) -> tuple[list[int], int]:

@@ -27,6 +27,7 @@ class Hdf5Split(Split):
     def __init__(self, path: Path, examples: str, labels: str, classes: int | None, scale: float | None) -> None:
         self._path, self._names, self._unchanged = path, (examples, labels), UnchangedFile(path)
         self._file: h5py.File | None = None
+        self.names_and_sizes = names_and_sizes([self._unchanged])
         file, self.note = _open(path)
         with file, _damage(path):
             x, y = _dataset(path, file, examples), _dataset(path, file, labels)
@@ -44,10 +45,6 @@ class Hdf5Split(Split):
             super().__init__(
                 str(path), len(x), x.shape[1:], x.dtype, y.shape[1:], y.dtype, classes, scale, min(block, len(x))
             )
-
-    @property
-    def names_and_sizes(self) -> bytes:
-        return names_and_sizes([self._unchanged])
 
     def read(self, start: int, stop: int, examples: Array, labels: Array) -> None:
         self._unchanged.check()

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..core.layout import Array
 from ..errors import DataError
-from .files import foreign, left_out, one_line, required
+from .files import foreign, left_out, one_line, required, starts_of
 from .split import DatasetSplit
 
 _MODES = {3: "RGB", 1: "L"}  # Pillow's modes, by the number of channels
@@ -65,7 +65,7 @@ class ImageFolder:
                 )
         self._names = [name for own in images for name in own]
         self.labels = np.repeat(np.arange(len(images)), [len(own) for own in images])
-        self.starts = [0, *np.cumsum([len(own) for own in images[:-1]]).tolist()]
+        self.starts, _ = starts_of(map(len, images))
         some = self._names[:: max(1, len(self._names) // _SIZES)]
         sizes = [os.stat(folder / name).st_size for name in some]
         self.names_and_sizes = os.fsencode("\0".join(self._names) + repr(sizes))
@@ -89,9 +89,12 @@ class ImageFolder:
         with os.scandir(folder) as entries:
             for entry in entries:
                 if entry.name.startswith(".") or entry.name == _NO_CLASSES:
-                    self.others.append(os.path.relpath(entry.path, self._folder))
+                    self.others.append(self._relative(entry))
                 else:
                     yield entry
+
+    def _relative(self, entry: os.DirEntry[str]) -> str:
+        return entry.path[len(os.path.join(self._folder, "")) :]
 
     def _below(self, folder: os.DirEntry[str], above: Set[tuple[int, int]]) -> Iterator[str]:
         """Yield the paths of the images in a folder, relative to that of the classes.
@@ -103,7 +106,7 @@ class ImageFolder:
         if own in above:
             return
         for entry in self._visible(folder):
-            relative = os.path.relpath(entry.path, self._folder)
+            relative = self._relative(entry)
             if entry.is_dir():
                 yield from self._below(entry, above | {own})
             elif os.path.splitext(entry.name)[1].lower() in SUFFIXES and entry.is_file():
@@ -173,13 +176,8 @@ def decode_image(content: bytes, channels: int = 3, size: tuple[int, int] | None
     """
     _check("decode_image", channels, size)
     turned = (b"Exif\0\0" in content or b"tiff:Orientation" in content) and _orientation(_opened(content)) != 1
-    if (
-        size is None
-        and not turned
-        and channels == 3
-        and (decoder := _jpeg_decoder()) is not None
-        and decoder.is_jpeg(content)
-    ):
+    decoder = _jpeg_decoder() if size is None and channels == 3 and not turned else None
+    if decoder is not None and decoder.is_jpeg(content):
         with contextlib.suppress(ValueError):  # Pillow decodes the file below, or describes what is wrong with it
             if decoder.decode_jpeg_header(content)[2] in ("Gray", "YCbCr"):
                 return decoder.decode_jpeg(content)  # type: ignore[no-any-return]

@@ -54,16 +54,13 @@ class IdxSplit(Split):
         )
         self.image_shape = (height, width, 1)
         self._images, self._labels = UnchangedFile(images), UnchangedFile(labels)
+        self.names_and_sizes = names_and_sizes([self._images, self._labels])
 
     def read(self, start: int, stop: int, examples: Array, labels: Array) -> None:
         for file in (self._images, self._labels):
             file.check()
         idx.read_into(self._images.path, start, stop, examples.reshape(stop - start, *self.image_shape[:2]))
         idx.read_into(self._labels.path, start, stop, labels)
-
-    @property
-    def names_and_sizes(self) -> bytes:
-        return names_and_sizes([self._images, self._labels])
 
 
 def mnist(data_dir: Path | None = None) -> Images:

@@ -38,12 +38,14 @@ class Split:
         block: Number of consecutive examples to read at a time; None if the file cannot be read in ranges.
         note: A note to the user about how the files are read and what is left out, or None.
         columns: The types of the columns of a table, by name.
+        names_and_sizes: What identifies the files; see ``files.names_and_sizes``.
         is_array: Whether all examples have the shape and type above, so that a batch is an array.
         is_stream: Whether examples can only be read in their order, from the first one on.
     """
 
     note: str | None = None
     columns: Mapping[str, str] = MappingProxyType({})
+    names_and_sizes = b""
     is_array = True
     is_stream = False
     _order: Order | None = None
@@ -120,11 +122,6 @@ class Split:
         for number in range(count):
             content.update(self._bytes_at(number * self._stored // count if self.has_ranges else number))
         return content.hexdigest()[:16]
-
-    @property
-    def names_and_sizes(self) -> bytes:
-        """The names and sizes of all files, as far as they are known; see ``files.names_and_sizes``."""
-        return b""
 
     def identity(self) -> str:
         """Return what must be the same when a run is resumed: the stored examples, not their order and transforms."""
@@ -261,6 +258,7 @@ class DatasetSplit(Split):
         if not self.count:
             raise DataError(f"{self.source} has no examples")
         self.dataset, self.batch_type = dataset, CollatedBatch
+        self.names_and_sizes = getattr(dataset, "names_and_sizes", b"")
         self.collate: Callable[[Any], Any] = stack
 
     def collated(
@@ -295,10 +293,6 @@ class DatasetSplit(Split):
 
     def read_batch(self, start: int, stop: int) -> Batch:
         return self.finish(self.load(np.arange(start, stop), 0, start))
-
-    @property
-    def names_and_sizes(self) -> bytes:
-        return getattr(self.dataset, "names_and_sizes", b"")
 
     def identity(self) -> str:
         if isinstance(self.dataset, StoredExamples):

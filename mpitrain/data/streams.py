@@ -46,10 +46,11 @@ class StreamSplit(DatasetSplit):
         return "a stream"
 
     def _load_each(self, indices: list[int], seed: int, position: int) -> list[Any]:
-        if self._iterator is None:  # also after a resume: the examples of earlier batches are skipped
-            self._skip(position // (len(indices) * self._shares) * len(indices))
-        transformed = self._batches.transformed
-        return [transformed(self._next(), seed, position + place) for place in range(len(indices))]
+        with errors_named(self.dataset, self.source, []):
+            if self._iterator is None:  # also after a resume: the examples of earlier batches are skipped
+                self._skip(position // (len(indices) * self._shares) * len(indices))
+            transformed = self._batches.transformed
+            return [transformed(self._next(), seed, position + place) for place in range(len(indices))]
 
     def _skip(self, count: int) -> None:
         """Begin after the first ``count`` examples of this process: at once if the source can skip, and has as many."""
@@ -70,22 +71,20 @@ class StreamSplit(DatasetSplit):
         """Return the next example of this process; after the last example, the first one again."""
         assert self._iterator is not None
         for _ in range(2):
-            with errors_named(self.dataset, self.source, []):
-                for example in self._iterator:
-                    return example
+            for example in self._iterator:
+                return example
             self._iterator = self._beginning()
         raise DataError(f"{self.source} has no examples for process {self._share} of {self._shares} that read it")
 
     def _beginning(self, skipped: int = 0) -> Iterator[Any]:
         """Return this process's examples without the first ones; none if the source cannot skip."""
-        with errors_named(self.dataset, self.source, []):
-            examples: Any = self._examples
-            share, shares = self._share, self._shares
-            if not hasattr(examples, "__iter__"):
-                examples, share, shares = examples(share, shares), 0, 1
-            if skipped:
-                examples = examples.skip(skipped * shares) if hasattr(examples, "skip") else ()
-            return itertools.islice(examples, share, None, shares)
+        examples: Any = self._examples
+        share, shares = self._share, self._shares
+        if not hasattr(examples, "__iter__"):
+            examples, share, shares = examples(share, shares), 0, 1
+        if skipped:
+            examples = examples.skip(skipped * shares) if callable(getattr(examples, "skip", None)) else ()
+        return itertools.islice(examples, share, None, shares)
 
 
 def stream(examples: Stream, length: int) -> StreamSplit:

@@ -57,19 +57,21 @@ def open_arrow(path: Path) -> TableFile:
     with _mapped(path) as mapped:
         is_file = mapped.read(6) == b"ARROW1"
         mapped.seek(0)
-        if is_file:
-            file = ipc.open_file(mapped)
-            batches = [file.get_batch(number) for number in range(file.num_record_batches)]
-        else:
-            file = ipc.open_stream(mapped)
-            batches = list(file)
+        file = (ipc.open_file if is_file else ipc.open_stream)(mapped)
+        batches = [] if is_file else list(file)
+        rows = [file.get_batch(number).num_rows for number in range(file.num_record_batches)] if is_file else []
 
     def read(group: int, columns: Sequence[str]) -> Any:
-        table = pa.Table.from_batches([batches[group]]).select(columns)
+        if is_file:
+            with _mapped(path) as mapped:
+                batch = ipc.open_file(mapped).get_batch(group)
+        else:
+            batch = batches[group]
+        table = pa.Table.from_batches([batch]).select(columns)
         table.validate(full=True)  # the format has no checksums, and damaged offsets would crash the process
         return table
 
-    return TableFile(file.schema, [len(batch) for batch in batches], read, _pandas_index(file.schema))
+    return TableFile(file.schema, rows or [batch.num_rows for batch in batches], read, _pandas_index(file.schema))
 
 
 @contextlib.contextmanager

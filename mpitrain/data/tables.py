@@ -15,10 +15,11 @@ import numpy as np
 from ..core.layout import Array
 from ..errors import DataError
 from .checks import inexact
-from .csv_files import CsvFile, Dialect, settle_types, text_that_is_no_number
+from .csv_files import CsvFile, settle_types, text_that_is_no_number
 from .files import (
     Paths,
     UnchangedFile,
+    by_file,
     describe,
     expand,
     file_of,
@@ -40,7 +41,7 @@ _PARTITION = re.compile(r"\w+=.+")  # a folder of a partitioned table
 
 
 class Table:
-    """Columns of the rows of several files, in groups of rows; a group is read as a whole.
+    """Rows of several files, with some columns, in groups of rows; a group is read as a whole.
 
     Args:
         columns: Names of columns; None for all columns but the label and the index of pandas.
@@ -80,7 +81,6 @@ class Table:
                 raise unreadable(path, kind, error) from error
             files.append((path, file))
             self._groups += [(unchanged, file, number) for number in range(len(file.rows))]
-        self._files = [file for _, file in files]
         self.names_and_sizes = names_and_sizes([file for file, _, number in self._groups if number == 0])
         self.starts, self.count = starts_of(rows for _, file in files for rows in file.rows)
         self.group_rows = max((rows for _, file in files for rows in file.rows), default=0)
@@ -149,22 +149,24 @@ class Table:
             yield start, part
             start += len(part)
 
-    def take(self, indices: Sequence[int], columns: Sequence[str]) -> list[dict[str, Any]]:
-        """Return rows as dicts."""
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Return rows as dicts, with the types of the files; see ``values_of``."""
         taken: list[Any] = [None] * len(indices)
-        by_group: dict[int, list[tuple[int, int]]] = {}
-        for place, index in enumerate(indices):
-            number, row = file_of(self.starts, index)
-            by_group.setdefault(number, []).append((place, row))
-        for number, places in by_group.items():
-            table, rows = self._group(number, tuple(columns)), [row for _, row in places]
+        for number, places in by_file(self.starts, indices).items():
+            table, rows = self._group(number, tuple(self.columns)), [row for _, row in places]
             try:
                 group = table.take(rows)
             except self._pa.ArrowNotImplementedError:  # views in lists
                 group = self._pa.concat_tables([table.slice(row, 1) for row in rows])
-            values = [self._values_of(number, name, group.column(name)) for name in columns]
+            values = [self._values_of(number, name, group.column(name)) for name in self.columns]
             for (place, _), value in zip(places, zip(*values, strict=True), strict=True):
-                taken[place] = dict(zip(columns, value, strict=True))
+                taken[place] = dict(zip(self.columns, value, strict=True))
         return taken
 
     def _values_of(self, number: int, name: str, column: Any) -> list[Any]:
@@ -197,16 +199,15 @@ class Table:
     def release(self) -> None:
         """Free the rows in memory; they are read again when they are needed."""
         self._read.clear()
-        for file in self._files:
+        for _, file, _ in self._groups:
             if isinstance(file, CsvFile):
                 file.release()
         self._pa.default_memory_pool().release_unused()
 
     def _group(self, number: int, columns: tuple[str, ...]) -> Any:
-        key = number, columns
+        key, (unchanged, file, group) = (number, columns), self._groups[number]
+        unchanged.check()
         if key not in self._read:
-            unchanged, file, group = self._groups[number]
-            unchanged.check()
             try:
                 schema = self._pa.schema([self._schema.field(column) for column in columns])
                 self._read[key] = converted(file.read(group, columns), schema)
@@ -223,6 +224,7 @@ class ColumnsSplit(Split):
 
     def __init__(self, table: Table, label: str, classes: int | None, kind: str) -> None:
         self._table, self._label, self.note, self.columns = table, label, table.note, table.types
+        self.names_and_sizes = table.names_and_sizes
         dtypes = [self._dtype(column) for column in table.columns]
         lengths = [self._length(column) for column in table.columns]
         shape = (sum(length or 1 for length in lengths),)
@@ -230,8 +232,8 @@ class ColumnsSplit(Split):
         block = None if kind == "csv" else min(table.group_rows, table.count)
         dtype = np.result_type(*dtypes)
         super().__init__(table.source, table.count, shape, dtype, label_shape, self._dtype(label), classes, block=block)
-        integers = [name for name, own in zip(table.columns, dtypes, strict=True) if own.kind in "iu"]
-        self._mixed = integers if dtype.kind == "f" else []  # whole numbers beside decimals
+        integers = {name for name, own in zip(table.columns, dtypes, strict=True) if own.kind in "iu"}
+        self._mixed = integers if dtype.kind == "f" else set()  # whole numbers beside decimals
 
     def read(self, start: int, stop: int, examples: Array, labels: Array) -> None:
         for first, rows in self._table.parts(start, stop, [*self._table.columns, self._label]):
@@ -247,10 +249,6 @@ class ColumnsSplit(Split):
 
     def release(self) -> None:
         self._table.release()
-
-    @property
-    def names_and_sizes(self) -> bytes:
-        return self._table.names_and_sizes
 
     def _values(self, rows: Any, column: str, start: int) -> Array:
         values, length = rows.column(column).combine_chunks(), self._length(column)
@@ -296,26 +294,6 @@ class ColumnsSplit(Split):
                 "leave label out and convert the rows with map"
             )
         return np.dtype(np.float32) if dtype == np.float16 else np.dtype(np.uint8) if dtype.kind == "b" else dtype
-
-
-class Rows:
-    """Rows of a table as dicts, with the types of the files; see ``values_of``."""
-
-    def __init__(self, table: Table) -> None:
-        self._table, self.names_and_sizes, self.starts = table, table.names_and_sizes, table.starts
-
-    def __len__(self) -> int:
-        return self._table.count
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.__getitems__([index])[0]
-
-    def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
-        return self._table.take(indices, self._table.columns)
-
-    def name_of(self, index: int) -> str:
-        """Return the file and the number of a row."""
-        return self._table.name_of(index)
 
 
 def parquet(
@@ -371,8 +349,8 @@ def csv(
     """
     if len(os.fsencode(delimiter)) != 1:
         raise DataError(f"csv got delimiter={delimiter!r}: must be one ASCII character, such as ';'")
-    dialect = Dialect(encoding.lower().replace("utf8", "utf-8"), delimiter)
-    return _split(paths, "csv", columns, label, classes, lambda path: CsvFile(path, dialect))
+    encoding = encoding.lower().replace("utf8", "utf-8")
+    return _split(paths, "csv", columns, label, classes, lambda path: CsvFile(path, encoding, delimiter))
 
 
 def _split(
@@ -386,7 +364,7 @@ def _split(
     table = Table(paths, kind, columns, label, open_file)
     if label is not None:
         return ColumnsSplit(table, label, classes, kind)
-    split = DatasetSplit(Rows(table), table.source, classes)
+    split = DatasetSplit(table, table.source, classes)
     split.block, split.note = None if table.fits_cache else table.group_rows, table.note
     split.columns = table.types
     return split

@@ -107,7 +107,7 @@ def _members(path: Path) -> Iterator[tarfile.TarInfo]:
     start = end = 0
     with open(path, "rb") as file:
         size = file.seek(0, 2)
-        while start < size:
+        while start < max(size, 1):
             file.seek(start)
             try:
                 with tarfile.open(fileobj=file, mode="r:", encoding="utf-8") as tar:

@@ -7,13 +7,12 @@ tensorflow/core/example/example.proto and feature.proto.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -22,12 +21,14 @@ from ..errors import DataError
 from .files import (
     Paths,
     UnchangedFile,
+    by_file,
     describe,
     expand,
     file_of,
     first_bytes,
     foreign,
     names_and_sizes,
+    one_line,
     required,
     starts_of,
 )
@@ -80,10 +81,7 @@ class TfRecords:
     """
 
     def __init__(self, files: list[Path]) -> None:
-        self._parse, self._parse_error = (
-            _message_type().FromString,
-            required("google.protobuf.message", "tfrecord").DecodeError,
-        )
+        self._parse = _message_type().FromString
         self._files = [UnchangedFile(path) for path in files]
         self._records = [file.index("tfrecord", _index) for file in self._files]  # (offset, length) of messages
         self.names_and_sizes = names_and_sizes(self._files, self._records)
@@ -96,38 +94,29 @@ class TfRecords:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        places = [file_of(self.starts, index) for index in indices]
-        with contextlib.ExitStack() as stack:
-            files = {
-                number: stack.enter_context(self._files[number].opened()) for number in {number for number, _ in places}
-            }
-            return [
-                self._read(files[number], index, number, record)
-                for index, (number, record) in zip(indices, places, strict=True)
-            ]
+        examples: list[Any] = [None] * len(indices)
+        for number, places in by_file(self.starts, indices).items():
+            with self._files[number].opened() as file:
+                for place, record in places:
+                    examples[place] = self._read(file, number, record)
+        return examples
 
-    def _read(self, file: int, index: int, number: int, record: int) -> dict[str, Any]:
+    def _read(self, file: BinaryIO, number: int, record: int) -> dict[str, Any]:
         offset, length = self._records[number][record].tolist()
-        content = os.pread(file, length + _FOOTER_BYTES, offset)
-        if len(content) < length + _FOOTER_BYTES:
-            raise self._damaged(index, "is truncated")
-        message = content[:length]
-        if not _is_valid(message, content[length:]):
-            raise self._damaged(index, "is damaged")
+        where = f"{self._files[number].path}: record {record} at byte {offset - _HEADER_BYTES}"
+        file.seek(offset)
+        message = file.read(length)
+        if not _is_valid(message, file.read(_FOOTER_BYTES)):
+            raise DataError(f"{where} is damaged or truncated")
         try:
             return _example(self._parse(message))
-        except (self._parse_error, ValueError) as error:
-            raise self._damaged(index, f"is not a tf.train.Example or SequenceExample: {error}") from error
+        except Exception as error:
+            raise DataError(f"{where} is not a tf.train.Example or SequenceExample: {one_line(error)}") from error
 
     def name_of(self, index: int) -> str:
         """Return the file and the number of a record."""
         number, record = file_of(self.starts, index)
         return f"{self._files[number].path}, record {record}"
-
-    def _damaged(self, index: int, problem: str) -> DataError:
-        number, record = file_of(self.starts, index)
-        offset = self._records[number][record, 0] - _HEADER_BYTES
-        return DataError(f"{self._files[number].path}: record {record} at byte {offset} {problem}")
 
 
 def tfrecord(paths: Paths) -> DatasetSplit:

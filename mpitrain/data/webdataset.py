@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,12 +29,6 @@ from .split import DatasetSplit
 from .tar_index import SPARSE, index, read_sparse
 
 _NUMPY = b"\x93NUMPY"
-_DECODERS: dict[str, Callable[[bytes], Any]] = {
-    "cls": lambda content: int(content),
-    "json": json.loads,
-    "npy": lambda content: _array(content),
-    "txt": lambda content: content.decode(),
-}
 
 
 def _array(content: bytes) -> Array:
@@ -47,6 +40,9 @@ def _array(content: bytes) -> Array:
     if file.read(1):
         raise ValueError("there are bytes after the array")
     return array.astype(array.dtype.newbyteorder("="), copy=False)  # type: ignore[no-any-return]
+
+
+_DECODERS: dict[str, Callable[[bytes], Any]] = {"cls": int, "json": json.loads, "npy": _array, "txt": bytes.decode}
 
 
 class TarFiles:
@@ -66,8 +62,8 @@ class TarFiles:
         self.others = [_text(name) for members in indices for name in members["extension"][members["key"] == b""]]
         self._members = [members[members["key"] != b""] for members in indices]
         # The members of example i are those from firsts[i] to firsts[i + 1].
-        self._firsts = [np.flatnonzero(_is_first(members["key"])) for members in self._members]
-        self.starts, self._count = starts_of(len(firsts) for firsts in self._firsts)
+        self._firsts = [np.append(_firsts(members["key"]), len(members)) for members in self._members]
+        self.starts, self._count = starts_of(len(firsts) - 1 for firsts in self._firsts)
 
     def __len__(self) -> int:
         return self._count
@@ -94,9 +90,8 @@ class TarFiles:
         return f"{self._files[number].path}, {_text(self._members_of(number, place)[0]['key'])}"
 
     def _members_of(self, number: int, place: int) -> Array:
-        members, firsts = self._members[number], self._firsts[number]
-        stop = firsts[place + 1] if place + 1 < len(firsts) else len(members)
-        return members[firsts[place] : stop]
+        start, stop = self._firsts[number][place : place + 2]
+        return self._members[number][start:stop]
 
 
 def webdataset(paths: Paths, decode: bool = True) -> DatasetSplit:
@@ -127,13 +122,9 @@ def _text(name: Any) -> str:
 def _content(file: UnchangedFile, offset: int, size: int) -> bytes:
     if size != SPARSE:
         return file.read(offset, size)
-    file.check()
-    with open(file.path, "rb") as stream:
+    with file.opened() as stream:
         stream.seek(offset)
-        try:
-            return read_sparse(stream)
-        except (tarfile.TarError, ValueError) as error:
-            raise DataError(f"{file.path} is damaged at byte {offset:,}: {one_line(error)}") from error
+        return read_sparse(stream)
 
 
 def _decoded(name: str, content: bytes) -> Any:
@@ -144,6 +135,6 @@ def _decoded(name: str, content: bytes) -> Any:
     return content if decode is None else decode(content)
 
 
-def _is_first(keys: Array) -> Array:
-    """Return whether each file begins an example: its key differs from the previous file's."""
-    return np.concatenate([np.ones(min(1, len(keys)), bool), keys[1:] != keys[:-1]])
+def _firsts(keys: Array) -> Array:
+    """Return the place of the first file of each example, whose files are adjacent in the index."""
+    return np.sort(np.unique(keys, return_index=True)[1])

@@ -17,7 +17,7 @@ from ..core.extra_state import ExtraState
 from ..core.layout import Array
 from ..core.ranges import Bucket, OnReady, announce_nothing
 from ..core.training_state import TrainingState
-from ..data.batch import Batch, IndexBatch
+from ..data.batch import Batch, CollatedBatch, IndexBatch
 from ..data.checks import check_classes
 from ..data.random_numbers import seed_torch
 from ..data.split import Split
@@ -25,7 +25,7 @@ from ..errors import JobError
 from ..nn.layer import SumOverWorkers
 from ..plan.metric import Totals
 from ..plan.plan import Plan
-from ..pytorch.batches import TORCH_DTYPES, Inputs, arguments_of
+from ..pytorch.batches import TORCH_DTYPES, Inputs, arguments_of, to_tensor
 from ..pytorch.bfloat16 import Bfloat16Copies, is_copied, to_array, to_bfloat16
 from ..pytorch.gradients import Gradients
 from ..pytorch.linear import write_gradients
@@ -125,8 +125,8 @@ class TorchModel(Model):
 
     def begin_step(self, batch: Batch) -> None:
         if self._exact:
-            inputs = self._inputs(batch) if isinstance(batch, IndexBatch) else self._inputs_of(batch, self._dtype)
-            count = np.array([self._criterion.count(inputs.labels, batch.count)], np.float64)
+            with self._device.activate():
+                count = np.array([self._criterion.count(self._labels_of(batch), batch.count)], np.float64)
             if self._sum_over_workers is not None:
                 self._sum_over_workers(count)
             self._factor = 1 / float(count[0]) if count[0] else 0.0
@@ -333,6 +333,14 @@ class TorchModel(Model):
         self._device.synchronize()
 
     # A pass.
+
+    def _labels_of(self, batch: Batch) -> Any:
+        """Return the labels of a batch, without its examples if these are arrays."""
+        if isinstance(batch, IndexBatch):
+            return self._cached[1].index_select(0, self._device.upload_indices(batch.examples))
+        if isinstance(batch, CollatedBatch):
+            return self._inputs_of(batch, self._dtype).labels
+        return to_tensor(batch.labels, self._dtype)
 
     def _inputs(self, batch: Batch) -> Inputs:
         """Return the arguments of the module, and the labels."""

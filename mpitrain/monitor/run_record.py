@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import tomli_w
 
-from ..core.toml import read_toml
+from ..core.toml import read_toml, tomllib
 from ..errors import DataError, RecordError
 from ..plan.option import flag
 
@@ -45,7 +45,8 @@ class RunRecord:
     def __init__(self, folder: Path, tables: Mapping[str, Mapping[str, Any]], job_file: Path, ranks: str) -> None:
         self._folder, self._job_file, self._ranks = folder, job_file, ranks
         versions = {**tables["versions"], "job_path": str(job_file.absolute())}
-        self.tables = _printable({**tables, "versions": versions})
+        text = tomli_w.dumps({**tables, "versions": versions})
+        self.tables = tomllib.loads(text.encode("utf-8", "replace").decode())  # a path may have any bytes
 
     def changes(self) -> list[str]:
         """Return the differences to the last start: options (``--batch-size: 100 -> 50``), OpenBLAS's kernels."""
@@ -153,15 +154,6 @@ def _read(path: Path) -> dict[str, Any]:
         return read_toml(path)
     except (OSError, ValueError):
         return {}
-
-
-def _printable(value: Any) -> Any:
-    """Return tables without characters that UTF-8 cannot store, which paths may have."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
-    if isinstance(value, Mapping):
-        return {name: _printable(item) for name, item in value.items()}
-    return [_printable(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _compared(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -157,6 +157,12 @@ class Job:
             )
         return split
 
+    @property
+    def splits(self) -> dict[str, Split]:
+        """The training split and, if there is one, the validation split, by name."""
+        named = {"training": self.train_split, "validation": self.validation_split}
+        return {name: split for name, split in named.items() if split is not None}
+
     def _split(self, name: str) -> Split | None:
         value = getattr(self, name)
         if value is None and name == "validation":
@@ -176,7 +182,6 @@ class Job:
         Raises:
             DataError: A data file does not match its header.
         """
-        splits = {"training": self.train_split, "validation": self.validation_split}
         return {
             **self.network.facts(),
             "optimizer": without_address(repr(self.rule)),
@@ -187,11 +192,7 @@ class Job:
             "moving average": self.moving_average,
             "metrics": [*self.metrics],
             "hooks": [type(hook).__name__ for hook in self.hooks],
-            **{
-                f"the {name} examples (a digest of some)": split.sample_digest()
-                for name, split in splits.items()
-                if split is not None
-            },
+            **{f"the {name} examples (a digest of some)": split.sample_digest() for name, split in self.splits.items()},
         }
 
 

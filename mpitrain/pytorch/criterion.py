@@ -89,7 +89,7 @@ class Criterion:
             return examples
         if self._group is not _OF_CLASSES:
             return labels.numel() / (labels.shape[-1] if self._group is _OF_ROWS else 1)  # type: ignore[no-any-return]
-        if labels.is_floating_point():  # probabilities of the classes
+        if labels.is_floating_point() and labels.dim() > 1:  # probabilities of the classes
             return labels.numel() / labels.shape[1]  # type: ignore[no-any-return]
         labels = labels.long()  # an unsigned type has no negative values to ignore
         counted = labels != self.ignore_index

@@ -242,10 +242,6 @@ def _example(tree: Any, index: int) -> Any:
     return map_children(lambda child: _example(child, index), tree)
 
 
-def _pair(batch: Batch) -> tuple[Any, Any]:
-    return batch.examples, batch.labels
-
-
 def _size(batch: Batch) -> int:
-    tree = batch.examples if isinstance(batch, CollatedBatch) else _pair(batch)
+    tree = batch.examples if isinstance(batch, CollatedBatch) else (batch.examples, batch.labels)
     return sum(int(getattr(leaf, "nbytes", 0)) for leaf in leaves(tree))

@@ -37,10 +37,7 @@ def headline(cluster: Cluster, name: str, config: RunConfig, threads: int, devic
 
 def notes_on_data(job: Job) -> list[str]:
     """Return the notes on how data is read, once per file."""
-    notes = [
-        split.note for split in (job.train_split, job.validation_split) if split is not None and split.note is not None
-    ]
-    return list(dict.fromkeys(notes))
+    return list(dict.fromkeys(split.note for split in job.splits.values() if split.note is not None))
 
 
 def notes_on_patience(job: Job, plan: Plan) -> list[str]:

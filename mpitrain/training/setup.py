@@ -136,7 +136,7 @@ def _find_run(cluster: Cluster, request: TrainRequest, job: Job, plan: Plan, ran
             resume_plan = plan_resume(config, files.checkpoints, plan.layout)
             if files.record is not None and (resume_plan.resume or FAILED_AT in os.environ):
                 is_other = resume_plan.resume and not resume_plan.saved
-                files.record.check_data(resume_plan.resume[0].resolve().parents[1] if is_other else files.folder)
+                files.record.check_data(resume_plan.resume[0].resolve().parent.parent if is_other else files.folder)
             if resume_plan.auto and resume_plan.resume:
                 resume_plan = resume_plan._replace(finished=_has_finished_early(files.folder))
             elif resume_plan.auto:
@@ -177,11 +177,7 @@ def _find_files(request: TrainRequest, job: Job, config: RunConfig, ranks: str) 
         "run": config.as_toml(),
         "job": plain(request.arguments),
         "versions": {"job_file": request.name, **versions(), "mpi": library_name()},
-        "data": {
-            name: split.identity()
-            for name, split in (("training", job.train_split), ("validation", job.validation_split))
-            if split is not None
-        },
+        "data": {name: split.identity() for name, split in job.splits.items()},
     }
     return RunFiles(folder, Console(terminal_columns()), RunRecord(folder, tables, request.job_file, ranks))
 
