@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 if sys.version_info >= (3, 11):
-    import tomllib as tomllib
+    import tomllib
 else:
     import tomli as tomllib
+
+loads = tomllib.loads  # returns the tables of a text
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import tomli_w
 
-from ..core.toml import read_toml, tomllib
+from ..core.toml import loads, read_toml
 from ..errors import DataError, RecordError
 from ..plan.option import flag
 
@@ -46,7 +46,7 @@ class RunRecord:
         self._folder, self._job_file, self._ranks = folder, job_file, ranks
         versions = {**tables["versions"], "job_path": str(job_file.absolute())}
         text = tomli_w.dumps({**tables, "versions": versions})
-        self.tables = tomllib.loads(text.encode("utf-8", "replace").decode())  # a path may have any bytes
+        self.tables = loads(text.encode("utf-8", "replace").decode())  # a path may have any bytes
 
     def changes(self) -> list[str]:
         """Return the differences to the last start: options (``--batch-size: 100 -> 50``), OpenBLAS's kernels."""
