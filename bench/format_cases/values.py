@@ -130,8 +130,8 @@ def documented(scalar: Any) -> Any:
         return np.datetime64(scalar.value, "ns")
     if types.is_duration(kind) and kind.unit == "ns":
         return np.timedelta64(scalar.value, "ns")
-    if kind == pa.time64("ns") and scalar.value % 1000:
-        return Near(lambda got: np.timedelta64(got, "ns") == np.timedelta64(scalar.value, "ns"), f"{scalar.value} ns")
+    if kind == pa.time64("ns"):
+        return np.timedelta64(scalar.value, "ns")
     is_plain = kind in (pa.int64(), pa.float64(), pa.bool_()) or not is_number(kind)
     return scalar.as_py() if is_plain else kind.to_pandas_dtype()(scalar.as_py())
 
