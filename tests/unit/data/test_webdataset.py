@@ -114,10 +114,8 @@ class TestTarFilesOfOthers:
     def test_sparse_files_and_long_names(self, tmp_path: Path, form: str) -> None:
         name = "x" * 120 + "/" + "\u00e9" * 45 + ".npy"
         (tmp_path / name).parent.mkdir()
-        values = np.zeros(1 << 20, np.float32)
+        values = np.lib.format.open_memmap(tmp_path / name, "w+", np.float32, (1 << 20,))  # a file with a hole
         values[[0, -1]] = 1, 2
-        np.save(tmp_path / name, values)
-        subprocess.run(["fallocate", "--dig-holes", str(tmp_path / name)], check=True, timeout=60)
         split = data.webdataset(gnu_tar(tmp_path, f"--format={form}", "--sparse", name))
         np.testing.assert_array_equal(split.dataset[0]["npy"], values)
         assert keys(split) == [name.removesuffix(".npy")] and (tmp_path / "a.tar").stat().st_size < values.nbytes
