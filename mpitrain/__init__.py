@@ -11,11 +11,6 @@ from typing import TYPE_CHECKING
 from .core import openblas as blas  # before NumPy is imported
 from .version import __version__
 
-if sys.dont_write_bytecode:
-    from .core import bytecode
-
-    bytecode.store(__name__)
-
 if "torch" in sys.modules:  # otherwise ``import torch`` registers the backend, by the entry point
     import mpitrain_torch
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -114,8 +114,8 @@ class Trainer(ScriptTraining):
         **options: Any,
     ) -> None:
         self.model, self._overlap = model, overlap
-        caller = sys._getframe(1)
-        self._source = caller.f_code.co_filename, caller.f_lineno  # for errors
+        caller = traceback.extract_stack(limit=2)[0]
+        self._source = caller.filename, caller.lineno or 0  # for errors
         self._rank = rank = ScriptRank.of_process()
         with rank.errors_end_the_run():
             with rank.cluster.agree("reading the options"):

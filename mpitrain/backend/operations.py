@@ -118,6 +118,7 @@ class OperationQueue:
         self._name, self._start, self._wait, self._poll = name, start, wait, poll
         self._pending: deque[Operation] = deque()
         self._executing = threading.RLock()  # the thread that performs operations holds this lock
+        self._in_callbacks = 0  # the thread that calls futures' callbacks
         self._left = threading.Semaphore(0)  # operations that were left to the background thread
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -127,8 +128,7 @@ class OperationQueue:
         self._pending.append(operation)
         # A future's callback runs on the thread that performs operations. It may submit an operation and wait for its
         # future, as PowerSGD's hook does; no other thread could perform that operation meanwhile.
-        in_callback = self._executing._is_owned()  # type: ignore[attr-defined]
-        if blocking or in_callback:
+        if blocking or self._in_callbacks == threading.get_ident():
             operation.wait()
         elif not self.poll(operation):
             self._leave_to_thread()
@@ -214,7 +214,9 @@ class OperationQueue:
         if error is not None and self.failed is None:
             self.failed = error if isinstance(error, Exception) else RuntimeError("interrupted")
         with self.ending:
+            outer, self._in_callbacks = self._in_callbacks, threading.get_ident()
             operation.end(self.failed if error is not None else None)
+            self._in_callbacks = outer
         if error is None:
             activity.mark_progress()
         elif not isinstance(error, Exception):

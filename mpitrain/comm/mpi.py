@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from ..errors import LaunchError
 from ..process.launcher_env import is_launched, set_home
@@ -147,6 +148,6 @@ def library_name() -> str:
     return text.splitlines()[0].split(",")[0].replace("(R)", "").replace(" Library", "").removesuffix(" for Linux* OS")
 
 
-def mpi_type(dtype: object) -> MPI.Datatype:
+def mpi_type(dtype: Any) -> MPI.Datatype:
     """Return the MPI type of a NumPy type's elements."""
-    return MPI._typedict[dtype.char]  # type: ignore[attr-defined]
+    return MPI.Datatype.fromcode(dtype.char)

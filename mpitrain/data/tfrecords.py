@@ -12,7 +12,7 @@ import os
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -96,22 +96,34 @@ class TfRecords:
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         examples: list[Any] = [None] * len(indices)
         for number, places in by_file(self.starts, indices).items():
+            lengths = self._records[number][[record for _, record in places]].tolist()
             with self._files[number].opened() as file:
-                for place, record in places:
-                    examples[place] = self._read(file, number, record)
+                for (place, record), (offset, length) in zip(places, lengths, strict=True):
+                    content = os.pread(file.fileno(), length + _FOOTER_BYTES, offset)
+                    try:
+                        examples[place] = self._example(content[:length], content[length:])
+                    except ValueError as error:
+                        where = f"{self._files[number].path}: record {record} at byte {offset - _HEADER_BYTES}"
+                        raise DataError(f"{where} {error}") from error
         return examples
 
-    def _read(self, file: BinaryIO, number: int, record: int) -> dict[str, Any]:
-        offset, length = self._records[number][record].tolist()
-        where = f"{self._files[number].path}: record {record} at byte {offset - _HEADER_BYTES}"
-        file.seek(offset)
-        message = file.read(length)
-        if not _is_valid(message, file.read(_FOOTER_BYTES)):
-            raise DataError(f"{where} is damaged or truncated")
+    def _example(self, content: bytes, checksum: bytes) -> dict[str, Any]:
+        """Return the features of a message.
+
+        Raises:
+            ValueError: The content is damaged, the message has other fields, or a name twice.
+        """
+        if not _is_valid(content, checksum):
+            raise ValueError("is damaged or truncated")
         try:
-            return _example(self._parse(message))
+            message = self._parse(content)
+            message.DiscardUnknownFields()
+            known = message.ByteSize()  # another size than that of the content also if a list was not packed
+            if known != len(content) and known != self._parse(content).ByteSize():
+                raise ValueError("it has other fields")
+            return _features(message)
         except Exception as error:
-            raise DataError(f"{where} is not a tf.train.Example or SequenceExample: {one_line(error)}") from error
+            raise ValueError(f"is not a tf.train.Example or SequenceExample: {one_line(error)}") from error
 
     def name_of(self, index: int) -> str:
         """Return the file and the number of a record."""
@@ -137,16 +149,7 @@ def tfrecord(paths: Paths) -> DatasetSplit:
     return DatasetSplit(TfRecords(files), describe(files))
 
 
-def _example(message: Any) -> dict[str, Any]:
-    """Return the features of a message.
-
-    Raises:
-        ValueError: The message has other fields, or a name twice.
-    """
-    size = message.ByteSize()
-    message.DiscardUnknownFields()
-    if message.ByteSize() != size:
-        raise ValueError("it has other fields")
+def _features(message: Any) -> dict[str, Any]:
     example: dict[str, Any] = {}
     for entry in message.features.feature:
         _add(example, entry.key, _value(entry.value))

@@ -80,8 +80,8 @@ class Job:
     source: tuple[str, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        caller = sys._getframe(2)  # of ``__init__``
-        self.source = caller.f_code.co_filename, caller.f_lineno
+        caller = traceback.extract_stack(limit=3)[0]  # of ``__init__``
+        self.source = caller.filename, caller.lineno or 0
         self._network = make_network(self.model, self.loss)
         self._splits: dict[str, tuple[object, Split]] = {}  # by name: the user's object, and its split
         self._split("train")
