@@ -20,7 +20,9 @@ from ..data.split import Examples, Split
 from ..data.steps import Steps
 from ..errors import ConfigError, JobError
 from ..monitor.trace import span
+from ..plan.config import FIELDS
 from ..plan.metric import Metric
+from ..plan.option import info_of
 from ..plan.options import run_config
 from ..pytorch.batches import as_split
 from ..training.hooks import SAVE
@@ -33,16 +35,6 @@ from .train_loader import TrainLoader, check_count
 
 _WAIT = span("wait")
 _log = logging.getLogger(__name__)
-_UNSUPPORTED_OPTIONS = {  # with what to use instead
-    "batch_size": "pass it to trainer.loader",
-    "train_steps": "pass the number of epochs to trainer.epochs",
-    "train_epochs": "pass it to trainer.epochs",
-    "precision": "use torch.autocast in the loop",
-    "devices_per_rank": "start one rank for each device",
-    "init_from": "load the values into the model before making the Trainer",
-    "validate_steps": "call trainer.evaluate in the loop",
-    "validate_secs": "call trainer.evaluate in the loop",
-}
 
 
 class Trainer(ScriptTraining):
@@ -121,8 +113,8 @@ class Trainer(ScriptTraining):
             with rank.cluster.agree("reading the options"):
                 self._config = run_config({"mode": mode, **options, **rank.options})
                 super().__init__(rank, self._config.run.hang_timeout or math.inf)
-                for name, instead in _UNSUPPORTED_OPTIONS.items():
-                    if name in options or name in rank.options:
+                for name in {**options, **rank.options}:
+                    if instead := info_of(FIELDS[name]).in_scripts:
                         raise ConfigError(f"{name} is no option of a Trainer: {instead}")
                 if self._config.training.goal is not None and not self._config.mode.averages_gradients:
                     raise ConfigError(
@@ -197,7 +189,7 @@ class Trainer(ScriptTraining):
         shuffle: bool = True,
         order: Order | Callable[[int, int], int] | None = None,
         num_workers: int = 0,
-        prefetch_factor: int = 2,
+        prefetch_factor: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
     ) -> TrainLoader:
@@ -215,7 +207,8 @@ class Trainer(ScriptTraining):
             order: The order of the examples, in place of the shuffled order; see ``Split.ordered``.
             num_workers: Processes of each rank that load a dataset's examples ahead, kept for all epochs. The batches
                 are the same with any number. The flag ``--data-workers`` replaces this argument.
-            prefetch_factor: Batches that each of these processes loads ahead; ``--prefetch`` replaces this argument.
+            prefetch_factor: Batches that each of these processes loads ahead; ``--prefetch`` replaces this argument,
+                and has the default.
             collate_fn: Makes a batch from a list of examples of a dataset; torch's ``default_collate`` by default.
             pin_memory: Whether batches are copied to a GPU asynchronously, from page-locked memory.
         """
@@ -225,7 +218,8 @@ class Trainer(ScriptTraining):
             if hasattr(dataset, "__len__") and len(dataset) == 0:
                 raise JobError("trainer.loader got a dataset without examples: must have at least one")
             check_count("num_workers", num_workers, 0)
-            check_count("prefetch_factor", prefetch_factor, 1)
+            if prefetch_factor is not None:
+                check_count("prefetch_factor", prefetch_factor, 1)
             split = as_split(dataset, collate_fn)
             if not isinstance(split, Split):
                 raise JobError(f"trainer.loader got {type(dataset).__name__}: must be a dataset, with __len__")

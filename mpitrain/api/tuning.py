@@ -14,8 +14,9 @@ from typing import Any
 from ..errors import LaunchError, RunFailed
 from ..launcher.supervisor import run
 from ..plan.launch_options import LaunchOptions
+from ..plan.options import without_overridden
 from ..plan.request import JobRequest, LaunchRequest
-from ..predict.candidates import Candidate, candidates
+from ..predict.candidates import Candidate, Impossible, candidates
 from ..predict.measurements import Probe, read_probe
 from ..probe.request import ProbeWorkload, options_of_modes
 from .launch import launch
@@ -51,11 +52,13 @@ class Tuning:
     Attributes:
         probe: The measurements before the first run.
         candidates: All configurations, the best prediction first.
+        impossible: The configurations that cannot be predicted.
         measured: The configurations whose runs have succeeded; the first one is the user's.
     """
 
     probe: Probe
     candidates: list[Candidate]
+    impossible: list[Impossible]
     measured: list[Measured]
 
     @property
@@ -102,7 +105,7 @@ def tune(
         options_of_job = {
             name: value for name, value in job.options.items() if name in of_modes or name == "batch_size"
         }
-        possible = candidates(probe, options_of_job, changes)
+        possible, impossible = candidates(probe, options_of_job, changes)
         chosen, round_began = _to_measure(possible), time.monotonic()
         rates: dict[int, float] = {}  # of the fastest run, by the index of the candidate
         for number, (index, candidate) in enumerate(_ROUNDS * [*enumerate(chosen)]):
@@ -119,7 +122,7 @@ def tune(
                     "the configuration given by the flags could not be measured; start it with mpitrain run to see why"
                 )
     measured = [Measured(chosen[index], rate) for index, rate in rates.items() if rate]
-    return Tuning(probe, possible, measured)
+    return Tuning(probe, possible, impossible, measured)
 
 
 @contextmanager
@@ -139,7 +142,7 @@ def _temporary_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def flags_of(candidate: Candidate) -> list[str]:
+def flags_of(candidate: Candidate | Impossible) -> list[str]:
     """Return the flags in which a configuration differs from the user's."""
     from ..plan.options import flag_words
 
@@ -178,7 +181,7 @@ def _measured_rate(
     steps = rounds // _REPORTS * _REPORTS * every
     values: Mapping[str, Any] = {
         **{name: value for name, value in vars(options).items() if value not in (None, ()) and name != "dry_run"},
-        **job.options,
+        **{name: value for name, value in job.options.items() if name != "run_dir"},
         **job.arguments,
         **candidate.options,
         "train_steps": steps,
@@ -188,8 +191,7 @@ def _measured_rate(
         "resume": "never",
         "tensorboard": False,
     }
-    values = {name: value for name, value in values.items() if name not in ("run_dir", "train_epochs")}
-    launched = launch(job.path, run_dir=run_dir, **values)
+    launched = launch(job.path, **without_overridden(values, {"train_steps": steps}), run_dir=run_dir)
     try:
         launched.wait(timeout=max(60.0, 10 * seconds), show=False)
     except (RunFailed, TimeoutError):

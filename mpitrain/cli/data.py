@@ -35,7 +35,7 @@ def _data(n: int, seconds: float, quick: bool, **values: Any) -> int:
             print_wrapped("\n".join(describe_split(split)) + "\n", error=False)
         speed = measure(job, request.config, n, seconds)
     training = request.config.training
-    lines = describe_speed(speed, splits, n, training.data_workers or 0, training.prefetch or 2)
+    lines = describe_speed(speed, splits, n, training.n_data_workers, training.batches_ahead)
     print_wrapped("\n".join(lines), error=False)
     return 0
 

@@ -22,7 +22,7 @@ def _placement(**values: Any) -> int:
     if not config.servers.ps:
         raise ConfigError("--ps 0: there is no server to place variables on; give --ps 1 or more")
     with errors_located(request.job_file, job):
-        plan = make_plan(job, config, workers=2 + (config.parallel.backup_workers or 0))
+        plan = make_plan(job, config, workers=2 + config.parallel.most_spare_workers)
     print(placement_table(plan))
     return 0
 

@@ -11,6 +11,7 @@ from ..errors import ConfigError
 from ..monitor.format import amount, format_table, size_of
 from ..plan import options as flags
 from ..plan.launch_options import LaunchOptions
+from ..plan.option import names_of
 from ..predict.measurements import LinkTimes, Probe, read_probe
 from ..probe.request import options_of_modes
 from .job_command import JobCommand
@@ -18,17 +19,7 @@ from .job_command import JobCommand
 if TYPE_CHECKING:
     from ..probe.rank import ProbeRequest
 
-LAUNCH_OPTIONS = (
-    "ranks",
-    "hosts",
-    "hostfile",
-    "remote_agent",
-    "network",
-    "env",
-    "launcher_args",
-    "link_timeout",
-    "dry_run",
-)
+LAUNCH_OPTIONS = names_of([LaunchOptions], lambda info: info.is_for_probe)
 
 
 def _output(default: str) -> click.Option:

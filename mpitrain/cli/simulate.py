@@ -20,9 +20,7 @@ from ..plan import options as flags
 from ..plan.config import FIELDS, RunConfig
 from ..plan.modes import MODES
 from ..plan.option import info_of
-from ..plan.option_groups import ServerConfig
 from ..plan.options import flag_words
-from ..plan.parallel import ParallelConfig
 from ..predict.failures import Failures, time_with_failures
 from ..predict.measurements import Probe, read_probe
 from ..predict.scenario import Scenario, parse_rate, scenario_of, shaped
@@ -34,14 +32,7 @@ from .help import help_all_option, write_options
 _WORKERS_PER_SERVER = 8
 _TRACED_STEPS = 20
 _TRACED_RANKS = 256
-# Options of a run on which its speed depends.
-_NAMES = """
-    mode staleness backup_workers local_steps outer_optimizer fragments overlap_steps compress bucket_bytes ps
-    ps_placement prefetch_params
-""".split()
-_OF_RUNS = [
-    option for group in (ParallelConfig, ServerConfig) for option in flags.options_of(group) if option.name in _NAMES
-]
+_OF_RUNS = [option for option in flags.run_options() if info_of(FIELDS[str(option.name)]).is_simulated]
 _COLUMNS = (
     "mode", "options", "nodes", "ranks", "steps/s", "examples/s", "efficiency", "staleness", "dropped", "MB/s per node",
 )  # fmt: skip
@@ -135,11 +126,14 @@ def _simulate(probe: Path, **values: Any) -> int:
     measured = dataclasses.replace(measured, step_factors=step_factors(values["step_times"], measured))
     given = _given(values)
     _check(values, given)
-    scenarios = list(_scenarios(measured, values, given))
+    problems: dict[str, str] = {}
+    scenarios = list(_scenarios(measured, values, given, problems))
     if values["trace"] is not None:
         _check_traced([scenario for _, _, scenario in scenarios])
     forecasts = [_forecast(measured, values, scenario, mode, options) for mode, options, scenario in scenarios]
     click.echo(table(forecasts))
+    for mode, problem in problems.items():
+        click.echo(f"not predicted: {mode}: {problem}")
     if values["o"] is not None:
         _write(values["o"], json.dumps([forecast.as_mapping() for forecast in forecasts], indent=1) + "\n")
     if values["plot"] is not None:
@@ -186,16 +180,16 @@ def _is_set(name: str) -> bool:
 
 
 def _scenarios(
-    probe: Probe, values: Mapping[str, Any], given: Mapping[str, Any]
+    probe: Probe, values: Mapping[str, Any], given: Mapping[str, Any], problems: dict[str, str]
 ) -> Iterator[tuple[str, dict[str, Any], Scenario]]:
     """Yield mode, options and scenario of each prediction.
 
-    Impossible predictions of modes that the user has not named are left out.
+    Args:
+        problems: Set to the reasons why modes that the user has not named cannot be predicted, by mode.
 
     Raises:
         ConfigError: No prediction is possible.
     """
-    problem: ConfigError | None = None
     count = 0
     for mode in [given["mode"]] if "mode" in given else MODES:
         for nodes in _numbers_of_nodes(probe, values):
@@ -203,14 +197,14 @@ def _scenarios(
                 options = _options(mode, given, probe, values, nodes)
                 scenario = _scenario(probe, values, RunConfig.of(**options), nodes)
             except ConfigError as error:
-                problem = problem or error
                 if "mode" in given:
                     raise
+                problems.setdefault(mode, str(error))
                 continue
             count += 1
             yield mode, {name: value for name, value in options.items() if name != "mode"}, scenario
-    if not count and problem is not None:
-        raise problem
+    if not count:
+        raise ConfigError(next(iter(problems.values())))
 
 
 def _numbers_of_nodes(probe: Probe, values: Mapping[str, Any]) -> list[int]:

@@ -78,6 +78,7 @@ def as_mapping(result: Tuning) -> dict[str, Any]:
             }
             for candidate in result.candidates
         ],
+        "impossible": [{"options": plain(options), "reason": reason} for options, reason in result.impossible],
         "noise_scale_examples": result.probe.noise.scale_examples,
     }
 
@@ -101,7 +102,8 @@ def describe(result: Tuning) -> str:
         for one in result.measured
     ]
     table = format_table(("options", "predicted examples/s", "measured", "progress per example", "efficiency"), rows)
-    return f"{len(result.candidates)} configurations were predicted\n\n{table}\n\n{advice(result)}"
+    left_out = "".join(f"\nnot possible: {' '.join(flags_of(one))}: {one.reason}" for one in result.impossible)
+    return f"{len(result.candidates)} configurations were predicted{left_out}\n\n{table}\n\n{advice(result)}"
 
 
 def advice(result: Tuning) -> str:

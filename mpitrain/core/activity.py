@@ -22,6 +22,10 @@ KINDS = tuple(
     """.split()
 )
 PAGE_VARIABLE = "MPITRAIN_ACTIVITY"  # the path of a program's page
+# The default limit of the time without progress: a multiple of the longest activity so far, and its lower bounds.
+TIMES_LONGEST = 10
+SHORTEST_LIMIT_S = 60.0
+PATIENT_LIMIT_S = 600.0  # for hooks, for loading (a file system may fail over), and for programs
 LONG_LIMIT_S = 1800.0  # limit for operations that take long, until ``set_limits`` is called
 _WAIT = KINDS.index("wait")
 _STATE, _STEP, _WAITS_FOR, _LIMIT_S, _LONG_LIMIT_S, _FIRST_STEP, _STACKS_PID, _PROGRESS, _BLOCKED = range(9)

@@ -77,7 +77,7 @@ class Loading(NamedTuple):
     """
 
     workers: int = 0
-    prefetch: int = 2
+    prefetch: int = 1
     share: int = 0
     shares: int = 1
     dtype: Any = None

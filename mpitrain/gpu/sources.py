@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from importlib import resources
 
+from ..core.ops.activations import ACTIVATIONS
 from ..optim.compiled import RULES, SLOTS, CompiledRule
 
 # Types of stored values in CUDA sources, by their NumPy names.
@@ -39,9 +40,15 @@ def variants(dtypes: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def source(name: str) -> str:
-    """Return the source ``kernels/<name>.cu``; the source ``optim`` ends with the compiled rules of all optimizers."""
+    """Return the source ``kernels/<name>.cu``.
+
+    ``activation`` begins with an enumeration of all kinds, ``kRelu`` and others; ``optim`` ends with the rules of all
+    optimizers.
+    """
+    kinds = ", ".join("k" + kind.title().replace("_", "") for kind in ACTIVATIONS)
+    before = f"enum Activation {{ {kinds} }};  " if name == "activation" else ""
     rules = "".join(map(_rule, RULES.values())) if name == "optim" else ""
-    return (_FOLDER / f"{name}.cu").read_text() + rules
+    return before + (_FOLDER / f"{name}.cu").read_text() + rules
 
 
 def text(name: str) -> str:

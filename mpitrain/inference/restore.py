@@ -20,15 +20,15 @@ from ..errors import CheckpointError, ConfigError, RecordError
 from ..models.base import Model
 from ..models.select import make_model
 from ..monitor.run_record import RecordedJob, recorded_job
-from ..plan.config import RunConfig
+from ..plan.config import GROUPS, RunConfig
 from ..plan.job import Job, load_job_file, make_job
+from ..plan.option import names_of
 from ..plan.options import job_options, run_config
 from ..plan.plan import make_plan
 from ..plan.script import is_script
 
 _PASS_IT = "as in mpitrain.load(path, model=my_model); the commands predict and evaluate need a job file"
-# Options that a model outside of training depends on, too; all others get their defaults.
-_USED = ("batch_size", "train_steps", "train_epochs", "accumulate_steps", "dtype", "seed", "flush_denormals")
+_USED = names_of(GROUPS, lambda info: info.is_part_of_model)  # all others get their defaults
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,14 @@ import tomli_w
 
 from ..core.toml import loads, read_toml
 from ..errors import DataError, RecordError
-from ..plan.option import flag
+from ..plan.config import GROUPS
+from ..plan.option import flag, names_of
 
 PROGRAM = "program"  # the recorded mode if the ranks execute a program
 HISTORY, CONFIG = "history", "config.toml"
+_JOB_PATH = "job_path"  # key in the table of versions
 KERNELS = "blas_openblas"  # key in the table of versions; its value is OpenBLAS's version and the name of its kernels
-_UNCOMPARED = {"run_dir", "resume", "time_limit", "job_path"}  # options for the place and the end of a run
+PLACE = names_of(GROUPS, lambda info: info.is_place)
 _GIT_S = 10.0  # time limit of one git command
 
 
@@ -44,7 +46,7 @@ class RunRecord:
 
     def __init__(self, folder: Path, tables: Mapping[str, Mapping[str, Any]], job_file: Path, ranks: str) -> None:
         self._folder, self._job_file, self._ranks = folder, job_file, ranks
-        versions = {**tables["versions"], "job_path": str(job_file.absolute())}
+        versions = {**tables["versions"], _JOB_PATH: str(job_file.absolute())}
         text = tomli_w.dumps({**tables, "versions": versions})
         self.tables = loads(text.encode("utf-8", "replace").decode())  # a path may have any bytes
 
@@ -133,7 +135,7 @@ def recorded_job(run_dir: Path, step: int) -> RecordedJob:
     copies = sorted(entry.glob("*.py"))
     if not copies or not tables:
         raise RecordError(f"{entry} is incomplete: it must have {CONFIG} and the job file; pass the model")
-    original = Path(tables.get("versions", {}).get("job_path", copies[0]))
+    original = Path(tables.get("versions", {}).get(_JOB_PATH, copies[0]))
     unchanged = original.is_file() and original.read_bytes() == copies[0].read_bytes()
     return RecordedJob(original if unchanged else copies[0], original.parent, tables)
 
@@ -159,7 +161,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _compared(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the tables without options that do not change how a run trains."""
     return {
-        name: {option: value for option, value in table.items() if option not in _UNCOMPARED}
+        name: {option: value for option, value in table.items() if option not in (*PLACE, _JOB_PATH)}
         for name, table in tables.items()
     }
 

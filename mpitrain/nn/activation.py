@@ -25,6 +25,12 @@ class Activation(Layer):
     is_fused = False
     in_place = False
 
+    @property
+    def only_applies_kind(self) -> bool:
+        """Whether the layer does nothing but apply ``kind``; subclasses of users may do more."""
+        own = type(self)
+        return own.forward is Activation.forward and own.backward is Activation.backward
+
     def forward(self, x: Array, ctx: Context) -> Array:
         if self.is_fused:
             return x

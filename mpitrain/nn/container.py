@@ -10,7 +10,7 @@ import numpy as np
 
 from ..core.layout import Array, Shape
 from ..errors import JobError
-from .activation import GELU, NO_ACTIVATION, Activation, LeakyReLU, ReLU, Sigmoid, Tanh
+from .activation import NO_ACTIVATION, Activation, ReLU
 from .biased import Biased
 from .conv import Conv2D
 from .dense import Dense
@@ -23,7 +23,6 @@ from .shape import Flatten, Reshape
 FORGETS_OUTPUT = (Dense, Conv2D, BatchNorm, LayerNorm)
 # These exact classes only: user-defined subclasses may behave differently.
 _BIASED = (Dense, Conv2D)
-_ACTIVATIONS = (ReLU, LeakyReLU, GELU, Tanh, Sigmoid)
 
 
 class Sequential(Layer):
@@ -142,7 +141,8 @@ def _applier(before: Layer | None, layer: Layer, after: Layer | None) -> Biased 
     """Return the neighbour that applies ``layer``, if this is an activation that a neighbour can apply."""
     if type(layer) is ReLU and type(after) is MaxPool:
         return after
-    if type(layer) in _ACTIVATIONS and isinstance(before, Biased) and type(before) in _BIASED and before.has_bias:
+    is_plain = isinstance(layer, Activation) and layer.only_applies_kind
+    if is_plain and isinstance(before, Biased) and type(before) in _BIASED and before.has_bias:
         return before
     return None
 

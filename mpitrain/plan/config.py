@@ -50,26 +50,16 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         self._check_modes()
+        self._check_pairs()
         self._check_compression()
         self.parallel.check_outer_optimizer(self.mode)
         self._check_device()
         self._check_goal()
-        training, saving, output = self.training, self.saving, self.output
-        if training.train_steps is not None and training.train_epochs is not None:
-            raise ConfigError(
-                f"--train-steps {training.train_steps} and --train-epochs {training.train_epochs} contradict each "
-                "other; remove one"
-            )
+        saving, output = self.saving, self.output
         if saving.save_one_file and saving.save_compression != "none":
             raise ConfigError(
                 f"--save-compression {saving.save_compression} cannot be combined with --save-one-file; remove one"
             )
-        if saving.keep_every and not saving.keep:
-            raise ConfigError(
-                f"--keep-every {saving.keep_every} requires --keep N; without --keep all checkpoints are kept"
-            )
-        if output.log_grad_norm and not output.log_steps:
-            raise ConfigError("--log-grad-norm has no effect with --log-steps 0; remove one")
         if output.histogram_steps and output.tensorboard is False:
             raise ConfigError(
                 f"--histogram-steps {output.histogram_steps} requires TensorBoard events; remove --no-tensorboard"
@@ -82,19 +72,13 @@ class RunConfig:
         Raises:
             ConfigError: The value of ``--compress`` is not valid.
         """
-        text = self.servers.push_precision if self.parallel.compress is None else self.parallel.compress
+        text = self.parallel.compress
         compression = None if text is None else parse_compression(text)
         return None if compression is None or compression.name == self.training.dtype else compression
 
     def _check_compression(self) -> None:
         """Reject options of compression that conflict, have no effect, or that the mode does not support."""
         compression, mode, parallel = self.compression, self.mode, self.parallel
-        if parallel.compress_after and parallel.compress is None:
-            raise ConfigError(
-                f"--compress-after {parallel.compress_after} requires --compress; add it, or remove --compress-after"
-            )
-        if self.servers.push_precision is not None and parallel.compress is not None:
-            raise ConfigError("--push-precision is the former name of --compress; remove --push-precision")
         if compression is not None and not compression.is_class and compression.name not in mode.compressions:
             valid = values_of(mode.compressions)
             raise ConfigError(f"--compress {compression} is not supported in --mode {mode.name}; must be {valid}")
@@ -158,6 +142,22 @@ class RunConfig:
                 f"--ps-hosts names {len(hosts)} hosts ({', '.join(hosts)}) for --ps {ps}; "
                 "name at most one host per server"
             )
+
+    def _check_pairs(self) -> None:
+        """Reject options without those that they require, and options that exclude each other."""
+        options = self.options()
+        for name, field in FIELDS.items():
+            info, value = info_of(field), options[name]
+            if value == field.default:
+                continue
+            if info.requires and not options[info.requires]:
+                raise ConfigError(
+                    f"{flag(name)} {value} requires {flag(info.requires)}: add it, or remove {flag(name)}"
+                )
+            if info.excludes and (other := options[info.excludes]) is not None:
+                raise ConfigError(
+                    f"{flag(name)} {value} and {flag(info.excludes)} {other} contradict each other; remove one"
+                )
 
     def check_ranks(self, ranks: int) -> None:
         """Check that the roles can be assigned to ``ranks`` ranks.

@@ -24,7 +24,7 @@ from ..errors import DataError, JobError, UserError
 from ..nn.layer import Layer, walk
 from ..nn.loss import Loss
 from ..optim import Optimizer, moving_average
-from .config import RunConfig
+from .config import FIELDS, RunConfig
 from .hook import Hook
 from .metric import MEASURED, Metric, check_metrics
 from .network import Network, TorchLoss, TorchModule, TorchOptimizer, make_network, must_be, without_address
@@ -90,7 +90,7 @@ class Job:
         self._check("optimizer", self.rule, Optimizer)
         if self.moving_average is not None:
             self._check("moving_average", self.moving_average, moving_average)
-        for name in ("batch_size", "train_steps", "train_epochs"):
+        for name in [name for name in FIELDS if name in type(self).__dataclass_fields__]:
             if name == "batch_size" or getattr(self, name) is not None:
                 self._check(name, getattr(self, name), int)
         if self.train_epochs is not None and self.train_epochs < 1:

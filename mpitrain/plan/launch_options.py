@@ -27,19 +27,32 @@ class LaunchOptions(OptionGroup):
         default_text="all slots of --hosts, or all tasks of the allocation; else 1",
         also="-n",
         is_common=True,
+        is_for_probe=True,
     )
-    hosts: str | None = option(None, "Hosts to run on.", "HOST:RANKS,...", default_text="this host", is_common=True)
-    hostfile: Path | None = option(None, "File with the hosts, one per line.", "FILE")
+    hosts: str | None = option(
+        None, "Hosts to run on.", "HOST:RANKS,...", default_text="this host", is_common=True, is_for_probe=True
+    )
+    hostfile: Path | None = option(None, "File with the hosts, one per line.", "FILE", is_for_probe=True)
     remote_agent: str | None = option(
-        None, "Program that starts processes on other hosts, such as ssh.", "PROGRAM", default_text="ssh"
+        None,
+        "Program that starts processes on other hosts, such as ssh.",
+        "PROGRAM",
+        default_text="ssh",
+        is_for_probe=True,
     )
     network: str | None = option(
-        None, "Network between the hosts: a subnet such as 10.1.0.0/16, or an interface name.", "NET"
+        None, "Network between the hosts: a subnet such as 10.1.0.0/16, or an interface name.", "NET", is_for_probe=True
     )
     env: tuple[str, ...] = option(
-        (), "Set an environment variable for the ranks; may be repeated.", "NAME[=VALUE]", is_repeated=True
+        (),
+        "Set an environment variable for the ranks; may be repeated.",
+        "NAME[=VALUE]",
+        is_repeated=True,
+        is_for_probe=True,
     )
-    launcher_args: str | None = option(None, "Extra arguments for mpirun, quoted as in a shell.", "WORDS")
+    launcher_args: str | None = option(
+        None, "Extra arguments for mpirun, quoted as in a shell.", "WORDS", is_for_probe=True
+    )
     max_restarts: int = option(
         0,
         "Restart from the newest state after a rank or host has died, at most N times.",
@@ -55,5 +68,9 @@ class LaunchOptions(OptionGroup):
     min_ranks: int | None = option(
         None, "Restart without lost hosts if the remaining hosts have slots for at least M ranks.", "M", minimum=1
     )
-    link_timeout: float = option(30.0, "End the ranks if another host has not answered for S seconds.", "S", minimum=5)
-    dry_run: bool = option(False, "Print the command without running it.", has_negative=False, is_common=True)
+    link_timeout: float = option(
+        30.0, "End the ranks if another host has not answered for S seconds.", "S", minimum=5, is_for_probe=True
+    )
+    dry_run: bool = option(
+        False, "Print the command without running it.", has_negative=False, is_common=True, is_for_probe=True
+    )

@@ -34,6 +34,7 @@ class Mode:
         keeps_vectors_on_gpus: Whether the vectors are on every worker's GPU if all workers have GPUs. float16 requires
             this, because its loss scale is the same on all GPUs.
         compressions: The values of ``--compress`` that the mode supports, without their numbers.
+        simulation: The module that simulates the mode, in ``predict.modes``; empty if its speed cannot be predicted.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Mode:
     averages_params: bool = False
     keeps_vectors_on_gpus: bool = False
     compressions: tuple[str, ...] = ()
+    simulation: str = ""
 
     @property
     def averages_gradients(self) -> bool:
@@ -61,7 +63,11 @@ MODES = {
     mode.name: mode
     for mode in (
         Mode(
-            "sync", f"{_STRATEGY}.select:sync_strategy", keeps_vectors_on_gpus=True, compressions=(*_IN_ALL, "powersgd")
+            "sync",
+            f"{_STRATEGY}.select:sync_strategy",
+            keeps_vectors_on_gpus=True,
+            compressions=(*_IN_ALL, "powersgd"),
+            simulation="sync",
         ),
         Mode(
             "async",
@@ -69,6 +75,7 @@ MODES = {
             uses_servers=True,
             is_asynchronous=True,
             compressions=_OF_SERVERS,
+            simulation="asynchronous",
         ),
         Mode(
             "ssp",
@@ -77,6 +84,7 @@ MODES = {
             is_asynchronous=True,
             bounds_staleness=True,
             compressions=_OF_SERVERS,
+            simulation="asynchronous",
         ),
         Mode(
             "backup",
@@ -84,8 +92,15 @@ MODES = {
             uses_servers=True,
             drops_late_gradients=True,
             compressions=_OF_SERVERS,
+            simulation="backup",
         ),
-        Mode("local", f"{_STRATEGY}.local:Local", averages_params=True, compressions=(*_IN_ALL, "int4")),
+        Mode(
+            "local",
+            f"{_STRATEGY}.local:Local",
+            averages_params=True,
+            compressions=(*_IN_ALL, "int4"),
+            simulation="local",
+        ),
     )
 }
 

@@ -7,7 +7,7 @@ import difflib
 import functools
 import operator
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -31,13 +31,24 @@ class OptionInfo:
         help: The effect of the option, without facts that follow from the other attributes.
         metavar: The text that help shows in place of a value; None for the type's name.
         minimum, above, maximum, below: Limits of the valid numbers: at least, more than, at most, less than.
-        default_text: For an option that is None unless given: its default, or what determines it.
+        if_none: For an option that is None unless given: the value that is used then; see ``value_of``.
+        default_text: For an option that is None unless given: what determines the value that is used then.
         also: A second spelling of the flag.
         choices: The valid words; empty if the type determines the valid values.
         modes: Returns whether the option is valid in a mode; None if it is valid in all modes.
         is_repeated: Whether the flag may be given several times; the option's value is then a tuple.
         has_negative: Whether a boolean option also has a flag ``--no-NAME``.
         is_common: Whether ``--help`` describes the option; ``--help-all`` describes all options.
+        requires: Another option, without which this one has no effect.
+        excludes: Another option, which cannot be given together with this one.
+        is_simulated: Whether ``mpitrain simulate`` predicts its effect.
+        change: The value of ``--may-change`` with which ``mpitrain tune`` varies the option; empty: it varies the
+            option always, because the results stay the same; None: never.
+        tried: The values that ``tune`` tries; empty if they depend on the job or on the ranks.
+        is_part_of_model: Whether a trained model depends on the option outside of training, too.
+        is_place: Whether it only says where a run is stored and when it ends, so that runs are compared without it.
+        is_for_probe: Whether ``mpitrain probe`` and ``tune``, which start short runs, have this option of the launcher.
+        in_scripts: For an option that a ``Trainer`` does not have: what a script does instead.
     """
 
     help: str
@@ -46,13 +57,23 @@ class OptionInfo:
     above: float | None = None
     maximum: float | None = None
     below: float | None = None
-    default_text: object = ""
+    if_none: Any = None
+    default_text: str = ""
     also: str = ""
     choices: tuple[str, ...] = ()
     modes: Callable[[Mode], bool] | None = None
     is_repeated: bool = False
     has_negative: bool = True
     is_common: bool = False
+    requires: str = ""
+    excludes: str = ""
+    is_simulated: bool = False
+    change: str | None = None
+    tried: tuple[Any, ...] = ()
+    is_part_of_model: bool = False
+    is_place: bool = False
+    is_for_probe: bool = False
+    in_scripts: str = ""
 
     @property
     def limits(self) -> str:
@@ -75,13 +96,14 @@ class OptionInfo:
         return () if self.modes is None else names_of_modes(self.modes)
 
     def help_text(self) -> str:
-        """Return the help of the flag, with its modes, limits that are not obvious, and ``default_text``."""
+        """Return the help of the flag, with its modes, limits that are not obvious, and the default if it is None."""
         text = self.help
         if self.mode_names:
             text = f"{', '.join(self.mode_names)}: {text[0].lower()}{text[1:]}"
         if self.limits not in ("", ">= 0", ">= 1"):
             text += f"  [{self.limits}]"
-        return text + (f"  [default: {self.default_text}]" if self.default_text else "")
+        default = self.default_text or self.if_none
+        return text if default is None else f"{text}  [default: {default}]"
 
 
 def option(default: Any, help: str, metavar: str | None = None, **attributes: Any) -> Any:
@@ -116,6 +138,21 @@ class OptionGroup:
                 near = difflib.get_close_matches(str(value), choices, n=1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise ConfigError(f"{flag(field.name)} is {value!r}: must be one of {', '.join(choices)}{hint}")
+
+
+def names_of(groups: Iterable[type], has_property: Callable[[OptionInfo], object]) -> tuple[str, ...]:
+    """Return the names of the options in these groups for whose metadata ``has_property`` is true."""
+    return tuple(field.name for group in groups for field in dataclasses.fields(group) if has_property(info_of(field)))
+
+
+def value_of(name: str) -> Any:
+    """Return a property of an ``OptionGroup``: the value of an option or, if that is None, its ``if_none``."""
+
+    def value(group: Any) -> Any:
+        own = getattr(group, name)
+        return info_of(group.__dataclass_fields__[name]).if_none if own is None else own
+
+    return property(value)
 
 
 def flag(name: str) -> str:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..core.activity import LONG_LIMIT_S
+from ..core.activity import LONG_LIMIT_S, SHORTEST_LIMIT_S, TIMES_LONGEST
 from .metric import Goal, parse_goal
 from .modes import Mode
-from .option import OptionGroup, option
+from .option import OptionGroup, option, value_of
 
 
 def _with_servers(mode: Mode) -> bool:
@@ -31,20 +31,20 @@ class ServerConfig(OptionGroup):
         minimum=0,
         modes=_with_servers,
         is_common=True,
+        is_simulated=True,
+        change="servers",
     )
     ps_placement: Literal["spread", "pack", "first"] = option(
         "spread",
         "Ranks that become servers: spread over nodes, packed on few nodes, or the first ranks.",
         modes=_with_servers,
+        is_simulated=True,
     )
     ps_hosts: list[str] | None = option(
         None, "Hosts to which the servers are assigned in turn.", "HOST,...", modes=_with_servers
     )
     placement: Literal["round_robin", "greedy", "partitioned"] = option(
         "partitioned", "How variables are distributed over the servers.", modes=_with_servers
-    )
-    push_precision: Literal["float32", "bfloat16", "float16"] | None = option(
-        None, "Former name of --compress.", modes=_with_servers
     )
     one_sided: bool = option(
         True,
@@ -56,6 +56,7 @@ class ServerConfig(OptionGroup):
         "Read the parameters of the next step from servers on other nodes during "
         "the present step; they may be one step older.",
         modes=lambda mode: mode.is_asynchronous and not mode.bounds_staleness,
+        is_simulated=True,
     )
 
 
@@ -63,11 +64,38 @@ class ServerConfig(OptionGroup):
 class TrainingConfig(OptionGroup):
     """The steps of training, and validation."""
 
-    batch_size: int | None = option(None, "Examples per worker and step.", "N", minimum=1, is_common=True)
-    train_steps: int | None = option(None, "Number of training steps.", "N", minimum=0, is_common=True)
-    train_epochs: int | None = option(None, "Number of epochs instead of steps.", "E", minimum=1, is_common=True)
+    batch_size: int | None = option(
+        None,
+        "Examples per worker and step.",
+        "N",
+        minimum=1,
+        is_common=True,
+        change="batch",
+        is_part_of_model=True,
+        in_scripts="pass it to trainer.loader",
+    )
+    train_steps: int | None = option(
+        None,
+        "Number of training steps.",
+        "N",
+        minimum=0,
+        is_common=True,
+        excludes="train_epochs",
+        is_part_of_model=True,
+        in_scripts="pass the number of epochs to trainer.epochs",
+    )
+    train_epochs: int | None = option(
+        None,
+        "Number of epochs instead of steps.",
+        "E",
+        minimum=1,
+        is_common=True,
+        excludes="train_steps",
+        is_part_of_model=True,
+        in_scripts="pass it to trainer.epochs",
+    )
     accumulate_steps: int = option(
-        1, "Split a worker's batch into this many micro-batches, to save memory.", "N", minimum=1
+        1, "Split a worker's batch into this many micro-batches, to save memory.", "N", minimum=1, is_part_of_model=True
     )
     exact_mean: bool = option(
         False,
@@ -76,17 +104,21 @@ class TrainingConfig(OptionGroup):
         has_negative=False,
         modes=lambda mode: mode.averages_gradients,
     )
-    seed: int = option(0, "Random seed for initialization, data order and dropout.", "N", minimum=0)
-    dtype: Literal["float32", "float64"] = option("float32", "Data type of parameters and arithmetic.")
+    seed: int = option(
+        0, "Random seed for initialization, data order and dropout.", "N", minimum=0, is_part_of_model=True
+    )
+    dtype: Literal["float32", "float64"] = option(
+        "float32", "Data type of parameters and arithmetic.", is_part_of_model=True
+    )
     data_workers: int | None = option(
         None,
         "Number of processes per rank that load the examples of a dataset; 0: the rank loads them itself.",
         "N",
         minimum=0,
-        default_text=0,
+        if_none=0,
     )
     prefetch: int | None = option(
-        None, "Number of batches that each data worker loads ahead.", "N", minimum=1, default_text=2
+        None, "Number of batches that each data worker loads ahead.", "N", minimum=1, if_none=2
     )
     nan: Literal["stop", "skip", "ignore"] = option("stop", "Action on a non-finite loss.")
     init_from: Path | None = option(
@@ -94,15 +126,28 @@ class TrainingConfig(OptionGroup):
         "Initialize parameters from a checkpoint or a run directory, where names and shapes match; no effect if the "
         "run resumes.",
         "PATH",
+        in_scripts="load the values into the model before making the Trainer",
     )
-    validate_steps: int = option(1000, "Validate every N steps; 0: only at the end.", "N", minimum=0, is_common=True)
-    validate_secs: float = option(0.0, "Also validate every S seconds; 0: never.", "S", minimum=0)
+    validate_steps: int = option(
+        1000,
+        "Validate every N steps; 0: only at the end.",
+        "N",
+        minimum=0,
+        is_common=True,
+        in_scripts="call trainer.evaluate in the loop",
+    )
+    validate_secs: float = option(
+        0.0, "Also validate every S seconds; 0: never.", "S", minimum=0, in_scripts="call trainer.evaluate in the loop"
+    )
     stop_metric: str | None = option(
         None, "The validation metric of --patience and --keep-best: loss, accuracy, or NAME:min or NAME:max.", "NAME"
     )
     patience: int | None = option(
         None, "Finish training after N validations in a row without improvement of --stop-metric.", "N", minimum=1
     )
+
+    n_data_workers = value_of("data_workers")
+    batches_ahead = value_of("prefetch")
 
     @property
     def goal(self) -> Goal | None:
@@ -117,11 +162,14 @@ class DeviceConfig(OptionGroup):
     device: Literal["auto", "cpu", "gpu"] = option(
         "auto", "Device of the workers; auto: GPUs if available.", is_common=True
     )
-    devices_per_rank: int = option(1, "Split a rank's batch over this many devices.", "N", minimum=1)
+    devices_per_rank: int = option(
+        1, "Split a rank's batch over this many devices.", "N", minimum=1, in_scripts="start one rank for each device"
+    )
     precision: Literal["float32", "tf32", "bfloat16", "float16"] = option(
         "float32",
         "GPU compute precision. tf32: matrix products round their inputs to TF32. bfloat16, float16: activations and "
         "a copy of the parameters are 16-bit. Parameters, gradients and sums stay float32.",
+        in_scripts="use torch.autocast in the loop",
     )
     threads: int | None = option(
         None, "BLAS threads per rank.", "N", minimum=1, default_text="cores / ranks of the node"
@@ -129,6 +177,7 @@ class DeviceConfig(OptionGroup):
     flush_denormals: bool = option(
         True,
         "Flush subnormal (denormal) numbers to zero, in float32 below 1.2e-38; many CPUs compute slowly with them.",
+        is_part_of_model=True,
     )
     soft_placement: bool = option(True, "Workers without a GPU use the CPU if other workers have GPUs.")
     gpu_memory_fraction: float | None = option(
@@ -160,7 +209,9 @@ class SavingConfig(OptionGroup):
     keep: int = option(
         0, "Keep the newest N checkpoints and an undamaged checkpoint; 0: keep all.", "N", minimum=0, is_common=True
     )
-    keep_every: int = option(0, "With --keep: also keep the checkpoint of every M-th step.", "M", minimum=0)
+    keep_every: int = option(
+        0, "With --keep: also keep the checkpoint of every M-th step.", "M", minimum=0, requires="keep"
+    )
     keep_best: bool = option(
         False, "Save whenever --stop-metric is the best so far, and keep the best checkpoint, RUN/best."
     )
@@ -184,26 +235,30 @@ class SavingConfig(OptionGroup):
 class RunDirConfig(OptionGroup):
     """The run directory, and when a run resumes and ends."""
 
-    run_dir: Path | None = option(None, "Output directory.", "DIR", default_text="runs/JOB-TIME", is_common=True)
+    run_dir: Path | None = option(
+        None, "Output directory.", "DIR", default_text="runs/JOB-TIME", is_common=True, is_place=True
+    )
     resume: str = option(
         "auto",
         "auto: resume from the newest checkpoint in the run directory. never: do not resume. PATH: resume from this "
         "checkpoint or run directory.",
         "auto|never|PATH",
         is_common=True,
+        is_place=True,
     )
     time_limit: float | None = option(
         None,
         "Save and exit before S seconds have passed; Slurm's limit (SLURM_JOB_END_TIME) always applies.",
         "S",
         minimum=1,
+        is_place=True,
     )
     hang_timeout: float | None = option(
         None,
         "End the run and report the rank if a rank makes no progress for S seconds; 0: never.",
         "S",
         minimum=0,
-        default_text="10 times the longest activity so far, at least 60",
+        default_text=f"{TIMES_LONGEST} times the longest activity so far, at least {SHORTEST_LIMIT_S:g}",
     )
     long_timeout: float = option(
         LONG_LIMIT_S,
@@ -225,6 +280,7 @@ class OutputConfig(OptionGroup):
         False,
         "Record the norm of the averaged gradient, before clipping, with every report of --log-steps.",
         modes=lambda mode: mode.averages_gradients,
+        requires="log_steps",
     )
     tensorboard: bool | None = option(
         None, "Write TensorBoard event files.", default_text="if tensorboardX is installed"

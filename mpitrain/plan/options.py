@@ -117,9 +117,8 @@ def run_config(values: Mapping[str, Any]) -> RunConfig:
 
 
 def without_overridden(options: Mapping[str, Any], overriding: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options without those that other options override: steps and epochs exclude each other."""
-    length = {"train_steps", "train_epochs"}
-    excluded = length if length & overriding.keys() else ()
+    """Return options without those that other options exclude, such as steps in place of epochs."""
+    excluded = {info_of(FIELDS[name]).excludes for name in overriding if name in FIELDS}
     return {name: value for name, value in options.items() if name not in excluded}
 
 

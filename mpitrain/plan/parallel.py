@@ -8,18 +8,7 @@ from typing import Literal
 
 from ..errors import ConfigError
 from .modes import MODES, Mode
-from .option import OptionGroup, flag, option
-
-# Defaults of options that are None unless the user sets them, so that an option of another mode can be refused. Only
-# the members of ParallelConfig apply these defaults.
-STALENESS = 3
-BACKUP_WORKERS = 1
-LOCAL_STEPS = 8
-OUTER_LEARNING_RATE = 0.7
-OUTER_MOMENTUM = 0.9
-
-
-_OUTER_OPTIONS = ("outer_learning_rate", "outer_momentum", "fragments", "overlap_steps")
+from .option import OptionGroup, option, value_of
 
 
 def _with_own_params(mode: Mode) -> bool:
@@ -30,14 +19,24 @@ def _with_own_params(mode: Mode) -> bool:
 class ParallelConfig(OptionGroup):
     """How workers agree on the parameters."""
 
-    mode: str = option("sync", f"{', '.join(MODES)}; or MODULE:CLASS, a strategy of your own.", "MODE", is_common=True)
+    mode: str = option(
+        "sync",
+        f"{', '.join(MODES)}; or MODULE:CLASS, a strategy of your own.",
+        "MODE",
+        is_common=True,
+        is_simulated=True,
+        change="mode",
+    )
     staleness: int | None = option(
         None,
         "Maximum number of steps that a worker may be ahead of the slowest worker.",
         "S",
         minimum=0,
-        default_text=STALENESS,
+        if_none=3,
         modes=lambda mode: mode.bounds_staleness,
+        is_simulated=True,
+        change="staleness",
+        tried=(1, 3, 8),
     )
     staleness_scaling: bool = option(
         False, "Divide the learning rate by the gradient's staleness.", modes=lambda mode: mode.is_asynchronous
@@ -47,11 +46,20 @@ class ParallelConfig(OptionGroup):
         "Number of spare workers B; a step uses the first N-B gradients.",
         "B",
         minimum=0,
-        default_text=BACKUP_WORKERS,
+        if_none=1,
         modes=lambda mode: mode.drops_late_gradients,
+        is_simulated=True,
     )
     local_steps: int | None = option(
-        None, "Steps between two parameter averages.", "H", minimum=1, default_text=LOCAL_STEPS, modes=_with_own_params
+        None,
+        "Steps between two parameter averages.",
+        "H",
+        minimum=1,
+        if_none=8,
+        modes=_with_own_params,
+        is_simulated=True,
+        change="local-steps",
+        tried=(8, 32),
     )
     elastic_rho: float | None = option(
         None,
@@ -66,7 +74,7 @@ class ParallelConfig(OptionGroup):
         "Average gradients in every step, as sync does, before this step.",
         "STEP",
         minimum=0,
-        default_text=0,
+        if_none=0,
         modes=_with_own_params,
     )
     outer_optimizer: Literal["sgd", "nesterov"] | None = option(
@@ -74,6 +82,9 @@ class ParallelConfig(OptionGroup):
         "Instead of averaging, update global parameters with the workers' mean change (DiLoCo).",
         default_text="average parameters and slots",
         modes=_with_own_params,
+        is_simulated=True,
+        change="local-steps",
+        tried=("nesterov",),
     )
     outer_learning_rate: float | None = option(
         None,
@@ -81,8 +92,9 @@ class ParallelConfig(OptionGroup):
         "RATE",
         above=0,
         below=math.inf,
-        default_text=OUTER_LEARNING_RATE,
+        if_none=0.7,
         modes=_with_own_params,
+        requires="outer_optimizer",
     )
     outer_momentum: float | None = option(
         None,
@@ -90,24 +102,29 @@ class ParallelConfig(OptionGroup):
         "MOMENTUM",
         minimum=0,
         below=1,
-        default_text=OUTER_MOMENTUM,
+        if_none=0.9,
         modes=_with_own_params,
+        requires="outer_optimizer",
     )
     fragments: int | None = option(
         None,
         "With an outer optimizer: exchange the model in N parts, one after the other.",
         "N",
         minimum=1,
-        default_text=1,
+        if_none=1,
         modes=_with_own_params,
+        requires="outer_optimizer",
+        is_simulated=True,
     )
     overlap_steps: int | None = option(
         None,
         "With an outer optimizer: begin each exchange N steps before its result is used.",
         "N",
         minimum=0,
-        default_text=0,
+        if_none=0,
         modes=_with_own_params,
+        requires="outer_optimizer",
+        is_simulated=True,
     )
     shared_memory: bool = option(True, "Average gradients in memory shared by the ranks of a node.")
     compress: str | None = option(
@@ -117,6 +134,8 @@ class ParallelConfig(OptionGroup):
         "codec of your own.",
         "CODEC",
         modes=lambda mode: bool(mode.compressions),
+        is_simulated=True,
+        change="compression",
     )
     compress_after: int = option(
         0,
@@ -124,43 +143,27 @@ class ParallelConfig(OptionGroup):
         "STEP",
         minimum=0,
         modes=lambda mode: "powersgd" in mode.compressions,
+        requires="compress",
     )
-    bucket_bytes: int = option(1 << 20, "Minimum size of a gradient bucket in bytes.", "BYTES", minimum=0)
+    bucket_bytes: int = option(
+        1 << 20,
+        "Minimum size of a gradient bucket in bytes.",
+        "BYTES",
+        minimum=0,
+        modes=lambda mode: not mode.uses_servers,
+        is_simulated=True,
+        change="",
+        tried=(1 << 18, 1 << 20, 1 << 22, 1 << 24),
+    )
 
-    @property
-    def max_staleness(self) -> int:
-        """``staleness``, or its default."""
-        return STALENESS if self.staleness is None else self.staleness
-
-    @property
-    def steps_per_average(self) -> int:
-        """``local_steps``, or its default."""
-        return LOCAL_STEPS if self.local_steps is None else self.local_steps
-
-    @property
-    def first_local_step(self) -> int:
-        """``local_after``, or its default."""
-        return self.local_after or 0
-
-    @property
-    def n_fragments(self) -> int:
-        """``fragments``, or its default."""
-        return self.fragments or 1
-
-    @property
-    def steps_of_overlap(self) -> int:
-        """``overlap_steps``, or its default."""
-        return self.overlap_steps or 0
-
-    @property
-    def outer_rate(self) -> float:
-        """``outer_learning_rate``, or its default."""
-        return OUTER_LEARNING_RATE if self.outer_learning_rate is None else self.outer_learning_rate
-
-    @property
-    def outer_momentum_factor(self) -> float:
-        """``outer_momentum``, or its default."""
-        return OUTER_MOMENTUM if self.outer_momentum is None else self.outer_momentum
+    max_staleness = value_of("staleness")
+    steps_per_average = value_of("local_steps")
+    first_local_step = value_of("local_after")
+    n_fragments = value_of("fragments")
+    steps_of_overlap = value_of("overlap_steps")
+    outer_rate = value_of("outer_learning_rate")
+    outer_momentum_factor = value_of("outer_momentum")
+    most_spare_workers = value_of("backup_workers")
 
     @property
     def first_outer_update(self) -> int:
@@ -170,8 +173,8 @@ class ParallelConfig(OptionGroup):
         return min(first + (merge - overlap - first) % steps + overlap for merge in merges)
 
     def spare_workers(self, workers: int) -> int:
-        """Return ``backup_workers``, or its default, which leaves at least one of ``workers``."""
-        return min(BACKUP_WORKERS, workers - 1) if self.backup_workers is None else self.backup_workers
+        """Return the number of spare workers of ``workers``; the default leaves at least one that is not spare."""
+        return min(self.most_spare_workers, workers - 1)
 
     def check_outer_optimizer(self, mode: Mode) -> None:
         """Reject options that need an outer optimizer if there is none, and schedules in which exchanges overlap.
@@ -180,12 +183,10 @@ class ParallelConfig(OptionGroup):
             ConfigError: The options contradict each other.
         """
         if self.outer_optimizer is None:
-            for name in (*_OUTER_OPTIONS, *(["compress"] if mode.averages_params else [])):
-                if (value := getattr(self, name)) is not None:
-                    raise ConfigError(
-                        f"{flag(name)} {value} requires --outer-optimizer; pass --outer-optimizer nesterov, or remove "
-                        f"{flag(name)}"
-                    )
+            if self.compress is not None and mode.averages_params:
+                raise ConfigError(
+                    f"--compress {self.compress} requires --outer-optimizer in local: add it, or remove --compress"
+                )
             return
         if self.elastic_rho is not None:
             raise ConfigError(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..core.activity import LONG_LIMIT_S
+from ..core.activity import LONG_LIMIT_S, PATIENT_LIMIT_S, TIMES_LONGEST
 from ..errors import ConfigError, LaunchError
 from .option import OptionGroup, option
 from .options import group_words
@@ -49,7 +49,7 @@ class ProgramOptions(OptionGroup):
         "End the run and report the rank if a rank has not called mpitrain.progress() for S seconds; 0: never.",
         "S",
         minimum=0,
-        default_text="10 times the longest pause so far, at least 600",
+        default_text=f"{TIMES_LONGEST} times the longest pause so far, at least {PATIENT_LIMIT_S:g}",
     )
     long_timeout: float = option(
         LONG_LIMIT_S, "Without --hang-timeout: the limit before the second call of mpitrain.progress().", "S", minimum=1

@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice, zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import ConfigError
-from ..plan.config import RunConfig
-from ..plan.modes import MODES
+from ..plan.config import FIELDS, RunConfig
+from ..plan.modes import MODES, Mode, find_mode
+from ..plan.option import info_of
 from .measurements import Probe
 from .scenario import Scenario, scenario_of
 from .simulation import Prediction, check_simpy, predict
 
 # Kinds of options that a user may permit to change, besides options without effect on the results.
-CHANGES = ("batch", "mode", "compression", "servers", "staleness", "local-steps")
+CHANGES = tuple(dict.fromkeys(change for field in FIELDS.values() if (change := info_of(field).change)))
 MOST = 40
-_BUCKETS = (1 << 18, 1 << 20, 1 << 22, 1 << 24)
-_LOCAL_STEPS = (8, 32)
-_STALENESS = (1, 3, 8)
+_FACTORS = (0.5, 2, 4)  # of the batch size
 
 
 @dataclass(frozen=True)
@@ -45,6 +44,13 @@ class Candidate:
         return self.prediction.examples_per_s * self.worth
 
 
+class Impossible(NamedTuple):
+    """A configuration that cannot be tried: the options in which it differs from the user's, and the reason."""
+
+    options: Mapping[str, Any]
+    reason: str
+
+
 def parse_changes(text: str | None) -> frozenset[str]:
     """Return the changes that ``--may-change`` permits.
 
@@ -57,8 +63,10 @@ def parse_changes(text: str | None) -> frozenset[str]:
     return changes
 
 
-def candidates(probe: Probe, run_options: Mapping[str, Any], changes: Collection[str]) -> list[Candidate]:
-    """Return the user's configuration and others that are possible on the probe's ranks, at most 40, the best first.
+def candidates(
+    probe: Probe, run_options: Mapping[str, Any], changes: Collection[str]
+) -> tuple[list[Candidate], list[Impossible]]:
+    """Return the user's configuration and others on the probe's ranks, at most 40, the best first; and impossible ones.
 
     Args:
         run_options: The options of the run that the user has given.
@@ -71,18 +79,19 @@ def candidates(probe: Probe, run_options: Mapping[str, Any], changes: Collection
     if "mode" in changes:
         check_simpy()
     examples = own.batch * own.gradients_per_step
-    made = []
+    made, impossible = [], []
     for options in _differences(probe, run_options, changes):
         try:
             scenario = _scenario(probe, run_options, options)
             prediction = predict(probe, scenario, steps=100)
-        except ConfigError:
+        except ConfigError as error:
             if not options:
                 raise
+            impossible.append(Impossible(options, str(error)))
             continue
         worth = worth_of_batch(scenario.batch * scenario.gradients_per_step, examples, probe.noise.scale_examples)
         made.append(Candidate(options, scenario, prediction, worth))
-    return sorted(made, key=lambda candidate: -candidate.score)
+    return sorted(made, key=lambda candidate: -candidate.score), impossible
 
 
 def worth_of_batch(examples: int, reference: int, noise_scale: float) -> float:
@@ -116,47 +125,42 @@ def _all_differences(
     probe: Probe, run_options: Mapping[str, Any], changes: Collection[str]
 ) -> Iterator[dict[str, Any]]:
     yield {}
-    own = run_options.get("mode", "sync")
+    own = find_mode(run_options.get("mode", "sync"))
     batch = run_options.get("batch_size") or probe.job.batch
-    for options in _of_mode(probe, own, run_options, changes):
-        yield options
-    if "mode" in changes:
-        for mode in MODES:
-            if mode != own:
-                # Options of the user's mode are not valid in other modes.
-                removed = {name: None for name in _OF_ONE_MODE if name in run_options}
-                yield from ({**removed, "mode": mode, **options} for options in _of_mode(probe, mode, {}, changes))
-    if "batch" in changes:
-        for factor in (0.5, 2, 4):
-            yield {"batch_size": max(1, round(batch * factor))}
-        for options in _of_mode(probe, own, run_options, changes):
-            yield from ({**options, "batch_size": max(1, round(batch * factor))} for factor in (0.5, 2, 4))
+    sizes = [{"batch_size": max(1, round(batch * factor))} for factor in _FACTORS if "batch" in changes]
+    yield from _of_mode(probe, own, run_options, changes)
+    for mode in MODES.values() if "mode" in changes else ():
+        if mode.name != own.name:
+            removed: dict[str, Any] = {name: None for name in run_options if not _is_valid_in(mode, name, run_options)}
+            given = {name: value for name, value in run_options.items() if name not in removed}
+            yield from ({**removed, "mode": mode.name, **options} for options in _of_mode(probe, mode, given, changes))
+    for options in [{}, *_of_mode(probe, own, run_options, changes)]:
+        yield from ({**options, **size} for size in sizes)
 
 
-_OF_ONE_MODE = """
-    ps ps_placement staleness backup_workers local_steps outer_optimizer compress compress_after
-""".split()
+def _is_valid_in(mode: Mode, name: str, run_options: Mapping[str, Any]) -> bool:
+    """Return whether another mode has an option of the user, with its value and the option that it requires."""
+    required = info_of(FIELDS[name]).requires
+    options = {key: run_options[key] for key in (name, required) if key in run_options}
+    try:
+        RunConfig.of(**{**options, "mode": mode.name})
+    except ConfigError:
+        return False
+    return True
 
 
 def _of_mode(
-    probe: Probe, name: str, run_options: Mapping[str, Any], changes: Collection[str]
+    probe: Probe, mode: Mode, run_options: Mapping[str, Any], changes: Collection[str]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the options of a mode that may differ from the user's."""
-    mode, nodes = MODES[name], len(probe.ranks.ranks_per_node)
-    bases: list[dict[str, Any]] = [{}]
-    if mode.uses_servers and not run_options.get("ps"):
-        bases = [{"ps": 1}] if nodes > 1 else [{}]
-    if mode.uses_servers and "servers" in changes:
-        bases += [{"ps": count} for count in (1, 2, nodes)]
-    if mode.bounds_staleness and "staleness" in changes:
-        bases = [{**base, "staleness": bound} for base in bases for bound in _STALENESS]
-    if mode.averages_params and "local-steps" in changes:
-        bases += [{"local_steps": steps} for steps in _LOCAL_STEPS]
-        bases += [{"local_steps": steps, "outer_optimizer": "nesterov"} for steps in _LOCAL_STEPS]
-    yield from bases
-    if mode.averages_gradients:
-        yield from ({**base, "bucket_bytes": size} for base in bases for size in _BUCKETS)
-    if nodes > 1 and "compression" in changes:
-        for codec in probe.codecs:
-            if codec.partition(":")[0] in mode.compressions:
-                yield from ({**base, "compress": codec} for base in bases)
+    """Yield the options of a mode that may differ from the user's, and their combinations."""
+    nodes = len(probe.ranks.ranks_per_node)
+    codecs = [codec for codec in probe.codecs if codec.partition(":")[0] in mode.compressions]
+    of_ranks = {"ps": (1, 2, nodes), "compress": codecs if nodes > 1 else []}
+    needed = {"ps": 1} if mode.uses_servers and nodes > 1 and not run_options.get("ps") else {}
+    combined: list[dict[str, Any]] = [needed]
+    for name, field in FIELDS.items():
+        info = info_of(field)
+        if info.change is not None and (not info.change or info.change in changes) and info.is_valid_in(mode):
+            values = of_ranks.get(name, info.tried)
+            combined += [{**options, name: value} for options in combined for value in values]
+    yield from combined

@@ -11,7 +11,6 @@ from itertools import chain
 
 from ..errors import ConfigError
 from ..plan.config import RunConfig
-from ..plan.modes import MODES
 from ..plan.roles import server_ranks
 from .measurements import LinkTimes, Probe
 
@@ -54,7 +53,7 @@ class Scenario:
         self.config.check_ranks(self.n_ranks)
         if self.config.servers.ps_hosts is not None:
             raise ConfigError("--ps-hosts cannot be predicted: use --ps-placement")
-        if self.config.mode.name not in MODES:
+        if not self.config.mode.simulation:
             raise ConfigError(
                 f"--mode {self.config.mode.name} is your own class, whose speed cannot "
                 f"be predicted: use one of the built-in modes"

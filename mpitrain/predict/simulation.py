@@ -15,7 +15,6 @@ from .rank_times import RankTimes
 from .scenario import Scenario
 from .timeline import Timeline
 
-_MODULES = {"sync": "sync", "local": "local", "async": "asynchronous", "ssp": "asynchronous", "backup": "backup"}
 _MOST_GRADIENTS, _FEWEST_STEPS = 10_000, 6  # numbers in one simulation, which limit its duration
 
 
@@ -82,7 +81,7 @@ def simulate(probe: Probe, scenario: Scenario, steps: int, seed: int = 0, record
     if mode.is_asynchronous:
         steps *= workers
     run = Timeline(records)
-    module = import_module(f".modes.{_MODULES[mode.name]}", __package__)
+    module = import_module(f".modes.{mode.simulation}", __package__)
     simulate_mode: Callable[..., None] = module.simulate
     simulate_mode(scenario, RankTimes(probe, scenario), steps, np.random.default_rng(seed), run)
     return run

@@ -256,7 +256,7 @@ def _factor_times(grads: Array, rank: int, seconds: float) -> CodecTimes:
 def _make_loader(job: Job, plan: Plan, model: Model) -> BatchSource:
     split, training = job.train_split, plan.config.training
     dtype = None if job.network.takes_integers(split) or model.accepts_raw else plan.dtype
-    loading = Loading(training.data_workers or 0, training.prefetch or 2, dtype=dtype)
+    loading = Loading(training.n_data_workers, training.batches_ahead, dtype=dtype)
     if (own := split.own_loader(training.seed, loading)) is not None:
         return own
     if split.block is not None:

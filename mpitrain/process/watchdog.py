@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import math
 
-from ..core.activity import Activity
+from ..core.activity import PATIENT_LIMIT_S, SHORTEST_LIMIT_S, TIMES_LONGEST, Activity
 
-SHORTEST_LIMIT_S = 60.0  # lower bound of the default limit
-PATIENT_LIMIT_S = 600.0  # lower bound for hooks, for loading (a file system may fail over), and for programs
-_TIMES_LONGEST = 10  # the default limit, in multiples of the longest activity so far
 _USUAL_S, _TIMES_USUAL = 5.0, 3  # an activity is unusual if it exceeds both: seconds, multiples of the longest
 _MEASURED_STEPS = 2  # steps after which the longest activity is known
 _PATIENT = {"hooks", "load", "program"}
@@ -87,7 +84,7 @@ class Watchdog:
         limit_s = seen.limit_s
         if limit_s is None:
             shortest_s = SHORTEST_LIMIT_S if _PATIENT.isdisjoint(seen.kinds) else PATIENT_LIMIT_S
-            limit_s = max(shortest_s, _TIMES_LONGEST * self._longest_s)
+            limit_s = max(shortest_s, TIMES_LONGEST * self._longest_s)
         if stopped:
             return limit_s
         if is_waiting(seen):

@@ -16,6 +16,7 @@ import click
 from ..errors import RecordError
 from ..monitor.format import amount, duration, metric
 from ..monitor.heartbeat import State, read, states
+from ..monitor.run_record import PLACE
 from ..plan.metric import PREFIX, Goal, parse_goal
 from ..plan.options import examples
 from ..process.failure import read_failure
@@ -39,8 +40,6 @@ _VALUES = (
 )
 _COLUMNS = ("run", "job", "mode", "state", "steps", "time", *_VALUES, "mean examples/s", *_RESTARTS)
 _WORDS = ("run", "job", "mode", "state")  # columns without numbers
-# Options that say where a run is stored, not how it trains.
-_NOT_COMPARED = {"run_dir", "resume"}
 _VERSIONS = "versions"  # name of the table in config.toml that has the versions of packages
 
 
@@ -174,7 +173,7 @@ def differences(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[st
         for config in configs
     ]
     names = dict.fromkeys(name for options in flat for name in options)
-    rows = [(name, [str(options.get(name, "")) for options in flat]) for name in names if name not in _NOT_COMPARED]
+    rows = [(name, [str(options.get(name, "")) for options in flat]) for name in names if name not in PLACE]
     return [(name, values) for name, values in rows if len(set(values)) > 1]
 
 

@@ -51,8 +51,8 @@ class Batches:
             arrays = split.dataset.split
             split = split.with_dataset(StoredExamples(arrays, dataset.load(arrays)))
         batch_dtype = None if model is not None and model.accepts_raw else dtype
-        ahead = training.data_workers or 0, training.prefetch or 2
-        loading = Loading(*ahead, workers.rank, workers.size, batch_dtype, check)
+        processes = training.n_data_workers, training.batches_ahead
+        loading = Loading(*processes, workers.rank, workers.size, batch_dtype, check)
         if (own := split.own_loader(seed, loading)) is not None:
             return own
         storage = dataset.load(split, check)

@@ -36,7 +36,7 @@ def refused(mpi: Mpi, *words: str | Path, n: int = 2, env: dict[str, str] | None
         (["--keep-every", "5"], ["--keep-every 5", "--keep N"]),
         (["--save-compression", "zip"], ["zip", "gzip"]),
         (["--time-limit", "0"], ["--time-limit is 0", "1"]),
-        (["--push-precision", "bfloat16"], ["--push-precision", "--mode async"]),
+        (["--prefetch-params"], ["--prefetch-params", "--mode async"]),
         (["--precision", "tf32"], ["--precision tf32", "no worker"]),
         (["--precision", "tf32", "--dtype", "float64"], ["--precision tf32", "float32"]),
         (["--precision", "float16", "--mode", "local"], ["--precision float16", "--mode sync", "local"]),

@@ -137,7 +137,7 @@ def test_pushes_in_fewer_bits_come_to_nearly_the_same(
     openmpi: Mpi, road, flags, precision: str, tolerance: float, one_process, tmp_path: Path
 ) -> None:
     flags = ("--optimizer", "momentum", *flags)
-    how = ("--mode", "async", "--ps", "2", "--no-shared-memory", "--push-precision", precision, *road)
+    how = ("--mode", "async", "--ps", "2", "--no-shared-memory", "--compress", precision, *road)
     found, exact = train(openmpi, 3, tmp_path, *how, *flags), one_process(*flags)
     residual = found.pop("run/state/unsent gradients/residual")
     assert residual.any()

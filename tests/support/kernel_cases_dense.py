@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from mpitrain.core import ops
+from mpitrain.core.ops.activations import ACTIVATIONS
 from mpitrain.gpu import ops as launch
 
 from .kernel_device import (
@@ -48,7 +49,7 @@ def kept_by_cpu(kept: np.ndarray | None, name: str) -> Any:
 
 
 @each_stored
-@pytest.mark.parametrize("name", launch.ACTIVATIONS)
+@pytest.mark.parametrize("name", ACTIVATIONS)
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("shift", [0, 1])
 @pytest.mark.parametrize("n", SIZES)
@@ -75,7 +76,7 @@ def test_gelu_in_the_left_tail(device: Device, dtype: Any) -> None:
 
 
 @each_stored
-@pytest.mark.parametrize("name", launch.ACTIVATIONS)
+@pytest.mark.parametrize("name", ACTIVATIONS)
 @pytest.mark.parametrize(
     ("rows", "columns", "shift"), [(1, 1, 0), (3, 5, 0), (70, 33, 1), (33, 64, 0), (9, 1030, 0), (5000, 8, 0)]
 )

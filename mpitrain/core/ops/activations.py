@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,53 +17,53 @@ from ..layout import Array
 _SUMMED_ROWS = 256  # rows whose sum is added to a total: the rounding error of float32 grows with the longest sum
 
 
+class Kind(NamedTuple):
+    """An activation; x, y and dy may have any shape.
+
+    Attributes:
+        forward: Takes x, the slope, y, and ``buffer``; sets y, and returns what ``backward`` needs.
+        backward: Takes that result, the slope, and dy; replaces dy with the gradient of x.
+    """
+
+    forward: Callable[[Array, float, Array, Callable[..., Array]], Any]
+    backward: Callable[[Any, float, Array], None]
+
+
 def activate(x: Array, kind: str, slope: float, in_place: bool, buffer: Callable[..., Array]) -> tuple[Array, Any]:
     """Return an activation of ``x``, and the array that ``activate_backward`` needs.
 
     Args:
-        kind: ``none``, ``relu``, ``leaky_relu``, ``gelu``, ``tanh`` or ``sigmoid``.
+        kind: One of ``ACTIVATIONS``.
         slope: Slope of a leaky ReLU for negative x.
         in_place: Whether ``x`` may be overwritten; otherwise it must not change until ``activate_backward``.
         buffer: Returns memory of x's type, given a tag and a shape; see ``nn.Layer.buffer``.
+
+    Raises:
+        ValueError: There is no such kind.
     """
     if kind == "none":
         return x, None
     if kind == "relu" and in_place:
         _relu_in_place(x.reshape(-1))
         return x, x
-    y = buffer("activated", x.shape)
-    if kind == "gelu":
-        phi = buffer("phi", x.shape)
-        _gelu(x.reshape(-1), phi.reshape(-1), y.reshape(-1))
-        return y, (x, phi)
-    if kind == "leaky_relu":
-        _leaky_relu(x.reshape(-1), slope, y.reshape(-1))
-        return y, x
-    if kind == "relu":
-        _relu(x.reshape(-1), y.reshape(-1))
-    elif kind == "tanh":
-        np.tanh(x, out=y)
-    else:
-        np.abs(x, out=y)
-        np.negative(y, out=y)
-        np.exp(y, out=y)
-        _sigmoid(x.reshape(-1), y.reshape(-1))
-    return y, y
+    forward, y = find_kind(kind).forward, buffer("activated", x.shape)
+    return y, forward(x, slope, y, buffer)
 
 
 def activate_backward(kept: Any, kind: str, slope: float, dy: Array) -> None:
     """Replace ``dy`` with the gradient of x; ``kept`` is the second result of ``activate`` or ``add_bias``."""
-    if kind == "relu":
-        _relu_backward(kept.reshape(-1), dy.reshape(-1))
-    elif kind == "leaky_relu":
-        _leaky_relu_backward(kept.reshape(-1), slope, dy.reshape(-1))
-    elif kind == "gelu":
-        x, phi = kept
-        _gelu_backward(x.reshape(-1), phi.reshape(-1), dy.reshape(-1))
-    elif kind == "tanh":
-        _tanh_backward(kept.reshape(-1), dy.reshape(-1))
-    elif kind == "sigmoid":
-        _sigmoid_backward(kept.reshape(-1), dy.reshape(-1))
+    find_kind(kind).backward(kept, slope, dy)
+
+
+def find_kind(kind: str) -> Kind:
+    """Return an activation by its name.
+
+    Raises:
+        ValueError: There is no such kind.
+    """
+    if kind not in ACTIVATIONS:
+        raise ValueError(f"the activation is {kind!r}: must be {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[kind]
 
 
 def add_bias(product: Array, bias: Array, kind: str, slope: float, buffer: Callable[..., Array]) -> tuple[Array, Any]:
@@ -216,3 +216,44 @@ def _sigmoid_backward(y: Array, dy: Array) -> None:
     one = dy.dtype.type(1)
     for i in range(dy.size):
         dy[i] *= y[i] * (one - y[i])
+
+
+def _relu_forward(x: Array, slope: float, y: Array, buffer: Callable[..., Array]) -> Array:
+    _relu(x.reshape(-1), y.reshape(-1))
+    return y
+
+
+def _leaky_relu_forward(x: Array, slope: float, y: Array, buffer: Callable[..., Array]) -> Array:
+    _leaky_relu(x.reshape(-1), slope, y.reshape(-1))
+    return x
+
+
+def _gelu_forward(x: Array, slope: float, y: Array, buffer: Callable[..., Array]) -> tuple[Array, Array]:
+    phi = buffer("phi", x.shape)
+    _gelu(x.reshape(-1), phi.reshape(-1), y.reshape(-1))
+    return x, phi
+
+
+def _tanh_forward(x: Array, slope: float, y: Array, buffer: Callable[..., Array]) -> Array:
+    return np.tanh(x, out=y)
+
+
+def _sigmoid_forward(x: Array, slope: float, y: Array, buffer: Callable[..., Array]) -> Array:
+    np.abs(x, out=y)
+    np.negative(y, out=y)
+    np.exp(y, out=y)
+    _sigmoid(x.reshape(-1), y.reshape(-1))
+    return y
+
+
+# By name. On GPUs, the order gives the numbers of kinds.
+ACTIVATIONS = {
+    "none": Kind(lambda x, slope, y, buffer: None, lambda kept, slope, dy: None),
+    "relu": Kind(_relu_forward, lambda y, slope, dy: _relu_backward(y.reshape(-1), dy.reshape(-1))),
+    "leaky_relu": Kind(
+        _leaky_relu_forward, lambda x, slope, dy: _leaky_relu_backward(x.reshape(-1), slope, dy.reshape(-1))
+    ),
+    "gelu": Kind(_gelu_forward, lambda kept, slope, dy: _gelu_backward(*(array.reshape(-1) for array in (*kept, dy)))),
+    "tanh": Kind(_tanh_forward, lambda y, slope, dy: _tanh_backward(y.reshape(-1), dy.reshape(-1))),
+    "sigmoid": Kind(_sigmoid_forward, lambda y, slope, dy: _sigmoid_backward(y.reshape(-1), dy.reshape(-1))),
+}

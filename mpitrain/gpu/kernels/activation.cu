@@ -4,9 +4,6 @@
 
 #include "common.cuh"
 
-// In the order of ops/__init__.py.
-enum Activation { kNone, kRelu, kLeakyRelu, kGelu, kTanh, kSigmoid };
-
 // erfc instead of 1 + erf, which would cancel in the left tail; in both tails, so that a warp takes one path.
 __device__ __forceinline__ R normal_distribution(R x) { return R(0.5) * erfc(x * R(-0.70710678118654752440)); }
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ...core.layout import Array
+from ...core.ops.activations import ACTIVATIONS, find_kind
 from .grid import (
     KINDS as KINDS,
     LINES,
@@ -46,9 +47,6 @@ from .grid import (
     teams,
     use as use,
 )
-
-ACTIVATIONS = ("none", "relu", "leaky_relu", "gelu", "tanh", "sigmoid")  # in the same order as in activation.cu
-
 
 # Activations.
 
@@ -113,7 +111,8 @@ def _kept(x: Array, kind: str, y: Array) -> Array | None:
 
 
 def _number(kind: str) -> np.int32:
-    return int32(ACTIVATIONS.index(kind))
+    find_kind(kind)
+    return int32(list(ACTIVATIONS).index(kind))
 
 
 # Embedding.

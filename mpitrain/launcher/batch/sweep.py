@@ -11,7 +11,8 @@ import click
 
 from ...batch_systems.job import Point
 from ...errors import ConfigError
-from ...plan.option import flag
+from ...plan.config import GROUPS
+from ...plan.option import flag, names_of
 from ...plan.options import CommaSeparated, nearest
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=,+-]+")
@@ -57,7 +58,7 @@ def _parse(sweep: str, known: dict[str, click.Option]) -> tuple[str, list[str]]:
     name = flag_text.strip().lstrip("-").replace("-", "_")
     if not equals or not name or not text:
         raise ConfigError(f"--sweep {sweep}: give a flag's name and values, such as learning_rate=0.1,0.01")
-    if name not in known or name in ("run_dir", "resume", "config"):
+    if name not in known or name in (*names_of(GROUPS, lambda info: info.is_place), "config"):
         near = nearest(name, list(known))
         advice = f"did you mean {near}?" if near and near != name else "--help lists the flags"
         raise ConfigError(f"--sweep {sweep}: {flag(name)} cannot be swept; {advice}")

@@ -17,7 +17,7 @@ from ...support.probes import PROBE
 def test_options_without_an_effect_are_not_measured() -> None:
     """Within a node, the size of buckets does not change the prediction."""
     ranks = dataclasses.replace(PROBE.ranks, ranks_per_node=(2,))  # type: ignore[type-var]
-    possible = candidates(dataclasses.replace(PROBE, ranks=ranks), {}, ["batch"])
+    possible = candidates(dataclasses.replace(PROBE, ranks=ranks), {}, ["batch"])[0]
     assert sum("bucket_bytes" in one.options for one in possible) > 4
     own, *others = _to_measure(possible)
     assert own.options == {}
@@ -25,7 +25,7 @@ def test_options_without_an_effect_are_not_measured() -> None:
 
 
 def test_the_best_predictions_are_measured() -> None:
-    possible = candidates(PROBE, {}, ["mode", "compression"])
+    possible = candidates(PROBE, {}, ["mode", "compression"])[0]
     own, *others = _to_measure(possible)
     assert own.options == {} and 0 < len(others) <= 4
     assert [one.score for one in others] == sorted((one.score for one in others), reverse=True)
@@ -33,7 +33,7 @@ def test_the_best_predictions_are_measured() -> None:
 
 
 def test_equal_predictions_are_measured_once() -> None:
-    measured = _to_measure(candidates(PROBE, {}, ["batch"]))
+    measured = _to_measure(candidates(PROBE, {}, ["batch"])[0])
     scores = [round(one.score, 6) for one in measured]
     assert len(scores) == len(set(scores)) > 1
 

@@ -16,7 +16,7 @@ from mpitrain.plan.launch_options import LaunchOptions
 from mpitrain.plan.modes import MODES, find_mode
 from mpitrain.plan.option import OptionGroup, OptionInfo, info_of, option
 from mpitrain.plan.options import options_of, run_options
-from mpitrain.plan.parallel import BACKUP_WORKERS, LOCAL_STEPS, STALENESS, ParallelConfig
+from mpitrain.plan.parallel import ParallelConfig
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def test_each_option_of_a_mode_is_refused_in_the_others() -> None:
         modes = info_of(field).mode_names
         assert text[name].startswith(f"{', '.join(modes)}: ") == bool(modes)
         for mode in MODES:
-            valid = {"local_steps": 2, "elastic_rho": 0.5, "push_precision": "float16", "gpu_transport": "nccl"}
+            valid = {"local_steps": 2, "elastic_rho": 0.5, "gpu_transport": "nccl"}
             valid |= {"outer_optimizer": "sgd", "outer_momentum": 0.5}
             value = valid.get(name, field.default if field.default not in (None, 0, False) else 1)
             if modes and mode not in modes and value != field.default:
@@ -110,14 +110,20 @@ def test_each_option_of_a_mode_is_refused_in_the_others() -> None:
 
 def test_defaults_in_help_are_those_in_use() -> None:
     text = {str(flag.name): flag.help or "" for flag in run_options()}
-    assert text["staleness"].endswith(f"[default: {STALENESS}]")
-    assert text["local_steps"].endswith(f"[default: {LOCAL_STEPS}]")
-    assert text["backup_workers"].endswith(f"[default: {BACKUP_WORKERS}]")
-    assert RunConfig.of(mode="backup").gradients_per_step(9) == 9 - BACKUP_WORKERS
+    if_none = {name: info_of(field).if_none for name, field in FIELDS.items() if info_of(field).if_none is not None}
+    assert if_none and all(text[name].endswith(f"[default: {value}]") for name, value in if_none.items())
     default, given = ParallelConfig(), ParallelConfig(staleness=0, local_steps=1, backup_workers=0)
-    assert (default.max_staleness, default.steps_per_average) == (STALENESS, LOCAL_STEPS)
-    assert (default.spare_workers(9), default.spare_workers(1)) == (BACKUP_WORKERS, 0)
+    assert default.max_staleness == if_none["staleness"] and default.steps_per_average == if_none["local_steps"]
+    assert (default.spare_workers(9), default.spare_workers(1)) == (if_none["backup_workers"], 0)
     assert (given.max_staleness, given.steps_per_average, given.spare_workers(9)) == (0, 1, 0)
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_required_and_excluded_options_exist(name: str) -> None:
+    info = info_of(FIELDS[name])
+    assert {info.requires, info.excludes} <= {"", *FIELDS}
+    if info.excludes:
+        assert info_of(FIELDS[info.excludes]).excludes == name
 
 
 def test_modes_that_use_servers() -> None:

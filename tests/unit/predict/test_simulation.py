@@ -192,7 +192,7 @@ def test_a_probe_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_all_that_may_change_is_compared() -> None:
-    made = candidates(PROBE, {}, CHANGES)
+    made, _ = candidates(PROBE, {}, CHANGES)
     assert len(made) <= MOST
     assert {one.options.get("mode", "sync") for one in made} == {mode["mode"] for mode in MODES}
     assert len({one.scenario.batch for one in made}) > 2

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from mpitrain.core import activity
-from mpitrain.core.activity import KINDS, Activity, ActivityPage
+from mpitrain.core.activity import KINDS, PATIENT_LIMIT_S, SHORTEST_LIMIT_S, Activity, ActivityPage
 from mpitrain.monitor.trace import span
-from mpitrain.process.watchdog import PATIENT_LIMIT_S, SHORTEST_LIMIT_S, Watchdog, describe
+from mpitrain.process.watchdog import Watchdog, describe
 
 LIMIT_S, LONG_S = 100.0, 1000.0
 SEEN = Activity(
