@@ -36,6 +36,7 @@ lint: .venv/.lint docs
 	$(BIN)/lint-imports
 
 docs: .venv/.lint
+	$(BIN)/python docs/module_list.py
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs docs/_build/html
 
 env: .venv/.test-all .venv-mpich/.test .venv-nvcc/.done .venv-programs/.done $(PARALLEL_HDF5)

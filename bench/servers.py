@@ -27,10 +27,11 @@ def run_rank(mib: float, servers: int, steps: int, share: bool) -> None:
     from mpitrain.core.layout import Layout
     from mpitrain.core.training_state import TrainingState
     from mpitrain.optim import sgd
+    from mpitrain.optim.schedule import EpochCounter
     from mpitrain.plan.config import RunConfig
     from mpitrain.plan.placement import assign_servers
     from mpitrain.plan.plan import Plan
-    from mpitrain.plan.progress import ConsistentPoint, Progress
+    from mpitrain.plan.progress import ConsistentPoint, Progress, RunLength
     from mpitrain.strategy.ps.asynchronous import Async, AsyncStore
     from mpitrain.strategy.ps.server import Server
 
@@ -47,6 +48,7 @@ def run_rank(mib: float, servers: int, steps: int, share: bool) -> None:
         layer_starts=[0],
         placements=assign_servers(layout, servers, "partitioned", dtype.itemsize),
         workers=len(cluster.worker_ranks),
+        length=RunLength(EpochCounter(1, 1), steps, None, True),
         validate_steps=len(cluster.worker_ranks),  # a pause after each worker's first step, which touches all memory
     )
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..core.words import one_line
 from ..errors import JobError
 from ..plan.job import Job
 
@@ -53,7 +54,7 @@ def job_file_text(job: Job | Callable[..., Job]) -> tuple[str, str]:
     try:
         pickled = cloudpickle.dumps(function)
     except Exception as error:
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         raise JobError(
             f"the job {name} cannot be sent to the ranks: {type(error).__name__}: {reason}; make objects that cannot "
             "be pickled inside the job function"

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from ..comm.cluster import Cluster
 from ..core.extra_state import ExtraState, Value, Versioned, values_of
+from ..core.words import one_line
 from ..errors import CheckpointError, JobError
 from ..pytorch.state_tree import flatten, unflatten
 
@@ -122,7 +123,7 @@ class ScriptState:
         try:
             owner.load_state_dict(unflatten(stored))
         except Exception as error:
-            text = " ".join(str(error).split())
+            text = one_line(error)
             raise CheckpointError(
                 f"the checkpoint's state of {name!r} does not fit: {type(error).__name__}: {text}; pass --resume never "
                 "to start a new run"

@@ -12,6 +12,7 @@ from typing import Any
 from ..comm.hierarchy import Hierarchy
 from ..comm.mpi import MPI, library_name, start
 from ..comm.shared_memory import sharing_problem
+from ..core.words import numbered
 from ..errors import LaunchError
 
 _LARGEST_TAG = 32767  # the MPI standard guarantees tags up to this value
@@ -147,7 +148,7 @@ def _exchange_ranks(store: Any, world: MPI.Intracomm, rank: int, size: int, time
         absent = [index for index in range(size) if not store.check([keys[index]])]
         raise LaunchError(
             f"rank {rank} of {size} on {socket.gethostname()}: after {timeout.total_seconds():g} s, "
-            f"{_ranks(absent)} had not called init_process_group or new_group"
+            f"{numbered('rank', absent)} had not called init_process_group or new_group"
         ) from error
     entries = [store.get(key).decode().split(" ", 2) for key in keys]
     world_ranks = [int(words[0]) for words in entries]
@@ -158,7 +159,3 @@ def _exchange_ranks(store: Any, world: MPI.Intracomm, rank: int, size: int, time
             "'srun --mpi=pmix', not with torchrun"
         )
     return world_ranks
-
-
-def _ranks(ranks: list[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"

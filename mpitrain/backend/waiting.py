@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
 from time import perf_counter
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 from ..comm.backoff import Backoff
 from ..comm.mpi import MPI
 from ..core import activity
+from ..core.words import numbered
 from ..errors import CollectiveFailed
 from .internode import Condition, Steps
 from .members import Members
@@ -106,9 +106,8 @@ class Waiting:
         if self._looked:
             ended = [index for index in self._staging.behind() if self._staging.has_ended(index)]
             if ended:
-                raise self._failed(
-                    f"{ranks_text(self._local[index] for index in ended)} of this node ended before the operation"
-                )
+                ranks = numbered("rank", (self._local[index] for index in ended))
+                raise self._failed(f"{ranks} of this node ended before the operation")
         self._looked = now
 
     def _timeout(self, operation: Operation) -> CollectiveFailed:
@@ -120,7 +119,7 @@ class Waiting:
         seconds = operation.timeout_s
         absent = [rank for rank in range(self._members.size) if rank not in arrived]
         return self._failed(
-            f"exceeded the timeout of {seconds:g} s; {ranks_text(absent)} did not join it"
+            f"exceeded the timeout of {seconds:g} s; {numbered('rank', absent)} did not join it"
             if absent
             else f"exceeded the timeout of {seconds:g} s"
         )
@@ -170,7 +169,7 @@ class Waiting:
         for place, text in sorted(texts.items()):
             by_text.setdefault(text, []).append(place)
         if len(by_text) > 1:
-            called = "; ".join(f"{ranks_text(places, where)}: {text}" for text, places in by_text.items())
+            called = "; ".join(f"{numbered(where, places)}: {text}" for text, places in by_text.items())
             raise self._failed(f"the {where}s have called different operations: {called}")
 
     def _failed(self, reason: str) -> CollectiveFailed:
@@ -180,9 +179,3 @@ class Waiting:
             f"rank {self._members.rank} of process group {self._members.name!r}, operation {operation.number}, "
             f"{operation.text}: {reason}"
         )
-
-
-def ranks_text(ranks: Iterable[int], what: str = "rank") -> str:
-    """Return a text such as ``ranks 1, 2``."""
-    listed = list(ranks)
-    return f"{what}{'s' * (len(listed) > 1)} {', '.join(map(str, listed))}"

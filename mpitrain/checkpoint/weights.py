@@ -11,6 +11,7 @@ from pickle import UnpicklingError
 from typing import Any
 
 from ..core.layout import Array, Layout, Shape
+from ..core.words import one_line
 from ..errors import CheckpointError
 from .reader import Checkpoint
 from .state import Fit, compare
@@ -107,7 +108,7 @@ def _load(path: Path) -> dict[str, Any]:
             "torch.save(module.state_dict(), path)"
         ) from error
     except Exception as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error)[:200]
         raise CheckpointError(f"--init-from {path} cannot be read: {type(error).__name__}: {reason}") from error
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):

@@ -10,6 +10,7 @@ import click
 import numpy as np
 
 from ..core.layout import Array
+from ..core.words import one_line
 from ..data.files import first_bytes, foreign
 from ..errors import DataError
 from ..plan.options import examples
@@ -89,7 +90,7 @@ def _read(path: Path) -> Array | Mapping[str, Array]:
     except OSError as error:
         raise DataError(f"--input {path} cannot be read: {error.strerror or error}") from error
     except Exception as error:
-        reason, what = " ".join(str(error).split()), foreign(first_bytes(path))
+        reason, what = one_line(error), foreign(first_bytes(path))
         if what is not None and not what.startswith(("is a NumPy", "is a zip")):
             raise DataError(f"--input {path} {what}") from error
         if "pickle" in reason:  # for files of other formats, NumPy suggests unpickling

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from ..core.words import nearest
 from ..errors import UserError
 from ..plan import options as flags
 from ..plan.request import JobRequest
@@ -95,9 +96,7 @@ class JobCommand(click.Command):
             _, rest, _ = probe.make_parser(context).parse_args(list(args))
         if rest and rest[0].startswith("-"):
             name = rest[0].split("=")[0]
-            near = flags.nearest(
-                name, [word for option in [*self._own, *self._run, *self._program] for word in option.opts]
-            )
+            near = nearest(name, [word for option in [*self._own, *self._run, *self._program] for word in option.opts])
             hint = f", did you mean {near}?" if near else "; put a job's options after JOB"
             if near == name:
                 hint = "; it is an option for programs"

@@ -11,10 +11,10 @@ from typing import NoReturn
 
 import click
 
+from ..core.words import nearest
 from ..errors import UserError
 from ..monitor.console import print_wrapped
 from ..monitor.rank_log import show_warnings
-from ..plan.options import nearest
 from ..process.fork_server import start_server
 from ..process.launcher_env import MAX_RESTARTS, RESTART_COUNT
 from ..process.rank_status import RUN_DIR_VARIABLE

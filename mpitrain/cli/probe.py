@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..core.words import counted
 from ..errors import ConfigError
 from ..monitor.format import amount, format_table, size_of
 from ..plan import options as flags
@@ -79,7 +80,7 @@ def describe(probe: Probe) -> list[str]:
     job, ranks, compute = probe.job, probe.ranks, probe.compute
     lines = [
         f"{job.name}: {job.elements:,} parameters, {size_of(job.nbytes)}; {sum(ranks.ranks_per_node)} ranks on "
-        f"{len(ranks.ranks_per_node)} node{'s' * (len(ranks.ranks_per_node) > 1)} with {ranks.cores_per_node} cores",
+        f"{counted(len(ranks.ranks_per_node), 'node')} with {ranks.cores_per_node} cores",
         "",
     ]
     rows = [

@@ -12,11 +12,11 @@ from typing import Any
 
 import click
 
+from ..core.words import nearest
 from ..errors import ConfigError
 from ..plan import options as flags
 from ..plan.config import FIELDS
 from ..plan.option import flag
-from ..plan.options import nearest
 from ..plan.program import ProgramOptions, ProgramRequest, command_request, module_request, script_request
 from ..plan.script import is_program
 

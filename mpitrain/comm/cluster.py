@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ..core import activity
 from ..core.layout import Layout
+from ..core.words import numbered
 from ..errors import RankMismatch, UserError
 from ..plan.config import RunConfig
 from ..plan.roles import server_ranks
@@ -240,16 +241,11 @@ class Cluster(Group):
 
 def _mismatch(ranks: list[int], what: str, first: str, other: str) -> RankMismatch:
     error = RankMismatch(
-        f"rank{'s' * (len(ranks) > 1)} {_join(ranks)} and rank 0 differ in {what}: {first} on rank 0, "
+        f"{numbered('rank', ranks)} and rank 0 differ in {what}: {first} on rank 0, "
         f"{other} on rank {ranks[0]}; the job must be the same on every rank: seed its random numbers"
     )
     error.on_all_ranks = True
     return error
-
-
-def _join(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8]))
-    return shown if len(ranks) <= 8 else f"{shown} and {len(ranks) - 8} more"
 
 
 def _parameter(entry: tuple[str, tuple[int, ...]] | None) -> str:

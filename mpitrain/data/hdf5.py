@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import errno
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +11,9 @@ import numpy as np
 
 from ..core.h5 import h5py
 from ..core.layout import Array
+from ..core.words import one_line, suggestion
 from ..errors import DataError
-from .files import UnchangedFile, names_and_sizes, one_line, unreadable
+from .files import UnchangedFile, names_and_sizes, unreadable
 from .split import Split
 
 _BLOCK_BYTES = 1 << 22  # block size for files that are not chunked
@@ -116,9 +116,7 @@ def _dataset(path: Path, file: h5py.File, name: str) -> h5py.Dataset:
         raise DataError(f"{path}: {name!r} is a link to {link.path!r} in {link.filename!r}, which cannot be read")
     names: list[str] = []
     file.visititems(lambda key, item: names.append(key) if isinstance(item, h5py.Dataset) else None)
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise DataError(f"{path} has no dataset {name!r}; it has {', '.join(names) or 'none'}{hint}")
+    raise DataError(f"{path} has no dataset {name!r}; it has {', '.join(names) or 'none'}{suggestion(name, names)}")
 
 
 def _check_sources(path: Path, item: h5py.Dataset) -> None:

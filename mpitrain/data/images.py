@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from ..core.layout import Array
+from ..core.words import one_line
 from ..errors import DataError
-from .files import foreign, left_out, one_line, required, starts_of
+from .files import foreign, left_out, required, starts_of
 from .split import DatasetSplit
 
 _MODES = {3: "RGB", 1: "L"}  # Pillow's modes, by the number of channels

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections import Counter, OrderedDict
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..core.layout import Array
+from ..core.words import one_line, suggestion
 from ..errors import DataError
 from .checks import inexact
 from .csv_files import CsvFile, settle_types, text_that_is_no_number
@@ -25,7 +25,6 @@ from .files import (
     file_of,
     left_out,
     names_and_sizes,
-    one_line,
     required,
     starts_of,
     unreadable,
@@ -116,8 +115,7 @@ class Table:
         wanted = [*self.columns, *([] if label is None else [label])]
         for column, count in Counter(wanted).items():
             if column not in names:
-                similar = difflib.get_close_matches(column, names, n=1)
-                hint = f"; did you mean {similar[0]!r}?" if similar else ""
+                hint = suggestion(column, names)
                 raise DataError(f"{self.source} has no column {column!r}; it has {', '.join(names)}{hint}")
             if count > 1:
                 what = "both in columns and as label" if column == label else f"{count} times"

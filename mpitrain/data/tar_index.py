@@ -16,8 +16,9 @@ from typing import BinaryIO
 import numpy as np
 
 from ..core.layout import Array
+from ..core.words import one_line
 from ..errors import DataError
-from .files import one_line, unreadable
+from .files import unreadable
 
 SPARSE = -1  # in place of the size of a file with holes, whose offset is that of its header
 _BLOCK = tarfile.BLOCKSIZE

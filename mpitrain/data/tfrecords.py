@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..core.layout import Array
+from ..core.words import one_line
 from ..errors import DataError
 from .files import (
     Paths,
@@ -28,7 +29,6 @@ from .files import (
     first_bytes,
     foreign,
     names_and_sizes,
-    one_line,
     required,
     starts_of,
 )

@@ -11,19 +11,9 @@ from typing import Any
 import numpy as np
 
 from ..core.layout import Array
+from ..core.words import one_line
 from ..errors import DataError
-from .files import (
-    Paths,
-    UnchangedFile,
-    describe,
-    expand,
-    file_of,
-    foreign,
-    left_out,
-    names_and_sizes,
-    one_line,
-    starts_of,
-)
+from .files import Paths, UnchangedFile, describe, expand, file_of, foreign, left_out, names_and_sizes, starts_of
 from .images import SUFFIXES, decode_image
 from .split import DatasetSplit
 from .tar_index import SPARSE, index, read_sparse

@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..core.words import counted
+
 # ``none``: the tested feature is absent, or could not be tested; that alone is not an error.
 Verdict = Literal["pass", "warning", "failure", "none"]
 
@@ -71,8 +73,7 @@ def show(findings: Sequence[Finding], console: Console) -> None:
         console.print(grid)
     counts = {verdict: sum(f.verdict == verdict for f in findings) for verdict in ("failure", "warning", "pass")}
     console.print(
-        f"{counts['failure']} failure{'s' * (counts['failure'] != 1)}, "
-        f"{counts['warning']} warning{'s' * (counts['warning'] != 1)}, {counts['pass']} passed",
+        f"{counted(counts['failure'], 'failure')}, {counted(counts['warning'], 'warning')}, {counts['pass']} passed",
         highlight=False,
     )
 

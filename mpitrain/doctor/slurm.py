@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from ..batch_systems.registry import end_of_time
 from ..comm.mpi import library_name
+from ..core.words import counted
 from ..monitor.format import duration
 from .finding import Finding
 
@@ -74,7 +75,7 @@ def _allocation() -> Iterator[Finding]:
         yield Finding(TOPIC, "allocation", "none", "not inside an allocation; request one with salloc or sbatch")
         return
     nodes, tasks = (os.environ.get(name, "?") for name in ("SLURM_JOB_NUM_NODES", "SLURM_NTASKS"))
-    details = f"job {job}: {nodes} node{'s' * (nodes != '1')}, {tasks} task{'s' * (tasks != '1')}"
+    details = f"job {job}: {counted(int(nodes), 'node')}, {counted(int(tasks), 'task')}"
     end = end_of_time(None)
     if end is None:
         advice = "pass --time-limit S, so that the run saves before the job ends"

@@ -19,6 +19,7 @@ from ..comm.cluster import Cluster
 from ..comm.mpi import MPI, library_name
 from ..core.host_memory import available_bytes
 from ..core.openblas import CHOSEN
+from ..core.words import counted
 from ..errors import LaunchError
 from ..launcher.mpi_flavors import find_launcher
 from ..monitor.format import size_of
@@ -61,7 +62,7 @@ def _versions(cluster: Cluster) -> Finding:
     local = f"{library_name()}, Python {platform.python_version()}, mpitrain {__version__}"
     counts = Counter(cluster.comm.allgather(local))
     if len(counts) == 1:
-        ranks = f"{cluster.size} rank{'s' * (cluster.size != 1)}"
+        ranks = counted(cluster.size, "rank")
         return Finding(TOPIC, "versions", "pass", f"{local}, on {ranks}")
     details = "; ".join(f"{count} with {versions}" for versions, count in counts.most_common())
     return Finding(TOPIC, "versions", "failure", details, "install the same versions on every host")
@@ -115,7 +116,7 @@ def _hosts(cluster: Cluster) -> Iterator[Finding]:
     nodes = [node for node in cluster.comm.allgather(local) if node is not None]
     for host, ranks, usable, cores, free in nodes:
         of = f"{usable} of {cores}" if usable < cores else f"{cores}"
-        details = f"{ranks} rank{'s' * (ranks != 1)}, {of} cores, {size_of(free)} of memory free"
+        details = f"{counted(ranks, 'rank')}, {of} cores, {size_of(free)} of memory free"
         if ranks > usable:
             advice = f"this works but is slow; start {usable} ranks on this host, or request more cores"
             yield Finding(TOPIC, f"host {host}", "warning", f"{details}: more ranks than cores", advice)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from ..comm.cluster import Cluster
 from ..core.device import CPU, Cpu, Device
+from ..core.words import counted, numbered
 from ..errors import ConfigError
 from ..plan.config import RunConfig
 
@@ -160,9 +161,8 @@ def describe(workers: Sequence[VisibleGpus], shares: Sequence[Sequence[GpuShare]
         notes.append(f"no GPU: {workers[0].why}")
     if without and len(without) < len(workers):
         first = workers[without[0]]
-        names = ", ".join(map(str, without[:8])) + (" ..." if len(without) > 8 else "")
         notes.append(
-            f"no GPU for worker{'s' * (len(without) > 1)} {names} ({first.host}: {first.why}), "
+            f"no GPU for {numbered('worker', without)} ({first.host}: {first.why}), "
             f"which use{'s' * (len(without) == 1)} the CPU in the precision of --dtype; "
             "parameters of all workers stay in host memory"
         )
@@ -171,7 +171,7 @@ def describe(workers: Sequence[VisibleGpus], shares: Sequence[Sequence[GpuShare]
         used = {worker.gpus[share.index] for worker, own in local for share in own}
         if len(local) > len(used):
             notes.append(
-                f"warning: {len(local)} workers on {local[0][0].host} share {len(used)} GPU{'s' * (len(used) != 1)} "
+                f"warning: {len(local)} workers on {local[0][0].host} share {counted(len(used), 'GPU')} "
                 "and run one after the other; one worker per GPU is faster"
             )
     return notes

@@ -24,10 +24,10 @@ from ..backend.collectives import Collectives
 from ..backend.internode import Condition, Steps
 from ..backend.members import members_of
 from ..backend.staging import Staging, shared_bytes_per_rank
-from ..backend.waiting import ranks_text
 from ..comm.mpi import MPI
 from ..core import activity
 from ..core.layout import Array
+from ..core.words import numbered
 from ..errors import HorovodInternalError
 from .execution import Execution, Operation, fused
 from .negotiation import Negotiation, Ready
@@ -326,7 +326,7 @@ class Channel:
         return [handle for handle in list(self._open.values()) if handle.request.kind != "join"]
 
     def _text(self, ranks: Iterable[int]) -> str:
-        return ranks_text(self.ranks[rank] for rank in sorted(ranks))
+        return numbered("rank", (self.ranks[rank] for rank in sorted(ranks)))
 
     # The end.
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ..backend.waiting import ranks_text
+from ..core.words import numbered
 from .request import ReduceOp, Request, title
 
 _LARGEST_TABLE = 20_000  # number of requests above which the table is cleared, when nothing is pending
@@ -157,4 +157,4 @@ class Negotiation:
         return f"the ranks have submitted different operations: {submitted}"
 
     def _text(self, ranks: Iterable[int]) -> str:
-        return ranks_text(self.ranks[rank] for rank in sorted(ranks))
+        return numbered("rank", (self.ranks[rank] for rank in sorted(ranks)))

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from ..core.openblas import without_chosen
+from ..core.words import numbered
 from ..process import host_watcher, rank_status
 from ..process.pid import is_alive, process_state
 from ..process.reaper import end_with_parent
@@ -250,7 +251,7 @@ class Attempt:
             first = min(ended, key=lambda status: status.ended_at)
             if time.time() > first.ended_at + _EARLY_S:
                 self._reported_early_exits = True
-                ranks = f"rank{'s' * (len(running) > 1)} {', '.join(map(str, running[:_LISTED]))}"
+                ranks = numbered("rank", running)
                 say(
                     f"rank {first.rank} exited with status {first.status} {_EARLY_S:.0f} s ago, but {ranks} "
                     f"still {'run' if len(running) > 1 else 'runs'}; press Ctrl-C to end the run"

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+from ..core.words import counted
 from ..errors import LaunchError
 
 _ANSWER_S = 15.0
@@ -92,7 +93,7 @@ def assign_ranks(hosts: Sequence[Host], ranks: int | None) -> list[Host]:
         return [Host(host.name, host.slots or 1) for host in hosts]
     if not unsized and ranks > total:
         names = ",".join(map(str, hosts))
-        raise LaunchError(f"-n {ranks} exceeds the {total} slot{'s' * (total != 1)} of {names}; lower -n or add hosts")
+        raise LaunchError(f"-n {ranks} exceeds the {counted(total, 'slot')} of {names}; lower -n or add hosts")
     share, more = divmod(max(0, ranks - total), len(unsized)) if unsized else (0, 0)
     room = {host.name: share + (index < more) for index, host in enumerate(unsized)}
     left, assigned = ranks, []

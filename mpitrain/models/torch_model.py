@@ -17,6 +17,7 @@ from ..core.extra_state import ExtraState
 from ..core.layout import Array
 from ..core.ranges import Bucket, OnReady, announce_nothing
 from ..core.training_state import TrainingState
+from ..core.words import one_line
 from ..data.batch import Batch, CollatedBatch, IndexBatch
 from ..data.checks import check_classes
 from ..data.random_numbers import seed_torch
@@ -155,7 +156,7 @@ class TorchModel(Model):
                 loss.backward()
             except RuntimeError as error:
                 if "modified by an inplace operation" in str(error) and self._gradients.has_announced:
-                    raise JobError(_READ_TOO_LATE.format(self._plan.nbytes, " ".join(str(error).split()))) from error
+                    raise JobError(_READ_TOO_LATE.format(self._plan.nbytes, one_line(error))) from error
                 raise
 
     def add_loss(self, total: Any, loss: Any) -> Any:

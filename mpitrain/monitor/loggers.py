@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..core.words import one_line
 from ..errors import ConfigError
 from .heartbeat import State
 
@@ -124,7 +125,7 @@ class Logger:
         try:
             self._service: Service | None = _SERVICES[name](folder, tables, _ids(folder).get(name) if resumes else None)
         except Exception as error:
-            text = " ".join(str(error).split())
+            text = one_line(error)
             raise ConfigError(f"--logger {name} cannot be used: {type(error).__name__}: {text}") from error
         (folder / _RECORD).write_text(json.dumps({**_ids(folder), name: self._service.id}) + "\n", encoding="utf-8")
 
@@ -145,7 +146,7 @@ class Logger:
             write(self._service)
         except Exception as error:
             self._service = None
-            text = " ".join(str(error).split())
+            text = one_line(error)
             _log.warning("no further records of --logger %s: %s: %s", self._name, type(error).__name__, text)
 
 

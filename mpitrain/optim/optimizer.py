@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..core.layout import Array
+from ..core.words import one_line
 from ..errors import JobError
 from .compiled import CompiledRule, Constants
 from .schedule import EpochCounter, LiveRate, Schedule, as_schedule, by_epoch
@@ -213,7 +214,7 @@ class Optimizer(ABC):
                     for step in (0, 1, 100):
                         returned = run(params, grads, slots_by_name, 0.1, step)
             except Exception as error:
-                text = " ".join(str(error).split())
+                text = one_line(error)
                 raise JobError(f"{update} failed: {type(error).__name__}: {text}") from error
             if returned is not None:
                 raise JobError(

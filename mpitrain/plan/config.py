@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..core.words import counted
 from ..errors import ConfigError
 from .compression import Compression, parse_compression, values_of
 from .modes import Mode, find_mode, names_of_modes
@@ -169,8 +170,7 @@ class RunConfig:
         workers = ranks - ps
         if workers < 1:
             raise ConfigError(
-                f"--ps {ps} leaves no worker of {ranks} rank{'s' * (ranks != 1)}: "
-                f"start at least {ps + 1} ranks or reduce --ps"
+                f"--ps {ps} leaves no worker of {counted(ranks, 'rank')}: start at least {ps + 1} ranks or reduce --ps"
             )
         if self.uses_servers and not ps and not parallel.shared_memory and ranks > 1:
             raise ConfigError(
@@ -179,7 +179,7 @@ class RunConfig:
             )
         if parallel.backup_workers is not None and parallel.backup_workers >= workers:
             raise ConfigError(
-                f"--backup-workers is {parallel.backup_workers} with {workers} worker{'s' * (workers != 1)}: "
+                f"--backup-workers is {parallel.backup_workers} with {counted(workers, 'worker')}: "
                 f"must be <= {workers - 1}"
             )
 

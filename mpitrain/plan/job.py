@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib.util
 import inspect
 import os
@@ -18,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from .. import nn, optim
+from ..core.words import one_line, suggestion
 from ..data import Split
 from ..data.split import Examples
 from ..errors import DataError, JobError, UserError
@@ -63,6 +63,9 @@ class Job:
             be used in place of functions.
         train_epochs: Number of epochs to train, instead of ``train_steps``.
         source: The file and the line that made this object, for errors.
+
+    Fields may be replaced until the plan is made; later replacements have no effect on the run. What is made from a
+    field, such as ``network`` from ``model`` and ``loss``, is made again if the field has become another object.
     """
 
     model: Layer | TorchModule
@@ -314,7 +317,7 @@ def _describe(path: Path, error: BaseException, source: str) -> str:
         line = "" if error.lineno is None else f", line {error.lineno}"  # a null byte has no line number
         return f"{error.filename or path}{line}: {error.msg}"
     place = (_place(path, error, source) or f"job file {path}") + _deeper_place(path, error, source)
-    text = " ".join(str(error).split())
+    text = one_line(error)
     hint = f"; if it parses the command line, {_NO_ARGPARSE}" if isinstance(error, SystemExit) else _suggestion(error)
     return f"{place}: {type(error).__name__}{': ' if text else ''}{text}{hint}"
 
@@ -334,9 +337,7 @@ def _suggestion(error: BaseException) -> str:
         places = (sys.modules[__name__], nn, optim)
         kind = next((getattr(place, match[1]) for place in places if hasattr(place, match[1])), None)
         unknown, known = match[2], [] if kind is None else [*inspect.signature(kind).parameters]
-    by_lower = {name.lower(): name for name in known}
-    similar = difflib.get_close_matches((unknown or "").lower(), by_lower, 1)
-    return f"; did you mean {by_lower[similar[0]]!r}?" if similar else ""
+    return suggestion(unknown or "", known)
 
 
 def _place(path: Path, error: BaseException, source: str = "") -> str:

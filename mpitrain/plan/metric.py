@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
+from ..core.words import one_line
 from ..errors import ConfigError, JobError
 
 PREFIX = "validation_"  # prefix of the names of validation metrics in records
@@ -173,7 +174,7 @@ def measure_parts(
     try:
         outputs, labels = (join(values) for values in zip(*parts, strict=True))
     except (TypeError, ValueError, RuntimeError, KeyError) as error:
-        text = " ".join(str(error).split())
+        text = one_line(error)
         raise JobError(
             f"outputs or labels of several batches cannot be joined for metrics: {text}; they must differ in the "
             "number of examples only"
@@ -196,7 +197,7 @@ def _result(name: str, metric: Metric, outputs: Any, labels: Any) -> Any:
         # The line of the metric, not of libraries that it calls.
         own = [frame for frame in frames if frame.filename == frames[0].filename]
         place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
-        text = " ".join(str(error).split())
+        text = one_line(error)
         raise JobError(f"the metric {name!r} fails: {type(error).__name__}: {text}{place}") from error
 
 

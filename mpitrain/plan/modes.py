@@ -6,11 +6,11 @@ metadata of an option says which property makes it valid (``OptionInfo.modes``).
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..core.words import suggestion
 from ..errors import ConfigError
 
 _STRATEGY = "mpitrain.strategy"
@@ -115,8 +115,7 @@ def find_mode(name: str) -> Mode:
         return MODES[name]
     if re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name):
         return Mode(name, name, compressions=MODES["sync"].compressions)
-    near = difflib.get_close_matches(name, MODES, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = suggestion(name, MODES)
     raise ConfigError(f"--mode is {name!r}: must be {', '.join(MODES)}, or package.module:Class{hint}")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import operator
 import typing
@@ -11,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ..core.words import suggestion
 from ..errors import ConfigError
 from .modes import Mode, names_of_modes
 
@@ -135,8 +135,7 @@ class OptionGroup:
                 raise ConfigError(f"{flag(field.name)} is {value}: must be {info.limits}")
             choices = choices_by_name.get(field.name, ())
             if value is not None and choices and value not in choices:
-                near = difflib.get_close_matches(str(value), choices, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
+                hint = suggestion(str(value), choices)
                 raise ConfigError(f"{flag(field.name)} is {value!r}: must be one of {', '.join(choices)}{hint}")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import numbers
 import os
@@ -17,6 +16,7 @@ import click
 import docstring_parser
 
 from ..core.toml import read_toml
+from ..core.words import nearest, suggestion
 from ..errors import ConfigError, JobError
 from .config import FIELDS, GROUPS, RunConfig
 from .launch_options import LaunchOptions
@@ -78,11 +78,6 @@ class CommaSeparated(click.ParamType):  # type: ignore[type-arg, unused-ignore]
         return [self.item.convert(item, param, ctx) for item in values]
 
 
-def nearest(word: str, valid: list[str]) -> str:
-    """Return the valid word that is most similar to ``word``; empty if none is similar."""
-    return next(iter(difflib.get_close_matches(word, valid, n=1)), "")
-
-
 def examples(*commands: str) -> str:
     """Return the end of a command's help text: examples of its use."""
     return "\n".join(["\b", f"Example{'s' * (len(commands) > 1)}:", *(f"  {command}" for command in commands)])
@@ -111,8 +106,7 @@ def run_config(values: Mapping[str, Any]) -> RunConfig:
     known = run_options()
     for name in values:
         if name not in FIELDS:
-            near = nearest(name, [*FIELDS])
-            raise ConfigError(f"no option {name!r}{f'; did you mean {near!r}?' if near else ''}")
+            raise ConfigError(f"no option {name!r}{suggestion(name, FIELDS)}")
     return RunConfig.of(**convert_values(known, {n: value for n, value in values.items() if value is not None}))
 
 
@@ -269,8 +263,7 @@ def read_config_file(path: Path, options: list[click.Option]) -> dict[str, Any]:
     known = {str(option.name): option for option in options}
     for name, value in values.items():
         if name not in known:
-            near = nearest(name, [*known])
-            raise ConfigError(f"--config {path}: no option {name!r}{f'; did you mean {near!r}?' if near else ''}")
+            raise ConfigError(f"--config {path}: no option {name!r}{suggestion(name, known)}")
         try:
             values[name] = convert(known[name], value)
         except click.BadParameter as error:

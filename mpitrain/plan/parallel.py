@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from ..core.words import counted
 from ..errors import ConfigError
 from .modes import MODES, Mode
 from .option import OptionGroup, option, value_of
@@ -206,6 +207,6 @@ class ParallelConfig(OptionGroup):
             )
         if overlap >= steps // fragments:
             raise ConfigError(
-                f"--overlap-steps {overlap} with {steps} local steps and {fragments} fragment{'s' * (fragments != 1)}: "
+                f"--overlap-steps {overlap} with {steps} local steps and {counted(fragments, 'fragment')}: "
                 f"must be <= {steps // fragments - 1}, so that an exchange ends before the next one begins"
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from ..core.layout import Array, Layout
 from ..core.ranges import Bucket, buckets_of, split_batch
+from ..core.words import counted
 from ..errors import ConfigError, DataError, JobError
 from ..optim import Optimizer, Updater, momentum, moving_average
 from ..optim.schedule import EpochCounter
@@ -19,7 +20,7 @@ from .config import RunConfig
 from .job import Job
 from .metric import MEASURED
 from .placement import Placement, assign_servers
-from .progress import Progress
+from .progress import RunLength
 
 
 class Momentum(NamedTuple):
@@ -36,7 +37,7 @@ class Plan:
     Attributes:
         config: The run's options; options that the job sets are no longer None.
         layout: Layout of the flat vectors.
-        optimizer: The optimizer, its schedules bound to ``epochs``.
+        optimizer: The optimizer, its schedules bound to ``length.epochs``.
         moving_average: Moving average of the parameters, or None.
         layer_starts: First element of each layer of the model; gradients become ready at these boundaries.
         placements: The server of each range of the vector.
@@ -44,7 +45,7 @@ class Plan:
         validate_steps: Steps between two validations; 0 for none before the end.
         worker_momentum: Momentum that workers apply before gradients are sent, in place of the optimizer; None if they
             do not.
-        epochs: Counts the epochs; ``begin`` sets where it starts.
+        length: The length of the run, an object of its own, because it depends on where training begins.
     """
 
     config: RunConfig
@@ -54,23 +55,9 @@ class Plan:
     layer_starts: Sequence[int]
     placements: Sequence[Placement]
     workers: int
+    length: RunLength
     validate_steps: int = 0
     worker_momentum: Momentum | None = None
-    epochs: EpochCounter = field(default_factory=lambda: EpochCounter(1, 1))
-
-    def begin(self, progress: Progress) -> None:
-        """Count the epochs from the progress at which training begins."""
-        if not self.config.mode.drops_late_gradients:  # else the data cursor also counts examples of dropped gradients
-            self.epochs.start = progress
-
-    @property
-    def train_steps(self) -> int:
-        """Number of training steps; if epochs are given, it is known after ``begin``."""
-        training = self.config.training
-        if training.train_epochs is not None:
-            return self.epochs.steps_until(training.train_epochs)
-        assert training.train_steps is not None
-        return training.train_steps
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -101,7 +88,7 @@ class Plan:
     def next_pause(self, step: int) -> int:
         """Return the first step after ``step`` at which workers pause to validate or save in modes with servers."""
         periods = [every for every in (self.validate_steps, self.config.saving.save_steps) if every]
-        return min([self.train_steps, *((step // every + 1) * every for every in periods)])
+        return min([self.length.train_steps, *((step // every + 1) * every for every in periods)])
 
     @property
     def nbytes(self) -> int:
@@ -145,16 +132,17 @@ def make_plan(job: Job, config: RunConfig, workers: int) -> Plan:
     Raises:
         JobError, DataError, ConfigError: The job and the options are not compatible.
     """
-    assert config.training.batch_size is not None
+    training = config.training
+    assert training.batch_size is not None
     gradients_per_step = config.gradients_per_step(workers)
-    dtype = np.dtype(config.training.dtype)
-    _check_batch(config.training.batch_size * gradients_per_step, gradients_per_step, job)
+    dtype = np.dtype(training.dtype)
+    _check_batch(training.batch_size * gradients_per_step, gradients_per_step, job)
     if not config.mode.uses_servers:  # in other modes, workers take batches in no fixed order
-        job.train_split.check_step(config.training.batch_size * gradients_per_step)
+        job.train_split.check_step(training.batch_size * gradients_per_step)
     _check_devices(config)
     _check_validation(job, config)
     _check_goal(job, config)
-    if config.training.exact_mean and not job.network.counts_labels:
+    if training.exact_mean and not job.network.counts_labels:
         loss = "computed by the script" if job.network.has_own_loop else job.network.facts()["loss"]
         raise ConfigError(
             f"--exact-mean needs a loss of torch with reduction='mean', such as nn.CrossEntropyLoss(), but the loss is "
@@ -170,7 +158,7 @@ def make_plan(job: Job, config: RunConfig, workers: int) -> Plan:
     _check_mode(job, config, workers)
     _check_grad_norm(job, config)
     rule, worker_momentum = _divide_momentum(job.rule, config)
-    epochs = EpochCounter(len(job.train_split), config.training.batch_size * gradients_per_step)
+    epochs = EpochCounter(len(job.train_split), training.batch_size * gradients_per_step)
     return Plan(
         config=config,
         layout=layout,
@@ -181,9 +169,9 @@ def make_plan(job: Job, config: RunConfig, workers: int) -> Plan:
             assign_servers(layout, max(1, config.servers.ps), config.servers.placement, dtype.itemsize, job.pins)
         ),
         workers=workers,
-        validate_steps=0 if job.validation_split is None else config.training.validate_steps,
+        validate_steps=0 if job.validation_split is None else training.validate_steps,
         worker_momentum=worker_momentum,
-        epochs=epochs,
+        length=RunLength(epochs, training.train_steps, training.train_epochs, not config.mode.drops_late_gradients),
     )
 
 
@@ -262,7 +250,7 @@ def _check_devices(config: RunConfig) -> None:
         )
     least = min(stop - start for start, stop in split_batch(batch, parts))
     if devices > least:
-        examples = f"{least} example{'s' * (least != 1)}"
+        examples = counted(least, "example")
         source = "batch" if parts == 1 else "micro-batch (--accumulate-steps)"
         raise ConfigError(
             f"--devices-per-rank {devices} exceeds the {examples} of a worker's {source}; "

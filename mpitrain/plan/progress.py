@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
+
+from ..optim.schedule import EpochCounter
 
 
 class Progress(NamedTuple):
@@ -15,6 +18,46 @@ class Progress(NamedTuple):
 
     step: int
     data_cursor: int
+
+
+@dataclass
+class RunLength:
+    """The length of a run in steps; if epochs are given, it depends on the progress at which training begins.
+
+    Only ``begin`` changes it, which ``training.setup`` and ``training.restore`` call on all ranks alike.
+
+    Attributes:
+        epochs: Counts the epochs, also for schedules.
+        steps: Number of steps; None if epochs are given.
+        n_epochs: Number of epochs; None if steps are given.
+        uses_all: Whether every example of the data cursor is used, so that the cursor counts epochs.
+    """
+
+    epochs: EpochCounter
+    steps: int | None
+    n_epochs: int | None
+    uses_all: bool
+    _has_begun: bool = False
+
+    def begin(self, progress: Progress) -> None:
+        """Count the epochs from this progress."""
+        self._has_begun = True
+        if self.uses_all:
+            self.epochs.start = progress
+
+    @property
+    def train_steps(self) -> int:
+        """Number of training steps.
+
+        Raises:
+            RuntimeError: Epochs are given, and ``begin`` was not called.
+        """
+        if self.n_epochs is None:
+            assert self.steps is not None
+            return self.steps
+        if not self._has_begun:
+            raise RuntimeError("the number of steps depends on where training begins: call begin first")
+        return self.epochs.steps_until(self.n_epochs)
 
 
 class WorkItem(NamedTuple):

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import click
 
+from ..core.words import suggestion
 from ..errors import ConfigError
 from .config import FIELDS, RunConfig
 from .launch_options import LaunchOptions
@@ -19,7 +20,6 @@ from .options import (
     convert_values,
     flag_words,
     group_words,
-    nearest,
     options_of,
     read_config_file,
     run_options,
@@ -242,8 +242,7 @@ def split_values(names: Iterable[str], values: Mapping[str, Any]) -> tuple[dict[
 
 def unknown_name(name: str, known: Iterable[str]) -> ConfigError:
     """Return the error for a keyword argument that is neither a known option nor a known parameter."""
-    near = nearest(name, [*known])
-    hint = f"; did you mean {near!r}?" if near else ""
+    hint = suggestion(name, known)
     return ConfigError(f"{name!r} is neither an option of a run nor a parameter of the job{hint}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from ..core.words import counted
 from ..errors import ConfigError
 
 HOW_ROLES_ARE_GIVEN = "Start all processes with one command, 'mpitrain run -n N --ps K JOB': K of N become servers."
@@ -50,7 +51,7 @@ def _on_hosts(host_of: Sequence[str], servers: int, hosts: Sequence[str]) -> lis
     available = sum(map(len, groups))
     if available < servers:
         raise ConfigError(
-            f"--ps is {servers}, but only {available} rank{'s' * (available != 1)} can be servers on "
+            f"--ps is {servers}, but only {counted(available, 'rank')} can be servers on "
             f"--ps-hosts {', '.join(hosts)}; add hosts or reduce --ps"
         )
     return _deal(groups, servers)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..core.activity import ActivityPage
+from ..core.words import counted
 from ..monitor import heartbeat
 from ..monitor.heartbeat import Heartbeat, RunEnd
 from ..plan.program import ProgramRequest
@@ -189,7 +190,7 @@ def _say(line: str) -> None:
 
 def describe_ranks(size: int) -> str:
     """Return the number of ranks as text."""
-    return f"{size} rank{'s' * (size != 1)}"
+    return counted(size, "rank")
 
 
 def adopt_orphans() -> None:

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..core.words import numbered
 from ..errors import LaunchError
 from .address import choose_address, choose_port
 
@@ -179,7 +180,7 @@ def _read_all(folder: Path, names: Sequence[str]) -> list[dict[str, Any]]:
         if time.monotonic() > deadline:
             break
         time.sleep(pause_s)
-    who = "rank 0" if missing == [_WORLD] else f"rank{'s' * (len(missing) > 1)} {', '.join(missing[:8])}"
+    who = "rank 0" if missing == [_WORLD] else numbered("rank", missing)
     raise LaunchError(
         f"{who} did not start within {_MEETING_S:.0f} s, or cannot write to {folder.parents[1]}; "
         "all hosts must share the run directory"

@@ -11,6 +11,7 @@ import click
 
 from ..batch_systems.base import JobState
 from ..batch_systems.registry import SYSTEMS
+from ..core.words import counted
 from ..errors import ConfigError, RecordError
 from ..monitor.console import print_wrapped
 from ..monitor.format import duration, format_table, metric, wrap
@@ -182,7 +183,7 @@ def _row(path: Path, run: Run | None, folder: Path, state: State, description: s
         step = max(step, _saved_step(path))  # the run may have died before its first metrics line and second heartbeat
     mode = str(run.option("mode") or "?")
     if run.restarts:
-        description += f", {run.n_restarts} restart{'s' * (run.n_restarts != 1)}"
+        description += f", {counted(run.n_restarts, 'restart')}"
     job = status.job.name if status is not None and status.job is not None and not run.config else run.job
     return (name, job, mode, _ranks(status), _progress(step, run), best_validation(run), description, duration(age))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..checkpoint import BestCheckpoint
 from ..core.extra_state import ExtraState, Value, Versioned, values_of
+from ..core.words import counted
 from ..errors import ConfigError
 from ..monitor.format import metric as format_metric
 from ..plan.hook import Hook, TrainingLoop
@@ -51,7 +52,7 @@ class TrackBest(Hook):
             self.failures += 1
         if self._patience is not None and self.failures >= self._patience and not point.last:
             loop.stop(
-                f"{goal.name} has not improved in {self.failures} validation{'s' * (self.failures != 1)}"
+                f"{goal.name} has not improved in {counted(self.failures, 'validation')}"
                 + (f" since {format_metric(self.best)} at step {self.step:,}" if self.step >= 0 else "")
             )
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from ..comm.cluster import Cluster
 from ..comm.mpi import library_name
 from ..core.device import Device
+from ..core.words import counted
 from ..data import Split
 from ..data.steps import Steps
 from ..monitor.console import describe
@@ -24,11 +25,11 @@ _SHORT_S = 0.05  # shorter compilations are not reported
 
 def headline(cluster: Cluster, name: str, config: RunConfig, threads: int, devices: Sequence[Device]) -> str:
     workers, servers = len(cluster.worker_ranks), len(cluster.servers)
-    serving = f" and {servers} server{'s' * (servers != 1)}" if servers else ""
-    nodes = f"{cluster.n_nodes} node{'s' * (cluster.n_nodes != 1)}"
+    serving = f" and {counted(servers, 'server')}" if servers else ""
+    nodes = counted(cluster.n_nodes, "node")
     return (
-        f"{name}: {workers} worker{'s' * (workers != 1)}{serving} on {nodes}, "
-        f"{config.parallel.mode}, {config.training.dtype}, {threads} thread{'s' * (threads != 1)} each, "
+        f"{name}: {counted(workers, 'worker')}{serving} on {nodes}, "
+        f"{config.parallel.mode}, {config.training.dtype}, {counted(threads, 'thread')} each, "
         f"{library_name()}"
         + ("; on GPUs" if devices[0].is_gpu else "")
         + (f" in {config.device.precision}" if devices[0].is_gpu and config.device.precision != "float32" else "")
@@ -45,10 +46,10 @@ def notes_on_patience(job: Job, plan: Plan) -> list[str]:
     training, every = plan.config.training, plan.validate_steps
     if training.patience is None or not every or training.validate_secs or job.network.has_own_loop:
         return []
-    validations = (plan.train_steps - 1) // every  # before the last step; the first one is the best so far
+    validations = (plan.length.train_steps - 1) // every  # before the last step; the first one is the best so far
     if validations > training.patience:
         return []
-    needed = (plan.train_steps - 1) // (training.patience + 1)
+    needed = (plan.length.train_steps - 1) // (training.patience + 1)
     advice = f"pass --validate-steps {needed} or less" if needed else "train for more steps"
     return [
         f"--patience {training.patience} has no effect: it needs {training.patience + 1} validations before the last "
@@ -64,7 +65,7 @@ def describe_job(loop: Loop, split: Split, resumed: str | None) -> str:
     if isinstance(split, Steps):
         data = f"{split.steps:,} steps without a dataset, {plan.gradients_per_step}{of} gradients per step"
     if (epochs := plan.config.training.train_epochs) is not None:
-        data += f", {epochs} epoch{'s' * (epochs > 1)} until step {loop.train_steps:,}"
+        data += f", {counted(epochs, 'epoch')} until step {loop.train_steps:,}"
     return f"{plan.layout.n_params:,} parameters, {data}" + (
         f"; resumed from {resumed} at step {loop.step:,}" if resumed else ""
     )
@@ -77,7 +78,7 @@ def summary(loop: Loop, split: Split, folder: Path, steps: int, seconds: float, 
     else:
         per_step, unit = (1, "steps") if isinstance(split, Steps) else (loop.plan.step_examples, "examples")
         rate = steps * per_step / (seconds - compiling_s)
-        duration = f"{steps:,} step{'s' * (steps != 1)} in {seconds:.1f} s"
+        duration = f"{counted(steps, 'step')} in {seconds:.1f} s"
         if compiling_s > _SHORT_S:
             duration += f", {compiling_s:.1f} s of them for compiling kernels"
         lines.append(f"{duration}: {rate:,.0f} {unit}/s, including validation and saving")

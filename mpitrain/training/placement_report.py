@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core.device import Device
+from ..core.words import counted
 from ..monitor.format import format_table, size_of
 from ..nn.conv import Conv2D
 from ..nn.layer import Layer, walk
@@ -57,5 +58,5 @@ def _holder(plan: Plan, resident: bool) -> str:
     if resident:
         return _ON_DEVICES
     if config.servers.ps:
-        return f"{config.servers.ps} server{'s' * (config.servers.ps > 1)}"
+        return counted(config.servers.ps, "server")
     return "each node" if config.parallel.shared_memory and not config.mode.averages_params else "every worker"

@@ -40,7 +40,7 @@ class Beginning:
 
     def is_complete(self, plan: Plan) -> bool:
         """Return whether the run's own checkpoint has all steps, so that there is nothing to train."""
-        return self.saved and self.progress.step >= plan.train_steps
+        return self.saved and self.progress.step >= plan.length.train_steps
 
 
 def restore(
@@ -79,7 +79,7 @@ def restore(
             "no rank has initial_vectors: the strategy must set them on the first rank of each node", on_all_ranks=True
         )
     beginning = cluster.comm.bcast(beginning, root=root)
-    plan.begin(beginning.progress)
+    plan.length.begin(beginning.progress)
     return beginning
 
 

@@ -114,7 +114,7 @@ def set_up(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile)
     cluster.check_same(facts)
     if plan.config.training.train_epochs is not None:  # notices that are printed before the state is restored need it
         start = resumes_at(plan.config) if cluster.chief else None
-        plan.begin(Progress(*cluster.comm.bcast(start, root=cluster.chief_rank)))
+        plan.length.begin(Progress(*cluster.comm.bcast(start, root=cluster.chief_rank)))
     cluster.check_layout(plan.layout)
     check_devices(cluster, config, job, devices)
     ranks = format_table(_RANK_COLUMNS, cluster.table(" ".join(device.name for device in devices)))

@@ -11,6 +11,7 @@ from pathlib import Path
 from ..comm import clock_sync as clock
 from ..comm.cluster import Cluster
 from ..core.layout import Array, Layout
+from ..core.words import counted
 from ..monitor import trace
 from ..monitor.console import Console
 from ..monitor.heartbeat import Heartbeat, RunEnd
@@ -144,9 +145,9 @@ class Telemetry:
         wanted = requested or (self._config.output.tensorboard is None and available())
         events = Events(self._folder / "tensorboard") if wanted else None
         workers, servers = len(self._cluster.worker_ranks), len(self._cluster.servers)
-        ranks = f"{workers} worker{'s' * (workers != 1)}"
-        ranks += f" + {servers} server{'s' * (servers != 1)}" if servers else ""
-        steps = self._plan.train_steps
+        ranks = counted(workers, "worker")
+        ranks += f" + {counted(servers, 'server')}" if servers else ""
+        steps = self._plan.length.train_steps
         heartbeat = Heartbeat(self._folder, ranks, steps, lambda: step if self._loop is None else self._loop.step)
         name = self._config.output.logger
         logger = None if name is None else Logger(name, self._folder, record.tables, resumes=step > 0)

@@ -1,10 +1,11 @@
-"""``docs/architecture.md`` lists the existing packages and modules."""
+"""``docs/architecture.md`` and ``docs/modules.md`` describe the packages and modules as they are."""
 
 from __future__ import annotations
 
 import ast
 import configparser
 import re
+import runpy
 import sys
 from pathlib import Path
 
@@ -24,28 +25,9 @@ PARTS_OF = {"cupy_backends": "cupy", "cuda": "cupy"}  # packages that are instal
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 
 
-def listed_modules() -> dict[str, set[str]]:
-    """Return, for each package, the names set as code in its entry; several packages may share an entry."""
-    section = PAGE.partition("\n## Modules\n")[2].partition("\n## ")[0]
-    entries = re.findall(r"^(`[\w.`, ]+`):(.*?)(?=\n\n|\Z)", section, re.MULTILINE | re.DOTALL)
-    names = {head: set(re.findall(r"`([\w.]+)`", text)) for head, text in entries}
-    return {package: names[head] for head in names for package in re.findall(r"`(.*?)`", head)}
-
-
-def modules() -> dict[str, set[str]]:
-    """Return the names of the modules of each package."""
-    found: dict[str, set[str]] = {}
-    for path in PACKAGE.rglob("*.py"):
-        package = ".".join(path.parent.relative_to(PACKAGE).parts)
-        if package and path.name != "__init__.py":
-            found.setdefault(package, set()).add(path.stem)
-    return found
-
-
-def test_every_module_is_listed_with_its_package() -> None:
-    listed = listed_modules()
-    missing = {package: names - listed.get(package, set()) for package, names in modules().items()}
-    assert {package: names for package, names in missing.items() if names} == {}
+def test_the_list_of_modules_is_that_of_the_docstrings() -> None:
+    script = runpy.run_path(str(ROOT / "docs" / "module_list.py"))
+    assert script["PAGE"].read_text() == script["listing"](), "run make docs"
 
 
 def test_the_levels_are_those_that_are_checked() -> None:

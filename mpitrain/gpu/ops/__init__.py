@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ...core.layout import Array
-from ...core.ops.activations import ACTIVATIONS, find_kind
+from ...core.ops.activations import ACTIVATIONS, find_kind as _find_kind
 from .grid import (
     KINDS as KINDS,
     LINES,
@@ -111,7 +111,7 @@ def _kept(x: Array, kind: str, y: Array) -> Array | None:
 
 
 def _number(kind: str) -> np.int32:
-    find_kind(kind)
+    _find_kind(kind)
     return int32(list(ACTIVATIONS).index(kind))
 
 

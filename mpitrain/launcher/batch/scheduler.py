@@ -15,6 +15,7 @@ from pathlib import Path
 from ...batch_systems.base import BatchSystem, JobState
 from ...batch_systems.job import Batch
 from ...batch_systems.registry import SYSTEMS
+from ...core.words import counted
 from ...errors import LaunchError
 from ...monitor.heartbeat import BatchJob, write_submitted
 from ...process.run_directory import missing_folders, remove_empty
@@ -119,7 +120,7 @@ def _write(batch: Batch, script: Script) -> list[Path]:
 
 def _record(system: BatchSystem, batch: Batch, job_id: str) -> None:
     """Record the job's runs as submitted; if a run has already started, its next heartbeat replaces this status."""
-    ranks = f"{batch.resources.ranks} rank{'s' * (batch.resources.ranks != 1)}"
+    ranks = counted(batch.resources.ranks, "rank")
     with contextlib.suppress(OSError):  # the job has been submitted and does not need the record
         for index, run_dir in batch.run_dirs(system.first_index):
             task = job_id if index is None else system.task_id(job_id, index)

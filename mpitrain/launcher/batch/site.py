@@ -9,8 +9,9 @@ from typing import Any
 
 import click
 
+from ...core.words import suggestion
 from ...errors import ConfigError
-from ...plan.options import convert, nearest, read_toml_option
+from ...plan.options import convert, read_toml_option
 
 VARIABLE = "MPITRAIN_SITE"
 _COMMAND_LINE_ONLY = ("site", "dry_run", "follow", "sweep")
@@ -42,11 +43,8 @@ def read_site(path: Path, options: Sequence[click.Option]) -> dict[str, Any]:
     for key, value in read_toml_option(path, "--site").items():
         name = key.replace("-", "_")
         if name not in known:
-            near = nearest(name, [*known])
-            raise ConfigError(
-                f"--site {path}: no option {key!r}; "
-                + (f"did you mean {near!r}?" if near else "give flags of mpitrain submit, such as partition")
-            )
+            hint = suggestion(name, known, "; give flags of mpitrain submit, such as partition")
+            raise ConfigError(f"--site {path}: no option {key!r}{hint}")
         try:
             values[name] = convert(known[name], value)
         except click.BadParameter as error:

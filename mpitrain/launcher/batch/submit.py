@@ -12,6 +12,7 @@ from ...batch_systems.base import BatchSystem
 from ...batch_systems.job import Batch
 from ...batch_systems.registry import SYSTEMS
 from ...batch_systems.resources import Resources
+from ...core.words import counted
 from ...errors import ConfigError
 from ...plan.config import RunConfig
 from ...plan.modes import names_of_modes
@@ -118,7 +119,7 @@ def _submitted(number: str, log: Path, batch: Batch) -> str:
     """Return the message about a submitted job."""
     resources = batch.resources
     nodes = resources.nodes + resources.ps_nodes
-    size = f"{resources.ranks} rank{'s' * (resources.ranks != 1)} on {nodes} node{'s' * (nodes != 1)}"
+    size = f"{counted(resources.ranks, 'rank')} on {counted(nodes, 'node')}"
     runs = f", {len(batch.points)} runs" if batch.points else ""
     folder = _shown(batch.run_dir, batch)
     if batch.in_tasks:

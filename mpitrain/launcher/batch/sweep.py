@@ -10,10 +10,11 @@ from dataclasses import replace
 import click
 
 from ...batch_systems.job import Point
+from ...core.words import nearest
 from ...errors import ConfigError
 from ...plan.config import GROUPS
 from ...plan.option import flag, names_of
-from ...plan.options import CommaSeparated, nearest
+from ...plan.options import CommaSeparated
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=,+-]+")
 _LONGEST = 200  # maximum length of a name in bytes, well below the limit of 255 of most file systems

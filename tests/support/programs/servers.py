@@ -17,10 +17,11 @@ from mpitrain.core.device import CPU
 from mpitrain.core.layout import Layout
 from mpitrain.core.training_state import TrainingState
 from mpitrain.optim import sgd
+from mpitrain.optim.schedule import EpochCounter
 from mpitrain.plan.config import RunConfig
 from mpitrain.plan.placement import assign_servers, ranges_of
 from mpitrain.plan.plan import Plan
-from mpitrain.plan.progress import ConsistentPoint, Progress
+from mpitrain.plan.progress import ConsistentPoint, Progress, RunLength
 from mpitrain.strategy.ps.asynchronous import Async, AsyncStore
 from mpitrain.strategy.ps.backup import BackupStore, strategy_of
 from mpitrain.strategy.ps.backup_server import make_server
@@ -52,6 +53,7 @@ plan = Plan(
     layer_starts=[0],
     placements=pieces,
     workers=workers,
+    length=RunLength(EpochCounter(1, 1), config.training.train_steps, None, True),
 )
 
 

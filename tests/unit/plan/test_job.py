@@ -50,8 +50,8 @@ def test_the_length_of_a_run(
 ) -> None:
     job = job_of_100_examples(**in_job)
     plan = make_plan(job, job.completed(RunConfig.of(**options)), 3)
-    plan.begin(Progress(*begin))
-    assert plan.train_steps == steps
+    plan.length.begin(Progress(*begin))
+    assert plan.length.train_steps == steps
 
 
 def test_steps_and_epochs_contradict_each_other() -> None:
