@@ -144,7 +144,7 @@ class DeviceConfig(OptionGroup):
         "Allocate GPU memory as needed; --no-gpu-memory-growth allocates the worker's share at startup, except for "
         "PyTorch modules.",
     )
-    gpu_transport: Literal["auto", "nccl", "ipc", "cuda-aware", "host"] = option(
+    gpu_transport: Literal["auto", "nccl", "cuda-aware", "host"] = option(
         "auto",
         "How workers exchange GPU gradients; auto: the fastest transport, measured at startup.",
         modes=lambda mode: mode.averages_gradients,
