@@ -172,12 +172,7 @@ class SavingConfig(OptionGroup):
         default_text="on several nodes, from 1 GiB of state",
         modes=_without_servers,
     )
-    save_one_file: bool | None = option(
-        None,
-        "Write the shards of all nodes into one shared file.",
-        default_text="if HDF5 is parallel",
-        modes=_without_servers,
-    )
+    save_one_file: bool = option(False, "Write the shards of all nodes into one shared file.", modes=_without_servers)
 
 
 @dataclass(frozen=True)
