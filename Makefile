@@ -1,6 +1,6 @@
 # make demo       train on two ranks
 # make test       the tests that need only Python, make and the package index; about three minutes on two cores
-# make test-all   all other tests: MPICH, emulated GPU kernels, several hosts, Slurm, parallel HDF5, a browser
+# make test-all   all other tests: MPICH, emulated GPU kernels, several hosts, Slurm, a browser
 #                With SAMPLE=1/5, a fifth of the tests that start ranks; CI changes the part at each commit
 # make lint       formatting, types, layering, and the documentation's links
 # make docs       the documentation, in docs/_build/html
@@ -10,7 +10,6 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := python -m pip install --quiet --disable-pip-version-check
 SAMPLED := $(if $(SAMPLE),--sample $(SAMPLE))
-PARALLEL_HDF5 := $(shell pkg-config --exists hdf5-openmpi 2>/dev/null && echo .venv-hdf5/.done)
 
 .PHONY: demo test test-all test-hosts test-slurm lint docs env clean
 
@@ -39,7 +38,7 @@ docs: .venv/.lint
 	$(BIN)/python docs/module_list.py
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs docs/_build/html
 
-env: .venv/.test-all .venv-mpich/.test .venv-nvcc/.done .venv-programs/.done $(PARALLEL_HDF5)
+env: .venv/.test-all .venv-mpich/.test .venv-nvcc/.done .venv-programs/.done
 
 .venv/.demo: setup.cfg pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -79,19 +78,8 @@ env: .venv/.test-all .venv-mpich/.test .venv-nvcc/.done .venv-programs/.done $(P
 	.venv-programs/bin/$(PIP) lightning accelerate datasets grain
 	touch $@
 
-# An h5py with parallel HDF5, for the first environment's MPI library and the system's HDF5 (Debian packages
-# libhdf5-openmpi-dev, pkg-config, g++). Takes half a minute.
-.venv-hdf5/.done: .venv/.test-all
-	rm -rf .venv-hdf5
-	$(BIN)/$(PIP) --target .venv-hdf5/tools 'Cython>=3' pkgconfig 'setuptools>=77'
-	printf '[build_ext]\nparallel = 2\n' > .venv-hdf5/build.cfg
-	HDF5_MPI=ON HDF5_PKGCONFIG_NAME=hdf5-openmpi CC='$(CURDIR)/$(BIN)/mpicc' CFLAGS='-O0 -g0' \
-	  PYTHONPATH='$(CURDIR)/.venv-hdf5/tools' DIST_EXTRA_CONFIG='$(CURDIR)/.venv-hdf5/build.cfg' \
-	  $(BIN)/$(PIP) --no-cache-dir --target .venv-hdf5/lib --no-deps --no-build-isolation --no-binary=h5py h5py
-	touch $@
-
 clean:
-	rm -rf .venv .venv-mpich .venv-nvcc .venv-programs .venv-hdf5 build dist docs/_build *.egg-info
+	rm -rf .venv .venv-mpich .venv-nvcc .venv-programs build dist docs/_build *.egg-info
 
 # The programs that the benchmarks compare with, each in its own environment.
 .PHONY: bench-env

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -32,7 +31,7 @@ def _no_sessions_left() -> Iterator[None]:
 
 
 # Fixtures of tests that need other software than Python and make.
-_FULL_FIXTURES = {"mpich", "parallel_hdf5", "library", "driver", "simulated", "hosts", "site", "browser"}
+_FULL_FIXTURES = {"mpich", "library", "driver", "simulated", "hosts", "site", "browser"}
 _FULL_FOLDERS = {"hosts", "slurm", "torch"}
 _MPI_FOLDERS = {"mpi", "launcher"}
 
@@ -98,19 +97,6 @@ def mpi(request: pytest.FixtureRequest) -> Mpi:
     """Each MPI library of the test suite, one after the other."""
     found: Mpi = request.getfixturevalue(request.param)
     return found
-
-
-@pytest.fixture(scope="session")
-def parallel_hdf5(openmpi: Mpi) -> dict[str, str]:
-    """The environment in which Open MPI's ranks find an h5py that was built with parallel HDF5."""
-    folder = ROOT / ".venv-hdf5" / "lib"
-    if not (folder / "h5py").exists():
-        missing(f"an h5py built with parallel HDF5 ({folder}); 'make env' builds it where libhdf5-openmpi-dev is")
-    return {
-        "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]),
-        # HDF5 is the system's library. HDF5 loads this MPI in place of the system's MPI, which has the same interface.
-        "LD_LIBRARY_PATH": str(openmpi.python.parent.parent / "lib"),
-    }
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ memory and disk at full speed.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -19,7 +19,7 @@ import numpy as np
 from ..core.h5 import h5py
 from ..core.layout import Array
 from .digest import Digest, bytes_of
-from .disk import replacing
+from .disk import DiskWriter, replacing
 from .manifest import Manifest, Range, block_size_for, gaps
 from .structure import Attributes, Dataset, Structure
 
@@ -50,13 +50,8 @@ def write_container(
     """
     with memory_file() as memory, replacing(path) as writer:
         frame = make_frame(memory, arrays, attributes, arrays, compression, virtual or {})
-        writer.append(np.zeros(frame.block, np.uint8))
-        rest, digests = Digest(), {name: Digest() for name in frame.places}
-        for digest, data in _in_order(frame, arrays, rest, digests):
-            digest.add(data)  # loads the chunk into the cache, from which it is then written
-            writer.append(data)
-        ranges = {name: [Range(*place, str(digests[name]))] for name, place in frame.places.items()}
-        writer.write_front(np.frombuffer(frame.manifest(str(rest), ranges).pack(), np.uint8))
+        ranges = frame.write_part(writer, arrays, 0, frame.size)
+        frame.write_manifest(writer, [ranges])
 
 
 @dataclass(frozen=True)
@@ -85,9 +80,43 @@ class Frame:
                 yield at, chunk
                 at += len(chunk)
 
-    def manifest(self, rest: str, ranges: Mapping[str, list[Range]]) -> Manifest:
-        """Return the manifest, given the digests of the values, ``ranges``, and of everything else, ``rest``."""
-        return Manifest(self.block, self.size, rest, ranges, self.structure)
+    def write_part(self, writer: DiskWriter, arrays: Mapping[str, Array], start: int, stop: int) -> dict[str, Range]:
+        """Append bytes [start, stop) of the file; return the ranges of the values in them, by the dataset's name.
+
+        Raises:
+            OSError: The bytes cannot be written.
+        """
+        ranges, reached = {}, start
+        for name, (first, last) in sorted(self.places.items(), key=lambda item: item[1]):
+            lo, hi = max(start, first), min(stop, last)
+            if lo < hi:
+                self._append(writer, reached, lo)
+                ranges[name] = Range(lo, hi, _append_values(writer, bytes_of(arrays[name])[lo - first : hi - first]))
+                reached = hi
+        self._append(writer, reached, stop)
+        return ranges
+
+    def write_manifest(self, writer: DiskWriter, ranges: Sequence[Mapping[str, Range]]) -> None:
+        """Write the manifest into the first block.
+
+        Args:
+            writer: Has written the front of the file.
+            ranges: The ranges of each part, in the order of the parts.
+
+        Raises:
+            OSError: These or earlier bytes cannot be written.
+        """
+        rest = Digest()
+        for _, chunk in self.rest():
+            rest.add(chunk)
+        of_arrays = {name: [part[name] for part in ranges if name in part] for name in self.places}
+        manifest = Manifest(self.block, self.size, str(rest), of_arrays, self.structure)
+        writer.write_front(np.frombuffer(manifest.pack(), np.uint8))
+
+    def _append(self, writer: DiskWriter, start: int, stop: int) -> None:
+        """Append bytes [start, stop) of the structure."""
+        for chunk in read_chunks(self.memory.fileno(), start, stop):
+            writer.append(chunk)
 
 
 def make_frame(
@@ -128,7 +157,9 @@ def _make(
 ) -> Places:
     """Create the file without uncompressed values; return the byte ranges reserved for these values."""
     plain: dict[str, h5py.h5d.DatasetID] = {}
-    with h5py.File(memory, "w", libver=("earliest", "v110"), userblock_size=block) as file:
+    # A multiple of 8 bytes is then between two values of any array, so that several nodes can write parts of the file.
+    aligned = {"alignment_threshold": 1, "alignment_interval": 8}
+    with h5py.File(memory, "w", libver=("earliest", "v110"), userblock_size=block, **aligned) as file:
         for name, array in arrays.items():
             if compression == "none" and array.size:
                 plain[name] = _declare(file, name, array)
@@ -189,17 +220,14 @@ def _size(memory: FileIO) -> int:
     return os.fstat(memory.fileno()).st_size
 
 
-def _in_order(
-    frame: Frame, arrays: Mapping[str, Array], rest: Digest, digests: Mapping[str, Digest]
-) -> Iterator[tuple[Digest, Array]]:
-    """Yield all bytes after the first block in file order, in chunks, each with the digest that covers it."""
-    memory, reached = frame.memory.fileno(), frame.block
-    for name, (start, stop) in sorted(frame.places.items(), key=lambda item: item[1]):
-        yield from ((rest, chunk) for chunk in read_chunks(memory, reached, start))
-        values = bytes_of(arrays[name])
-        yield from ((digests[name], values[lo : lo + _PIECE]) for lo in range(0, len(values), _PIECE))
-        reached = stop
-    yield from ((rest, chunk) for chunk in read_chunks(memory, reached, frame.size))
+def _append_values(writer: DiskWriter, values: Array) -> str:
+    """Append bytes, shape (n,) uint8; return their digest."""
+    digest = Digest()
+    for lo in range(0, len(values), _PIECE):
+        piece = values[lo : lo + _PIECE]
+        digest.add(piece)  # loads the piece into the cache, from which it is then written
+        writer.append(piece)
+    return str(digest)
 
 
 def read_chunks(descriptor: int, start: int, stop: int) -> Iterator[Array]:

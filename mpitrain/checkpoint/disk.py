@@ -1,14 +1,19 @@
-"""Write files durably and atomically: a file has either its old content or all of its new content."""
+"""Write files durably and atomically: a file has either its old content or all of its new content.
+
+Several processes, also of several hosts, may write parts of the new content: one of them calls ``replacing``, and the
+others ``joining`` while it does.
+"""
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import math
 import mmap
 import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +38,15 @@ class DiskWriter:
         self._staged = self._written = self._size = 0
         self._thread = ThreadPoolExecutor(1, "checkpoint-writer")
         self._writing: Future[None] | None = None
+
+    @property
+    def block_bytes(self) -> int:
+        """Unit in which the file's parts may be written by different hosts: of whole pages and file system blocks."""
+        return math.lcm(mmap.PAGESIZE, os.fstat(self._descriptor).st_blksize)
+
+    def start_at(self, start: int) -> None:
+        """Append from byte ``start`` on, a multiple of 4096, not from the beginning of the file."""
+        self._written = self._size = start
 
     def append(self, data: Array) -> None:
         """Append bytes, shape (n,) uint8.
@@ -68,7 +82,8 @@ class DiskWriter:
             OSError: The data cannot be written.
         """
         self._flush()
-        os.ftruncate(self._descriptor, self._size)
+        if self._size % _BLOCK:  # otherwise nothing was padded, and other processes may have written bytes after these
+            os.ftruncate(self._descriptor, self._size)
         os.fsync(self._descriptor)
 
     def close(self) -> None:
@@ -112,23 +127,24 @@ def replacing(path: Path) -> Iterator[DiskWriter]:
         OSError: The disk is full, or the directory cannot be written; ``path`` is unchanged.
     """
     make_folder(path.parent)
-    partial = path.with_suffix(".partial")
+    partial = _partial(path)
     try:
-        descriptor = _open(partial)
-        try:
-            writer = DiskWriter(descriptor)
-            try:
-                yield writer
-                writer.finish()
-            finally:
-                writer.close()
-        finally:
-            os.close(descriptor)
+        with _writing(partial, os.O_CREAT | os.O_TRUNC) as writer:
+            yield writer
         os.replace(partial, path)
         flush_folder(path.parent)
     finally:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
+
+
+def joining(path: Path) -> AbstractContextManager[DiskWriter]:
+    """Yield a writer for a part of the new content of ``path``, while another process is in ``replacing(path)``.
+
+    Raises:
+        OSError: The disk is full, or the file cannot be written.
+    """
+    return _writing(_partial(path), 0)
 
 
 def make_folder(folder: Path) -> None:
@@ -150,8 +166,27 @@ def flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _open(path: Path) -> int:
-    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+def _partial(path: Path) -> Path:
+    """Return the name of the new content until it is complete."""
+    return path.with_suffix(".partial")
+
+
+@contextmanager
+def _writing(path: Path, flags: int) -> Iterator[DiskWriter]:
+    """Yield a writer for a file; everything is on disk if the block ends without exception."""
+    descriptor = _open(path, os.O_RDWR | os.O_CLOEXEC | flags)
+    try:
+        writer = DiskWriter(descriptor)
+        try:
+            yield writer
+            writer.finish()
+        finally:
+            writer.close()
+    finally:
+        os.close(descriptor)
+
+
+def _open(path: Path, flags: int) -> int:
     try:
         return os.open(path, flags | getattr(os, "O_DIRECT", 0), 0o666)
     except OSError as error:

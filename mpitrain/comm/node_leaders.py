@@ -21,13 +21,12 @@ class NodeLeaders:
     Attributes:
         member: Whether this rank is a leader; a rank that is not a leader may use only this attribute.
         rank, size: This rank's number among the leaders, in the order of the group's ranks, and the number of leaders.
-        comm: Communicator of the leaders, not used for anything else.
     """
 
     def __init__(self, group: Group) -> None:
         self.member = group.node.rank == 0
-        self.comm = MPI.Intracomm(group.comm.Split(0 if self.member else MPI.UNDEFINED, key=group.comm.rank))
-        self.rank, self.size = (self.comm.rank, self.comm.size) if self.member else (-1, 0)
+        self._comm = MPI.Intracomm(group.comm.Split(0 if self.member else MPI.UNDEFINED, key=group.comm.rank))
+        self.rank, self.size = (self._comm.rank, self._comm.size) if self.member else (-1, 0)
         self._mine, self._highest = np.zeros(1, np.int64), np.zeros(1, np.int64)
         self._reduction: MPI.Request | None = None
 
@@ -44,7 +43,7 @@ class NodeLeaders:
     def start_max(self, number: int) -> None:
         """Start a maximum over all leaders' ``number`` >= 0. Returns immediately."""
         self._mine[0] = number * self.size + self.rank
-        self._reduction = self.comm.Iallreduce(self._mine, self._highest, op=MPI.MAX)
+        self._reduction = self._comm.Iallreduce(self._mine, self._highest, op=MPI.MAX)
 
     def test(self, wait: bool = False) -> bool:
         """Return whether all leaders have called ``start_max``. Local, unless ``wait`` is True: then, wait for them."""
@@ -70,8 +69,8 @@ class NodeLeaders:
 
     def gather(self, value: T) -> list[T]:
         """Return every leader's value, in the order of their ranks."""
-        return self.comm.allgather(value)
+        return self._comm.allgather(value)
 
     def free(self) -> None:
         """Free the communicator."""
-        self.comm.Free()
+        self._comm.Free()

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from ..checkpoint import shared_file
 from ..checkpoint.container import write_container
 from ..checkpoint.reader import Checkpoint
 from ..checkpoint.state import root_attributes
@@ -33,7 +32,7 @@ def check(cluster: Cluster, run_dir: Path) -> Iterator[Finding]:
     Args:
         run_dir: Directory in which runs will be stored; all test files are removed again.
     """
-    yield Finding(TOPIC, "HDF5", "pass", _hdf5())
+    yield Finding(TOPIC, "HDF5", "pass", f"HDF5 {h5py.version.hdf5_version}, h5py {h5py.version.version}")
     made = missing_folders(run_dir) if cluster.rank == 0 else []
     folder = run_dir / f".doctor-{secrets.token_hex(4)}" if cluster.rank == 0 else Path()
     folder = cluster.comm.bcast(folder, root=0)
@@ -71,12 +70,6 @@ def file_system(path: Path) -> str:
         if inside and len(mount) > longest:
             mounted_kind, longest = kind, len(mount)
     return mounted_kind
-
-
-def _hdf5() -> str:
-    reason = shared_file.unsupported_reason()
-    saving = f"sharded, one file per node ({reason})" if reason else "one shared file"
-    return f"HDF5 {h5py.version.hdf5_version}, h5py {h5py.version.version}; large checkpoints: {saving}"
 
 
 def _try(folder: Path, run_dir: Path) -> Iterator[Finding]:

@@ -146,7 +146,7 @@ def _nccl() -> Finding:
     """Check NCCL. Local."""
     status, output = _run(_NCCL)
     if status:
-        details = "not installed; gradients are averaged by CUDA IPC or through the host"
+        details = "not installed; gradients are averaged through the host"
         return Finding(TOPIC, "NCCL", "warning", details, "pip install nvidia-nccl-cu13")
     return Finding(TOPIC, "NCCL", "pass", f"version {output}")
 

@@ -193,7 +193,7 @@ class DeviceConfig(OptionGroup):
         "Allocate GPU memory as needed; --no-gpu-memory-growth allocates the worker's share at startup, except for "
         "PyTorch modules.",
     )
-    gpu_transport: Literal["auto", "nccl", "ipc", "cuda-aware", "host"] = option(
+    gpu_transport: Literal["auto", "nccl", "cuda-aware", "host"] = option(
         "auto",
         "How workers exchange GPU gradients; auto: the fastest transport, measured at startup.",
         modes=lambda mode: mode.averages_gradients,
@@ -223,12 +223,7 @@ class SavingConfig(OptionGroup):
         default_text="on several nodes, from 1 GiB of state",
         modes=_without_servers,
     )
-    save_one_file: bool | None = option(
-        None,
-        "Write the shards of all nodes into one shared file.",
-        default_text="if HDF5 is parallel",
-        modes=_without_servers,
-    )
+    save_one_file: bool = option(False, "Write the shards of all nodes into one shared file.", modes=_without_servers)
 
 
 @dataclass(frozen=True)

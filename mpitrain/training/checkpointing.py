@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from .. import checkpoint
-from ..checkpoint import Snapshot, shared_file
+from ..checkpoint import Snapshot
 from ..checkpoint.sharded import ShardedWriter, ShardSpec
 from ..checkpoint.shared_file import SharedFileWriter
 from ..checkpoint.writer import CheckpointWriter
 from ..comm.cluster import Cluster, Group
 from ..comm.node_leaders import NodeLeaders
 from ..errors import CheckpointError, ConfigError
-from ..plan.config import RunConfig
 from ..plan.plan import Plan
 
 LARGE_BYTES = 1 << 30  # state size in bytes from which each node writes a shard
@@ -168,17 +167,23 @@ def facts_of_run(plan: Plan, record: Mapping[str, Any]) -> dict[str, Any]:
 def sharded_checkpoints(group: Group, plan: Plan, folder: Path, facts: Mapping[str, Any]) -> Checkpoints:
     """Return the object that saves sharded checkpoints on this rank. Collective over the group.
 
-    A checkpoint is one shared file if HDF5 can write a file from several nodes and the options allow it.
+    Raises:
+        ConfigError: On every rank: this MPI library cannot write one file in the background.
     """
     token = group.comm.bcast(secrets.token_hex(4), root=0)
     leaders = NodeLeaders(group)
     team = NodeLeaders(group)  # communicator of the writing thread
-    in_one_file = _use_shared_file(group, leaders, plan.config)
+    config = plan.config
+    with group.agree("preparing to save"):
+        if config.saving.save_one_file and config.saving.save_background and not leaders.in_threads:
+            raise ConfigError(
+                "--save-one-file: this MPI does not support calls from a background thread; add --no-save-background"
+            )
     if not leaders.member:
         return Checkpoints()
-    config, shard = plan.config, ShardSpec(leaders.rank, leaders.size, token)
+    shard = ShardSpec(leaders.rank, leaders.size, token)
     shards: ShardedWriter | SharedFileWriter
-    if in_one_file:
+    if config.saving.save_one_file:
         shards = SharedFileWriter(folder, plan.layout, config.training.seed, facts, team)
     else:
         shards = ShardedWriter(folder, plan.layout, config.training.seed, facts, config.saving.save_compression, shard)
@@ -205,29 +210,3 @@ def _is_sharded(cluster: Cluster, plan: Plan) -> bool:
     if plan.config.saving.save_per_node is not None:
         return plan.config.saving.save_per_node
     return plan.nbytes * len(plan.vectors) >= LARGE_BYTES
-
-
-def _use_shared_file(group: Group, leaders: NodeLeaders, config: RunConfig) -> bool:
-    """Return whether the leaders write one shared file. Collective over the group.
-
-    Raises:
-        ConfigError: On every rank: ``--save-one-file`` is given, but not supported.
-    """
-    if config.saving.save_one_file is False or config.saving.save_compression != "none":
-        return False
-    reasons: list[str] = []
-    if leaders.member:
-        reason = _unsupported_reason(leaders, config)
-        reasons = [text for text in leaders.gather(reason and f"{reason} (on {group.host})") if text]
-    reasons = group.comm.bcast(reasons, root=0)
-    with group.agree("preparing to save"):
-        if reasons and config.saving.save_one_file:
-            raise ConfigError(f"--save-one-file: {reasons[0]}; remove --save-one-file to write one file per node")
-    return not reasons
-
-
-def _unsupported_reason(leaders: NodeLeaders, config: RunConfig) -> str:
-    """Return why this rank cannot write a shared file; empty if it can."""
-    if config.saving.save_background and not leaders.in_threads:
-        return "this MPI does not support calls from a background thread; add --no-save-background"
-    return shared_file.unsupported_reason()

@@ -7,6 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mpitrain import checkpoint
+from mpitrain.checkpoint.container import write_container
+
 from ..support.launch import Mpi, one_line
 from ..support.results import assert_close
 from .test_simulated_gpus import SMALL, SUMMED, train
@@ -22,7 +25,6 @@ def by_processors(openmpi: Mpi, tmp_path_factory: pytest.TempPathFactory) -> dic
     [
         ("host", []),
         ("host", ["--no-shared-memory"]),
-        ("ipc", []),
         ("nccl", []),
         ("cuda-aware", []),
         ("host", ["--accumulate-steps", "2"]),
@@ -47,28 +49,43 @@ def test_the_fastest_way_is_taken_and_reported(openmpi: Mpi, simulated: dict[str
     output, _ = train(openmpi, 2, tmp_path, "--train-steps", "2", SMALL, env={**simulated, "SIMULATED_NCCL": "1"})
     (line,) = [line for line in output.splitlines() if line.startswith("GPU transport: ")]
     words = line.replace(":", " ").replace("(", " ").replace(",", " ").split()
-    times = {way: float(words[words.index(way) + 1]) for way in ("host", "ipc", "nccl")}
+    times = {way: float(words[words.index(way) + 1]) for way in ("host", "nccl")}
     assert times[line.split()[2]] == min(times.values())  # rounded times may be equal
     assert "cuda-aware" not in line, "this MPI library does not say that it can"
 
 
 def test_a_resumed_run_takes_the_way_of_before(openmpi: Mpi, simulated: dict[str, str], tmp_path: Path) -> None:
     """The original transport may add in another order than the fastest transport."""
-    train(openmpi, 2, tmp_path, "--train-steps", "2", "--gpu-transport", "ipc", SMALL, env=simulated)
-    output, _ = train(openmpi, 2, tmp_path, "--train-steps", "4", SMALL, env=simulated)
-    assert "GPU transport: ipc, " in output
-    output, _ = train(openmpi, 2, tmp_path, "--train-steps", "6", "--no-shared-memory", SMALL, env=simulated)
-    assert "GPU transport: host (" in output, "ipc is not there any more"
+    with_nccl = {**simulated, "SIMULATED_NCCL": "1"}
+    train(openmpi, 2, tmp_path, "--train-steps", "2", "--gpu-transport", "nccl", SMALL, env=with_nccl)
+    output, _ = train(openmpi, 2, tmp_path, "--train-steps", "4", SMALL, env=with_nccl)
+    assert "GPU transport: nccl, " in output
+    output, _ = train(openmpi, 2, tmp_path, "--train-steps", "6", SMALL, env=simulated)
+    assert "GPU transport: host (" in output, "NCCL is not there any more"
 
 
-@pytest.mark.parametrize(
-    ("way", "ranks", "why"), [("nccl", 2, "nvidia-nccl"), ("cuda-aware", 2, "CUDA"), ("ipc", 2, "nodes")]
-)
-def test_a_way_that_is_not_there_is_reported(
-    openmpi: Mpi, simulated: dict[str, str], way: str, ranks: int, why: str, tmp_path: Path
+def test_a_run_with_a_transport_of_version_0_1_measures_again(
+    openmpi: Mpi, simulated: dict[str, str], tmp_path: Path
 ) -> None:
-    words = ["-m", "mpitrain", "train", SMALL, "--run-dir", tmp_path, "--gpu-transport", way, "--no-shared-memory"]
-    done = openmpi.run(ranks, *words, env=simulated)
+    """Version 0.1 had a transport ``ipc``."""
+    train(openmpi, 2, tmp_path, "--train-steps", "2", SMALL, env=simulated)
+    path = checkpoint.path_for(tmp_path / "checkpoints", 2)
+    with checkpoint.Checkpoint(path) as opened:
+        arrays = {name: opened.read(name) for name in opened.datasets}
+        attributes = {name: dict(values) for name, values in opened.attributes.items()}
+    attributes["run/state/gpu_transport"]["name"] = "ipc"
+    write_container(path, arrays, attributes)
+    output, _ = train(openmpi, 2, tmp_path, "--train-steps", "4", SMALL, env={**simulated, "SIMULATED_NCCL": "1"})
+    (line,) = [line for line in output.splitlines() if line.startswith("GPU transport: ")]
+    assert f"resumed from {path}" in output and " ms per sum (" in line
+
+
+@pytest.mark.parametrize(("way", "why"), [("nccl", "nvidia-nccl"), ("cuda-aware", "CUDA")])
+def test_a_way_that_is_not_there_is_reported(
+    openmpi: Mpi, simulated: dict[str, str], way: str, why: str, tmp_path: Path
+) -> None:
+    words = ["-m", "mpitrain", "train", SMALL, "--run-dir", tmp_path, "--gpu-transport", way]
+    done = openmpi.run(2, *words, env=simulated)
     assert done.returncode == 2
     lines = [line for line in done.stderr.splitlines() if line.startswith("mpitrain: ")]
     assert len(lines) == 1 and why in lines[0] and f"--gpu-transport {way}" in lines[0]

@@ -15,7 +15,6 @@ from ...errors import ConfigError
 from ..device import Gpu
 from .cuda_aware import CudaAwareTransport
 from .host import HostTransport
-from .ipc import IpcTransport
 from .nccl import NcclTransport
 from .transport import GpuTransport, TransportUnavailable
 
@@ -24,7 +23,7 @@ _ROUNDS = 5  # number of rounds; the fastest counts, because the first rounds co
 
 
 TRANSPORTS: dict[str, type[GpuTransport]] = {
-    transport.name: transport for transport in (NcclTransport, IpcTransport, CudaAwareTransport, HostTransport)
+    transport.name: transport for transport in (NcclTransport, CudaAwareTransport, HostTransport)
 }
 
 
@@ -35,8 +34,8 @@ def select_transport(
 
     Args:
         vector: Zeros, before and after the call.
-        previous: Transport of the resumed run, or an empty string. ``auto`` reuses it: each transport sums in a
-            different order, and a resumed run should give the same result as an uninterrupted run.
+        previous: Transport of the resumed run, which may no longer exist, or an empty string. ``auto`` reuses it: each
+            transport sums in a different order, and a resumed run should give the same result as an uninterrupted run.
 
     Raises:
         ConfigError: On every worker: the requested transport is not available.

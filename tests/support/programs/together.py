@@ -47,7 +47,7 @@ def refuse(cluster: Cluster, folder: Path, how: str) -> None:
 def main() -> None:
     cluster, folder, background, how = Cluster(), Path(sys.argv[1]), sys.argv[2] == "background", sys.argv[3]
     group = Group(cluster.comm, MPI.Intracomm(MPI.COMM_SELF), f"node{cluster.rank}", cluster.rank_description)
-    plan = SimpleNamespace(config=RunConfig.of(save_background=background), layout=LAYOUT)
+    plan = SimpleNamespace(config=RunConfig.of(save_background=background, save_one_file=True), layout=LAYOUT)
     logging.basicConfig(stream=sys.stdout if cluster.chief else sys.stderr, format="%(message)s")
     checkpoints = sharded_checkpoints(group, plan, folder, {"mode": "sync"})  # type: ignore[arg-type]
     assert isinstance(checkpoints, ShardedCheckpoints) and isinstance(checkpoints._shards, SharedFileWriter)

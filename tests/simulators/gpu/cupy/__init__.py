@@ -17,7 +17,6 @@ arrays with NumPy arrays is an error.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import math
 import os
@@ -42,15 +41,6 @@ class ndarray(numpy.ndarray):
     """An array in the memory of a device."""
 
     device_id = -1
-
-    def __new__(cls, shape: Any, dtype: Any = float, memptr: Any = None) -> ndarray:
-        """Return an array in existing memory."""
-        dtype = numpy.dtype(dtype)
-        nbytes = math.prod(shape) * dtype.itemsize
-        raw = (ctypes.c_ubyte * nbytes).from_address(memptr.ptr)
-        made = numpy.frombuffer(raw, dtype).reshape(shape).view(cls)
-        made.device_id, made.memptr = cuda.current(), memptr
-        return made
 
     def __array_finalize__(self, source: Any) -> None:
         self.device_id = getattr(source, "device_id", -1)

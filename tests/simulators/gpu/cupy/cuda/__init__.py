@@ -25,17 +25,14 @@ class Device:
 
 
 from . import device, graph, memory, nccl, runtime, stream  # noqa: E402
-from .memory import Memory, MemoryPointer, MemoryPool, UnownedMemory, alloc_pinned_memory, using_allocator  # noqa: E402
+from .memory import MemoryPool, alloc_pinned_memory, using_allocator  # noqa: E402
 from .stream import Event, Stream, get_current_stream  # noqa: E402
 
 __all__ = [
     "Device",
     "Event",
-    "Memory",
-    "MemoryPointer",
     "MemoryPool",
     "Stream",
-    "UnownedMemory",
     "alloc_pinned_memory",
     "current",
     "device",

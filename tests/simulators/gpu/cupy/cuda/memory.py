@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 import threading
 from collections import defaultdict
@@ -19,44 +18,11 @@ class OutOfMemoryError(MemoryError):
     pass
 
 
-class Memory:
-    """Memory of the device outside of pools, which other processes can open; see ``runtime.ipcGetMemHandle``."""
-
-    def __init__(self, size: int) -> None:
-        take(size)
-        self.name = f"/dev/shm/simulated-gpu-{os.getpid()}-{len(shared)}"
-        with open(self.name, "w+b") as file:
-            file.truncate(max(1, size))
-            self._map = mmap.mmap(file.fileno(), max(1, size))
-        self.ptr = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        self.size, self.device_id = size, current()
-        shared[self.ptr] = self
-        allocated[self.ptr] = self.ptr + size
-
-    def __del__(self) -> None:
-        if os is None:  # at the interpreter's exit
-            return
-        allocated.pop(self.ptr, None)
-        if os.path.exists(self.name):
-            os.unlink(self.name)
-
-
-shared: dict[int, Memory] = {}
 allocated: dict[int, int] = {}  # the end of each range of device memory, by its start
 
 
 def is_on_device(address: int) -> bool:
     return any(start <= address < end for start, end in allocated.copy().items())
-
-
-class UnownedMemory:
-    def __init__(self, ptr: int, size: int, owner: object, device_id: int = -1) -> None:
-        self.ptr, self.size, self.device_id = ptr, size, device_id
-
-
-class MemoryPointer:
-    def __init__(self, mem: Any, offset: int) -> None:
-        self.mem, self.ptr = mem, mem.ptr + offset
 
 
 class MemoryPool:

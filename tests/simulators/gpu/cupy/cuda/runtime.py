@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 from typing import Any
 
@@ -12,7 +11,6 @@ from .stream import by_number, submit
 
 CUDA_R_32F, CUDA_R_64F, CUDA_R_16F, CUDA_R_16BF = 0, 1, 2, 14
 memcpyHostToDevice, memcpyDeviceToHost, memcpyDeviceToDevice = 1, 2, 3  # noqa: N816
-cudaIpcMemLazyEnablePeerAccess = 1  # noqa: N816
 cudaDevAttrMultiProcessorCount = 16  # noqa: N816
 
 
@@ -100,29 +98,6 @@ def deviceEnablePeerAccess(peerDevice: int) -> None:  # noqa: N802, N803
 def deviceSynchronize() -> None:  # noqa: N802
     for queue in schedule._queues:
         queue.drain()
-
-
-def ipcGetMemHandle(pointer: int) -> bytes:  # noqa: N802
-    return memory.shared[pointer].name.encode().ljust(64, b"\0")
-
-
-_opened: dict[int, mmap.mmap] = {}
-
-
-def ipcOpenMemHandle(handle: bytes, flags: int) -> int:  # noqa: N802
-    name = handle.rstrip(b"\0").decode()
-    if f"-{os.getpid()}-" in name:
-        raise CUDARuntimeError(201, "cudaErrorDeviceUninitialized: a handle is opened where it was made")
-    with open(name, "r+b") as file:
-        mapped = mmap.mmap(file.fileno(), 0)
-    pointer = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
-    _opened[pointer] = mapped
-    memory.allocated[pointer] = pointer + len(mapped)
-    return pointer
-
-
-def ipcCloseMemHandle(pointer: int) -> None:  # noqa: N802
-    del _opened[pointer], memory.allocated[pointer]
 
 
 _registered: dict[int, range] = {}  # pages of 4 KiB, by address
