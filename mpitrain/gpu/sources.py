@@ -70,7 +70,7 @@ struct Rule_{rule.name} {{
     static constexpr int slots = {len(rule.slots)};
     T {", ".join(rule.constants)};
     __device__ explicit Rule_{rule.name}(Constants c) : {", ".join(constants)} {{}}
-    __device__ __forceinline__ void operator()(T& p, T g, {", ".join(slots)}) const {{ {rule.cuda} }}
+    __device__ __forceinline__ void operator()(T& p, T g, {", ".join(slots)}) const {{ {rule.text} }}
     __device__ __forceinline__ T direction(T g, T p, T decay, T& slot0, T& slot1) const {{
         T step = 0;
         (*this)(step, g, slot0, slot1);

@@ -6,10 +6,14 @@ and short, because only such loops vectorize.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+
+import numpy as np
 
 from ..core.kernels import kernel, reduction, sum_rows
 from ..core.layout import Array
@@ -25,28 +29,50 @@ RULES: dict[str, CompiledRule] = {}  # rules by name; the CUDA source ``optim`` 
 
 @dataclass(frozen=True, eq=False)
 class CompiledRule:
-    """The arithmetic of an update rule for the CPU and for GPUs. All rules share the loops over segments.
+    """The arithmetic of an update rule: one text for NumPy, CPU kernels and GPUs. All rules share the other loops.
 
     Attributes:
         name: Name of the rule; names are unique.
-        constants: Names of the constants in the CUDA source, in their order.
-        slots: Names of the slots in the CUDA source.
-        block: A ``kernel`` ``(params, grads, slot0, slot1, constants)`` that changes a block of params and slots in
-            place. It only subtracts from params, which it does not use otherwise, so that ``measure_segments`` can
-            apply it to zeros.
-        cuda: C++ statements that do the same with one element: ``p`` of the parameters, ``g`` of the gradient, and of
-            each slot, by its name. Constants and elements have the type ``T``.
+        constants: Names of the constants in the text, in their order.
+        slots: Names of the slots in the text.
+        text: Statements that mean the same in Python and in C++, of one element or of whole arrays: ``p`` of the
+            parameters, ``g`` of the gradient, and of each slot, by its name, with ``sqrt``. They only subtract from
+            ``p``, which they do not use otherwise, so that ``measure_segments`` can apply them to zeros.
     """
 
     name: str
     constants: tuple[str, ...]
     slots: tuple[str, ...]
-    block: Callable[[Array, Array, Array, Array, Constants], None]
-    cuda: str
+    text: str
 
     def __post_init__(self) -> None:
         assert self.name not in RULES and len(self.constants) <= CONSTANTS and len(self.slots) <= SLOTS
         RULES[self.name] = self
+
+    @cached_property
+    def block(self) -> Callable[[Array, Array, Array, Array, Constants], None]:
+        """A ``kernel`` ``(params, grads, slot0, slot1, constants)`` that changes a block in place."""
+        lines = [f"{name} = p.dtype.type(constants[{index}])" for index, name in enumerate(self.constants)]
+        lines += [f"{name} = slot{index}" for index, name in enumerate(self.slots)]
+        element = re.sub(rf"\b({'|'.join(('p', 'g', *self.slots))})\b", r"\1[i]", self.text)
+        body = "".join(f"    {line}\n" for line in (*lines, "for i in range(p.size):", f"    {element}"))
+        defined: dict[str, Any] = {"__name__": __name__, "sqrt": math.sqrt}
+        exec(f"def {self.name}(p, g, slot0, slot1, constants):\n{body}", defined)
+        return kernel(defined[self.name])
+
+    def apply(self, params: Array, grads: Array, slots: Mapping[str, Array], constants: Constants) -> None:
+        """Change arrays of NumPy or CuPy in place; ``slots`` in the order of the rule's."""
+        arrays = dict(zip(self.slots, slots.values(), strict=True))
+        values = {
+            "p": params,
+            "g": grads,
+            "sqrt": np.sqrt,
+            **arrays,
+            **dict(zip(self.constants, constants, strict=True)),
+        }
+        exec(self.text, values)
+        for name, array in arrays.items():
+            array[...] = values[name]
 
     @cached_property
     def update_segments(self) -> Callable[..., None]:

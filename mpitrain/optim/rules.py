@@ -1,8 +1,6 @@
-"""The optimizers of the package. Each optimizer is completely defined here: options, slots, update rule, and compiled
-versions.
+"""The optimizers of the package. Each optimizer is completely defined here: options, slots, and the text of its rule.
 
-The arrays of ``update`` are NumPy's or CuPy's; a rule without a compiled version runs this code on both. The compiled
-versions compute the same values, with constants that ``fused`` returns.
+The constants in the text are those that ``compiled`` returns.
 """
 
 from __future__ import annotations
@@ -10,69 +8,52 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from ..core.kernels import kernel
 from ..core.layout import Array
-from .compiled import CompiledRule, Constants, add_scaled
+from .compiled import CompiledRule, Constants
 from .optimizer import Optimizer, Slots, TrustRatio, number
 
 __all__ = ["adagrad", "adam", "adamw", "lamb", "lars", "momentum", "nesterov", "rmsprop", "sgd"]
 
 
-@kernel
-def _sgd(p: Array, g: Array, slot0: Array, slot1: Array, constants: Constants) -> None:
-    add_scaled(p, -constants[0], g)
+class _Compiled(Optimizer):
+    """An optimizer that is defined by a compiled rule, whose text is also its definition for whole arrays."""
+
+    def compiled(self, rate: float, step: int) -> tuple[CompiledRule, Constants]:
+        """Return the rule and its constants."""
+        raise NotImplementedError
+
+    def fused(self, rate: float, step: int) -> tuple[CompiledRule, Constants]:
+        return self.compiled(rate, step)
+
+    def update(self, params: Array, grads: Array, slots: Slots, rate: float, step: int) -> None:
+        rule, constants = self.compiled(rate, step)
+        rule.apply(params, grads, slots, constants)
 
 
-_SGD = CompiledRule("sgd", ("rate",), (), _sgd, "p -= rate * g;")
+_SGD = CompiledRule("sgd", ("rate",), (), "p -= rate * g;")
 
 
 @dataclass(frozen=True)
-class sgd(Optimizer):
+class sgd(_Compiled):
     """Stochastic gradient descent: ``params -= learning_rate * grads``."""
 
-    def update(self, params: Array, grads: Array, slots: Slots, rate: float, step: int) -> None:
-        params -= rate * grads
-
-    def fused(self, rate: float, step: int) -> tuple[CompiledRule, Constants]:
+    def compiled(self, rate: float, step: int) -> tuple[CompiledRule, Constants]:
         return _SGD, (rate,)
 
 
-@kernel
-def _momentum(p: Array, g: Array, velocity: Array, slot1: Array, constants: Constants) -> None:
-    lr, momentum = p.dtype.type(constants[0]), p.dtype.type(constants[1])
-    for i in range(p.size):
-        velocity[i] = momentum * velocity[i] + g[i]
-        p[i] -= lr * velocity[i]
-
-
-@kernel
-def _nesterov(p: Array, g: Array, velocity: Array, slot1: Array, constants: Constants) -> None:
-    lr, momentum = p.dtype.type(constants[0]), p.dtype.type(constants[1])
-    for i in range(p.size):
-        velocity[i] = momentum * velocity[i] + g[i]
-        p[i] -= lr * (g[i] + momentum * velocity[i])
-
-
 _MOMENTUM = CompiledRule(
-    "momentum",
-    ("rate", "momentum"),
-    ("velocity",),
-    _momentum,
-    "velocity = momentum * velocity + g; p -= rate * velocity;",
+    "momentum", ("rate", "momentum"), ("velocity",), "velocity = momentum * velocity + g; p -= rate * velocity;"
 )
 _NESTEROV = CompiledRule(
     "nesterov",
     ("rate", "momentum"),
     ("velocity",),
-    _nesterov,
     "velocity = momentum * velocity + g; p -= rate * (g + momentum * velocity);",
 )
 
 
 @dataclass(frozen=True)
-class momentum(Optimizer):
+class momentum(_Compiled):
     """Gradient descent with momentum: ``velocity = momentum * velocity + grads; params -= learning_rate * velocity``.
 
     With ``nesterov``, ``params -= learning_rate * (grads + momentum * velocity)``. Sutskever et al., On the
@@ -84,13 +65,7 @@ class momentum(Optimizer):
 
     slots = ("velocity",)
 
-    def update(self, params: Array, grads: Array, slots: Slots, rate: float, step: int) -> None:
-        velocity = slots["velocity"]
-        velocity *= self.momentum
-        velocity += grads
-        params -= rate * (grads + self.momentum * velocity if self.nesterov else velocity)
-
-    def fused(self, rate: float, step: int) -> tuple[CompiledRule, Constants]:
+    def compiled(self, rate: float, step: int) -> tuple[CompiledRule, Constants]:
         return _NESTEROV if self.nesterov else _MOMENTUM, (rate, self.momentum)
 
 
@@ -101,28 +76,16 @@ class nesterov(momentum):
     nesterov: bool = field(default=True, init=False)
 
 
-@kernel
-def _adam(p: Array, g: Array, m: Array, v: Array, constants: Constants) -> None:
-    lr, eps = p.dtype.type(constants[0]), p.dtype.type(constants[5])
-    keep1, take1 = p.dtype.type(constants[1]), p.dtype.type(constants[2])
-    keep2, take2 = p.dtype.type(constants[3]), p.dtype.type(constants[4])
-    for i in range(p.size):
-        m[i] = keep1 * m[i] + take1 * g[i]
-        v[i] = keep2 * v[i] + take2 * (g[i] * g[i])
-        p[i] -= lr * m[i] / (math.sqrt(v[i]) + eps)
-
-
 _ADAM = CompiledRule(
     "adam",
     ("rate", "keep1", "take1", "keep2", "take2", "eps"),
     ("m", "v"),
-    _adam,
     "m = keep1 * m + take1 * g; v = keep2 * v + take2 * (g * g); p -= rate * m / (sqrt(v) + eps);",
 )
 
 
 @dataclass(frozen=True)
-class adam(Optimizer):
+class adam(_Compiled):
     """Adam: steps scaled by running means of the gradient and of its square, both bias-corrected.
 
     Kingma and Ba, Adam, 2015, algorithm 1, in the order of operations recommended in section 2, with ``eps`` as in the
@@ -135,16 +98,7 @@ class adam(Optimizer):
 
     slots = ("mean", "square")
 
-    def update(self, params: Array, grads: Array, slots: Slots, rate: float, step: int) -> None:
-        mean, square = slots["mean"], slots["square"]
-        mean *= self.beta1
-        mean += (1 - self.beta1) * grads
-        square *= self.beta2
-        square += (1 - self.beta2) * (grads * grads)
-        rate, eps = self._corrected(rate, step)
-        params -= rate * mean / (np.sqrt(square) + eps)
-
-    def fused(self, rate: float, step: int) -> tuple[CompiledRule, Constants]:
+    def compiled(self, rate: float, step: int) -> tuple[CompiledRule, Constants]:
         rate, eps = self._corrected(rate, step)
         return _ADAM, (rate, self.beta1, 1 - self.beta1, self.beta2, 1 - self.beta2, eps)
 
@@ -162,21 +116,11 @@ class adamw(adam):
     weight_decay: float = field(default=0.01, kw_only=True, metadata={"below": math.inf})
 
 
-@kernel
-def _adagrad(p: Array, g: Array, total: Array, slot1: Array, constants: Constants) -> None:
-    lr, eps = p.dtype.type(constants[0]), p.dtype.type(constants[1])
-    for i in range(p.size):
-        total[i] += g[i] * g[i]
-        p[i] -= lr * g[i] / (math.sqrt(total[i]) + eps)
-
-
-_ADAGRAD = CompiledRule(
-    "adagrad", ("rate", "eps"), ("total",), _adagrad, "total += g * g; p -= rate * g / (sqrt(total) + eps);"
-)
+_ADAGRAD = CompiledRule("adagrad", ("rate", "eps"), ("total",), "total += g * g; p -= rate * g / (sqrt(total) + eps);")
 
 
 @dataclass(frozen=True)
-class adagrad(Optimizer):
+class adagrad(_Compiled):
     """Adagrad: ``params -= learning_rate * grads / (sqrt(sum of all squared grads) + eps)``.
 
     Duchi, Hazan and Singer, Adaptive Subgradient Methods, 2011.
@@ -186,35 +130,20 @@ class adagrad(Optimizer):
 
     slots = ("total",)
 
-    def update(self, params: Array, grads: Array, slots: Slots, rate: float, step: int) -> None:
-        total = slots["total"]
-        total += grads * grads
-        params -= rate * grads / (np.sqrt(total) + self.eps)
-
-    def fused(self, rate: float, step: int) -> tuple[CompiledRule, Constants]:
+    def compiled(self, rate: float, step: int) -> tuple[CompiledRule, Constants]:
         return _ADAGRAD, (rate, self.eps)
-
-
-@kernel
-def _rmsprop(p: Array, g: Array, square: Array, slot1: Array, constants: Constants) -> None:
-    lr, eps = p.dtype.type(constants[0]), p.dtype.type(constants[3])
-    keep, take = p.dtype.type(constants[1]), p.dtype.type(constants[2])
-    for i in range(p.size):
-        square[i] = keep * square[i] + take * (g[i] * g[i])
-        p[i] -= lr * g[i] / (math.sqrt(square[i]) + eps)
 
 
 _RMSPROP = CompiledRule(
     "rmsprop",
     ("rate", "keep", "take", "eps"),
     ("square",),
-    _rmsprop,
     "square = keep * square + take * (g * g); p -= rate * g / (sqrt(square) + eps);",
 )
 
 
 @dataclass(frozen=True)
-class rmsprop(Optimizer):
+class rmsprop(_Compiled):
     """RMSProp: ``params -= learning_rate * grads / (sqrt(running mean of squared grads) + eps)``.
 
     Tieleman and Hinton, COURSERA: Neural Networks for Machine Learning, lecture 6.5, 2012.
@@ -225,13 +154,7 @@ class rmsprop(Optimizer):
 
     slots = ("square",)
 
-    def update(self, params: Array, grads: Array, slots: Slots, rate: float, step: int) -> None:
-        square = slots["square"]
-        square *= self.decay
-        square += (1 - self.decay) * (grads * grads)
-        params -= rate * grads / (np.sqrt(square) + self.eps)
-
-    def fused(self, rate: float, step: int) -> tuple[CompiledRule, Constants]:
+    def compiled(self, rate: float, step: int) -> tuple[CompiledRule, Constants]:
         return _RMSPROP, (rate, self.decay, 1 - self.decay, self.eps)
 
 
