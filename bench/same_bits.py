@@ -2,9 +2,10 @@
 
     python bench/same_bits.py --baseline DIR [--cases sync-2 local-2]
 
-Both checkouts train ``jobs/mnist_mlp.py`` on this machine for 200 steps. This checkout then resumes the baseline's
-checkpoint of step 100, which must give the results of the baseline without interruption. All arrays of the last
-checkpoints and the losses at every logged step are compared. The exit status is 1 if anything differs.
+Both checkouts train a job on this machine, or on two hosts in network namespaces (as root). This checkout then resumes
+the baseline's checkpoint of half of the steps, which must give the results of the baseline without interruption. All
+arrays of the last checkpoints and the losses at every logged step are compared. The exit status is 1 if anything
+differs.
 """
 
 from __future__ import annotations
@@ -12,23 +13,53 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
+import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 from checkouts import THIS, Checkout
-from environment import one_thread_and_own_kernels
+from environment import one_thread_and_own_kernels, use_this_checkout
 
-STEPS, RESUMED_AT = 200, 100
-CASES: dict[str, tuple[int, list[str]]] = {  # name: (ranks, flags)
-    "sync-1": (1, []),
-    "sync-2": (2, []),
-    "sync-4": (4, []),
-    "local-2": (2, ["--mode", "local", "--local-steps", "10"]),  # saves when it has averaged
-    "async-1": (1, ["--mode", "async", "--validate-steps", "0"]),  # its snapshots for validation depend on timing
+STEPS = 200
+BENCH = Path(__file__).parent
+
+
+class Case(NamedTuple):
+    """A run: the ranks of each host, flags, a job file, and the number of steps."""
+
+    ranks: list[int]
+    flags: list[str]
+    job: str = "jobs/mnist_mlp.py"
+    steps: int = STEPS
+
+
+_DILOCO = ["--mode", "local", "--local-steps", "10", "--outer-optimizer", "nesterov"]
+_POWERSGD = ["--compress", "powersgd:2", "--compress-after", "10"]
+_FRAGMENTS = ["--fragments", "2", "--overlap-steps", "2"]
+_ASYNC = ["--mode", "async", "--validate-steps", "0"]  # its snapshots for validation depend on timing
+CASES = {
+    "sync-1": Case([1], []),
+    "sync-2": Case([2], []),
+    "sync-4": Case([4], []),
+    "local-2": Case([2], ["--mode", "local", "--local-steps", "10"]),  # saves when it has averaged
+    "async-1": Case([1], _ASYNC),
+    "servers": Case([3], [*_ASYNC, "--ps", "2"]),  # with one worker, which makes all updates in one order
+    "copies": Case([2], ["--no-shared-memory"]),
+    "accumulation": Case([2], ["--accumulate-steps", "4"]),
+    "clipping": Case([2], [], "bench/jobs/clipped_mlp.py"),
+    "fragments": Case([2], [*_DILOCO, *_FRAGMENTS]),
+    "fashion_cnn": Case([2], [], "jobs/fashion_cnn.py", 20),
+    "torch_cnn": Case([2], [], "jobs/torch_cnn.py", 20),
+    "torch_gpt": Case([2], [], "jobs/torch_gpt.py", 20),
+    "hosts": Case([2, 1], []),
+    "hosts-powersgd": Case([1, 1], _POWERSGD),
+    "hosts-fragments": Case([1, 1], [*_DILOCO, *_FRAGMENTS, "--compress", "int8"]),
+    "hosts-servers": Case([1, 1], [*_ASYNC, "--ps", "1"]),
 }
 COMPARED = ("loss", "validation_loss", "validation_accuracy")
 
@@ -41,16 +72,25 @@ class Result:
     losses: dict[tuple[int, str], float]
 
 
-def train(checkout: Checkout, case: str, run_dir: Path, *flags: str | Path) -> Result:
-    ranks, flags_of_case = CASES[case]
-    words = ["-m", "mpitrain", "run", "-n", str(ranks), checkout.folder / "jobs" / "mnist_mlp.py", "--device", "cpu"]
-    if (checkout.folder / "mpitrain" / "core" / "subnormals.py").exists():  # older checkouts never flush
-        words.append("--no-flush-denormals")
-    words += ["--train-steps", str(STEPS), "--save-steps", str(RESUMED_AT), "--log-steps", "10", "--threads", "1"]
-    checkout.run(*words, "--validate-steps", "50", *flags_of_case, "--run-dir", run_dir, *flags)
+def train(checkout: Checkout, name: str, run_dir: Path, *more: str | Path) -> Result:
+    case = CASES[name]
+    flags = ["--device", "cpu", "--no-flush-denormals", "--train-steps", case.steps, "--save-steps", case.steps // 2]
+    flags += ["--log-steps", case.steps // 20, "--threads", "1", "--validate-steps", case.steps // 4, *case.flags]
+    words = [*flags, "--run-dir", run_dir, *more, BENCH.parent / case.job]
+    if len(case.ranks) == 1:
+        checkout.run("-m", "mpitrain", "run", "-n", case.ranks[0], *words)
+    else:
+        from tests.support.hosts.network import make_hosts
+
+        with make_hosts(Path(checkout.python), len(case.ranks)) as hosts:
+            # The variable reaches the other host only with --env.
+            path = ["--env", f"PYTHONPATH={checkout.folder}"]
+            command = hosts.run(Path(checkout.python), case.ranks, *path, *words)
+            environment = {**os.environ, **hosts.environment, "PYTHONPATH": str(checkout.folder)}
+            subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, timeout=300)
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    losses = {(line["step"], name): line[name] for line in lines for name in COMPARED if name in line}
-    return Result(arrays_of(saved(run_dir, STEPS)), losses)
+    losses = {(line["step"], key): line[key] for line in lines for key in COMPARED if key in line}
+    return Result(arrays_of(saved(run_dir, case.steps)), losses)
 
 
 def saved(run_dir: Path, step: int) -> Path:
@@ -96,14 +136,16 @@ def main() -> int:
     parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
     arguments = parser.parse_args()
     one_thread_and_own_kernels()
+    use_this_checkout()
     baseline, passed = Checkout(arguments.baseline.resolve()), True
     for case in arguments.cases:
+        half = CASES[case].steps // 2
         with tempfile.TemporaryDirectory() as folder:
             theirs = train(baseline, case, Path(folder) / "theirs")
             passed &= report(case, train(THIS, case, Path(folder) / "ours"), theirs)
-            checkpoint = saved(Path(folder) / "theirs", RESUMED_AT)
+            checkpoint = saved(Path(folder) / "theirs", half)
             resumed = train(THIS, case, Path(folder) / "resumed", "--resume", checkpoint)
-            passed &= report(f"{case}, resumed", resumed, theirs, after=RESUMED_AT)
+            passed &= report(f"{case}, resumed", resumed, theirs, after=half)
     return 0 if passed else 1
 
 
