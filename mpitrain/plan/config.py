@@ -10,7 +10,7 @@ from typing import Any
 
 from ..core.words import counted
 from ..errors import ConfigError
-from .compression import Compression, parse_compression, values_of
+from .compression import Compression, codecs_of, parse_compression, values_of
 from .modes import Mode, find_mode, names_of_modes
 from .option import flag as flag, info_of
 from .option_groups import DeviceConfig, OutputConfig, RunDirConfig, SavingConfig, ServerConfig, TrainingConfig
@@ -80,8 +80,8 @@ class RunConfig:
     def _check_compression(self) -> None:
         """Reject options of compression that conflict, have no effect, or that the mode does not support."""
         compression, mode, parallel = self.compression, self.mode, self.parallel
-        if compression is not None and not compression.is_class and compression.name not in mode.compressions:
-            valid = values_of(mode.compressions)
+        if compression is not None and not compression.is_class and compression.name not in codecs_of(mode):
+            valid = values_of(codecs_of(mode))
             raise ConfigError(f"--compress {compression} is not supported in --mode {mode.name}; must be {valid}")
         if compression is None and parallel.compress is not None:
             raise ConfigError(

@@ -33,7 +33,6 @@ class Mode:
         averages_params: Whether workers train parameters of their own, which are averaged in place of gradients.
         keeps_vectors_on_gpus: Whether the vectors are on every worker's GPU if all workers have GPUs. float16 requires
             this, because its loss scale is the same on all GPUs.
-        compressions: The values of ``--compress`` that the mode supports, without their numbers.
         simulation: The module that simulates the mode, in ``predict.modes``; empty if its speed cannot be predicted.
     """
 
@@ -45,7 +44,6 @@ class Mode:
     drops_late_gradients: bool = False
     averages_params: bool = False
     keeps_vectors_on_gpus: bool = False
-    compressions: tuple[str, ...] = ()
     simulation: str = ""
 
     @property
@@ -54,27 +52,16 @@ class Mode:
         return not self.uses_servers and not self.averages_params
 
 
-# Values that all modes support; float32 compresses vectors in float64.
-_IN_ALL = ("bfloat16", "float16", "float32", "int8")
-_OF_SERVERS = (*_IN_ALL, "topk")
-
 # In the order in which help and messages list them.
 MODES = {
     mode.name: mode
     for mode in (
-        Mode(
-            "sync",
-            f"{_STRATEGY}.select:sync_strategy",
-            keeps_vectors_on_gpus=True,
-            compressions=(*_IN_ALL, "powersgd"),
-            simulation="sync",
-        ),
+        Mode("sync", f"{_STRATEGY}.select:sync_strategy", keeps_vectors_on_gpus=True, simulation="sync"),
         Mode(
             "async",
             f"{_STRATEGY}.ps.asynchronous:make_strategy",
             uses_servers=True,
             is_asynchronous=True,
-            compressions=_OF_SERVERS,
             simulation="asynchronous",
         ),
         Mode(
@@ -83,7 +70,6 @@ MODES = {
             uses_servers=True,
             is_asynchronous=True,
             bounds_staleness=True,
-            compressions=_OF_SERVERS,
             simulation="asynchronous",
         ),
         Mode(
@@ -91,16 +77,9 @@ MODES = {
             f"{_STRATEGY}.ps.backup:make_strategy",
             uses_servers=True,
             drops_late_gradients=True,
-            compressions=_OF_SERVERS,
             simulation="backup",
         ),
-        Mode(
-            "local",
-            f"{_STRATEGY}.local:Local",
-            averages_params=True,
-            compressions=(*_IN_ALL, "int4"),
-            simulation="local",
-        ),
+        Mode("local", f"{_STRATEGY}.local:Local", averages_params=True, simulation="local"),
     )
 }
 
@@ -114,7 +93,7 @@ def find_mode(name: str) -> Mode:
     if name in MODES:
         return MODES[name]
     if re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name):
-        return Mode(name, name, compressions=MODES["sync"].compressions)
+        return Mode(name, name)
     hint = suggestion(name, MODES)
     raise ConfigError(f"--mode is {name!r}: must be {', '.join(MODES)}, or package.module:Class{hint}")
 

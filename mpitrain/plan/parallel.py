@@ -8,6 +8,7 @@ from typing import Literal
 
 from ..core.words import counted
 from ..errors import ConfigError
+from .compression import values_by_mode
 from .modes import MODES, Mode
 from .option import OptionGroup, option, value_of
 
@@ -130,11 +131,9 @@ class ParallelConfig(OptionGroup):
     shared_memory: bool = option(True, "Average gradients in memory shared by the ranks of a node.")
     compress: str | None = option(
         None,
-        "Compress gradients between nodes, with error feedback: bfloat16, float16, int8, or float32 (of float64). "
-        "Only in local: int4. Only in sync: powersgd:RANK. Only with servers: topk:FRACTION. package.module:Class is a "
-        "codec of your own.",
+        f"Compress gradients between nodes, with error feedback: {values_by_mode()} package.module:Class is a codec of "
+        "your own.",
         "CODEC",
-        modes=lambda mode: bool(mode.compressions),
         is_simulated=True,
         change="compression",
     )
@@ -143,7 +142,7 @@ class ParallelConfig(OptionGroup):
         "Step at which --compress starts to compress.",
         "STEP",
         minimum=0,
-        modes=lambda mode: "powersgd" in mode.compressions,
+        modes=lambda mode: mode.averages_gradients,
         requires="compress",
     )
     bucket_bytes: int = option(

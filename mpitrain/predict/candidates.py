@@ -8,6 +8,7 @@ from itertools import islice, zip_longest
 from typing import Any, NamedTuple
 
 from ..errors import ConfigError
+from ..plan.compression import codecs_of
 from ..plan.config import FIELDS, RunConfig
 from ..plan.modes import MODES, Mode, find_mode
 from ..plan.option import info_of
@@ -154,7 +155,7 @@ def _of_mode(
 ) -> Iterator[dict[str, Any]]:
     """Yield the options of a mode that may differ from the user's, and their combinations."""
     nodes = len(probe.ranks.ranks_per_node)
-    codecs = [codec for codec in probe.codecs if codec.partition(":")[0] in mode.compressions]
+    codecs = [codec for codec in probe.codecs if codec.partition(":")[0] in codecs_of(mode)]
     of_ranks = {"ps": (1, 2, nodes), "compress": codecs if nodes > 1 else []}
     needed = {"ps": 1} if mode.uses_servers and nodes > 1 and not run_options.get("ps") else {}
     combined: list[dict[str, Any]] = [needed]

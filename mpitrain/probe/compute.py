@@ -29,7 +29,6 @@ from ..predict.measurements import CodecTimes, Noise, ServerTimes
 from ..strategy.ps.shard import Push, Shard
 from .turns import median_s
 
-MEASURED_CODECS = ("bfloat16", "int8", "int4", "topk:0.01", "powersgd:4")
 ROWS = (1, 2, 4)
 _NOISE_BATCHES = 8
 

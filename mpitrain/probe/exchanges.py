@@ -19,11 +19,12 @@ from ..comm.mpi import MPI
 from ..comm.powersgd import PowerSums, compresses_any
 from ..comm.rpc import Routes, RpcClient, RpcServer, open_rpc
 from ..core.layout import Array, row_stride
+from ..plan.compression import CODECS, parse_compression
 from ..plan.plan import Plan
 from ..predict.measurements import ExchangeTimes
 from .turns import await_all
 
-LOW_RANK = 4  # rank of the ``powersgd`` compression that is measured
+LOW_RANK = parse_compression(CODECS["powersgd"].measured).rank  # of the ``powersgd`` compression that is measured
 _SECONDS = 2.0  # duration of each measurement
 _FEWEST, _MOST = 3, 60
 _PING, _PUSH, _PULL, _END = range(4)

@@ -16,6 +16,7 @@ from ..comm.powersgd import matrices
 from ..core import subnormals
 from ..errors import RecordError
 from ..gpu.discovery import choose_devices
+from ..plan.compression import CODECS
 from ..plan.job import Job, errors_located
 from ..plan.plan import Plan, make_plan
 from ..predict.measurements import VERSION, CodecTimes, ComputeTimes, JobFacts, Noise, Probe, RankFacts
@@ -23,7 +24,7 @@ from ..process.rank_status import RankStatusFile
 from ..training.rank import Rank
 from ..training.resources import limit_threads, limit_threads_of_torch
 from ..training.setup import TrainRequest
-from .compute import MEASURED_CODECS, ROWS, BatchTimes, RankModel
+from .compute import ROWS, BatchTimes, RankModel
 from .exchanges import LOW_RANK, measure_exchanges
 from .steps import StepTimes, step_times
 from .transfers import measure_links
@@ -161,7 +162,7 @@ def _as_in_steps(cluster: Cluster, compute: ComputeTimes, batch: int, steps: Ste
 def _codec_times(cluster: Cluster, model: RankModel, stretch: float) -> dict[str, CodecTimes]:
     """Return the times of all compressions while all ranks encode at once. Collective over all ranks."""
     codecs = {}
-    for name in MEASURED_CODECS:
+    for name in filter(None, (codec.measured for codec in CODECS.values())):
         times = all_at_once(cluster, lambda name=name: [model.codec_times(name, _CODEC_S)])[0]  # type: ignore[misc]
         if times is not None:
             encode_s, decode_s = median_over_ranks(cluster.comm, [times.encode_s / stretch, times.decode_s / stretch])
