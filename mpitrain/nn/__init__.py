@@ -1,6 +1,7 @@
 """Layers with forward and backward, losses and initializers."""
 
-from .activation import GELU, LeakyReLU, ReLU, Sigmoid, Tanh
+from . import activation
+from .activation import *  # noqa: F403
 from .container import Residual, Sequential
 from .conv import Conv2D
 from .dense import Dense, Embedding
@@ -13,7 +14,6 @@ from .pool import AveragePool, MaxPool
 from .shape import Flatten, Reshape
 
 __all__ = [
-    "GELU",
     "AveragePool",
     "BatchNorm",
     "Context",
@@ -25,18 +25,14 @@ __all__ = [
     "Initializer",
     "Layer",
     "LayerNorm",
-    "LeakyReLU",
     "Loss",
     "MaxPool",
     "MeanSquaredError",
-    "ReLU",
     "Reshape",
     "Residual",
     "Sequential",
-    "Sigmoid",
     "SigmoidCrossEntropy",
     "SoftmaxCrossEntropy",
-    "Tanh",
     "bind",
     "constant",
     "glorot_normal",
@@ -50,3 +46,4 @@ __all__ = [
     "walk",
     "zeros",
 ]
+__all__ += activation.__all__

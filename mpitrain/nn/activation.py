@@ -6,6 +6,8 @@ from ..core.layout import Array
 from .arguments import within
 from .layer import Context, Layer
 
+__all__ = ["GELU", "LeakyReLU", "ReLU", "Sigmoid", "Tanh"]
+
 NO_ACTIVATION = "none", 0.0  #: Kind and slope of the identity, for operations that apply an activation.
 
 
