@@ -21,7 +21,7 @@ from ..core.h5 import h5py
 from ..core.layout import Array, Shape
 from .digest import Digest, bytes_of
 from .disk import replacing
-from .hdf5 import chunks_of
+from .hdf5 import GZIP_LEVEL, chunks_of
 from .manifest import Manifest, Range, block_size_for, gaps
 from .structure import Attributes, Dataset, Structure
 
@@ -194,7 +194,7 @@ def _allocate(dataset: h5py.h5d.DatasetID, array: Array) -> int:
 
 def _compress(file: h5py.File, name: str, array: Array, chunks: Shape) -> tuple[tuple[int, int], ...]:
     """Create a dataset with values, which the library compresses; return the places of its chunks."""
-    options = {"chunks": chunks, "compression": "gzip", "compression_opts": 1, "shuffle": True}
+    options = {"chunks": chunks, "compression": "gzip", "compression_opts": GZIP_LEVEL, "shuffle": True}
     return chunks_of(file.create_dataset(name, data=array, **options))
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from ..core.h5 import h5py
 from .structure import DTYPES, Dataset, Rows, Structure, UnsupportedStructure, Value
 
+GZIP_LEVEL = 1
 _MAX_DEPTH = 8  # of groups
 
 
@@ -88,9 +89,10 @@ def _dataset(path: str, dataset: h5py.Dataset) -> Dataset:
     shape, dtype, creation = dataset.shape, DTYPES.get(dataset.dtype.name), dataset.id.get_create_plist()
     if dtype is None or dataset.id.get_type() != h5py.h5t.py_create(dtype, logical=True) or shape is None:
         raise UnsupportedStructure(f"{path!r} has a dtype or shape that checkpoints do not support")
-    filters = [creation.get_filter(index) for index in range(creation.get_nfilters())]
+    filters = [creation.get_filter(index)[::2] for index in range(creation.get_nfilters())]  # numbers and parameters
     layout = creation.get_layout()
-    if layout == h5py.h5d.CHUNKED and _are_supported(filters, dtype.itemsize):
+    expected = [(h5py.h5z.FILTER_SHUFFLE, (dtype.itemsize,)), (h5py.h5z.FILTER_DEFLATE, (GZIP_LEVEL,))]
+    if layout == h5py.h5d.CHUNKED and filters == expected:
         stored = Dataset(shape, dtype, chunk_shape=dataset.chunks, chunks=chunks_of(dataset))
         _find_chunks(dataset, stored)
         return stored
@@ -100,12 +102,6 @@ def _dataset(path: str, dataset: h5py.Dataset) -> Dataset:
         raise UnsupportedStructure(f"checkpoints do not support the storage of {path!r}")
     start, size = dataset.id.get_offset(), dataset.id.get_storage_size()
     return Dataset(shape, dtype, place=None if start is None or not size else (start, start + size))
-
-
-def _are_supported(filters: list[tuple[int, int, tuple[int, ...], bytes]], itemsize: int) -> bool:
-    """Return whether these are ``structure.FILTERS``, each given by number, flags, parameters and name."""
-    numbers = [number for number, *_ in filters]
-    return numbers == [h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_DEFLATE] and filters[0][2] == (itemsize,)
 
 
 def _find_chunks(dataset: h5py.Dataset, stored: Dataset) -> None:
