@@ -8,9 +8,8 @@
     /buffers/<name>             buffers of a PyTorch module that are not averaged; /transient/ if not in its state_dict
 
 The step, the data cursor (``position``), the seed and other single numbers and texts are attributes of the root. A
-block of text at the start of the file (``manifest``) contains digests of the whole content. In files without
-compression, it also lists all names, shapes, dtypes and attributes. Nothing is pickled, and reading a checkpoint
-executes no code from it.
+block of text at the start of the file (``manifest``) contains digests of the whole content, and lists all names,
+shapes, dtypes, attributes and byte ranges. Nothing is pickled, and reading a checkpoint executes no code from it.
 """
 
 from __future__ import annotations

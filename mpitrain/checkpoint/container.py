@@ -7,9 +7,10 @@ memory and disk at full speed.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import FileIO
 from pathlib import Path
 from typing import Any, Literal
@@ -17,15 +18,18 @@ from typing import Any, Literal
 import numpy as np
 
 from ..core.h5 import h5py
-from ..core.layout import Array
+from ..core.layout import Array, Shape
 from .digest import Digest, bytes_of
 from .disk import DiskWriter, replacing
+from .hdf5 import GZIP_LEVEL, chunks_of
 from .manifest import Manifest, Range, block_size_for, gaps
 from .structure import Attributes, Dataset, Structure
 
 Compression = Literal["none", "gzip"]
 Places = Mapping[str, tuple[int, int]]
 
+_CHUNK_BYTES = 1 << 20  # of compressed arrays: few chunks keep the manifest short
+_FAR = 10**15  # an offset with more digits than any file needs, to find the length of the manifest
 _PIECE = 1 << 19  # bytes per chunk; small enough to stay in the L2 cache between the digest and the copy
 
 
@@ -63,14 +67,14 @@ class Frame:
         block: Size of the first block in bytes; it is reserved for the manifest.
         size: Size of the file in bytes.
         places: First and last (exclusive) byte of the values, by the dataset's name.
-        structure: The part of the structure that the manifest contains, as values for JSON; None in a compressed file.
+        structure: The part of the structure that the manifest contains, as values for JSON.
     """
 
     memory: FileIO
     block: int
     size: int
     places: Places
-    structure: Mapping[str, Any] | None
+    structure: Mapping[str, Any]
 
     def rest(self) -> Iterator[tuple[int, Array]]:
         """Yield offset and bytes, shape (n,) uint8, of each chunk outside the first block and the values, in order."""
@@ -134,12 +138,12 @@ def make_frame(
         arrays, attributes, compression, virtual: As for ``write_container``.
         ranges: For each byte range that gets its own digest, the name of its array.
     """
-    virtual = virtual or {}
-    structure = Structure.of(arrays, attributes, virtual).to_json() if compression == "none" else None
-    block = block_size_for(ranges, structure)
-    places = _make(memory, block, arrays, attributes, compression, virtual)
+    datasets = {name: _dataset(array, compression) for name, array in arrays.items()} | (virtual or {})
+    block = block_size_for(ranges, Structure.of(datasets, attributes).to_json())
+    datasets = _make(memory, block, arrays, attributes, datasets)
+    places = {name: dataset.place for name, dataset in datasets.items() if dataset.place}
     size = max([_size(memory), *(stop for _, stop in places.values())])
-    return Frame(memory, block, size, places, structure)
+    return Frame(memory, block, size, places, Structure.of(datasets, attributes).to_json())
 
 
 def memory_file() -> FileIO:
@@ -147,33 +151,44 @@ def memory_file() -> FileIO:
     return FileIO(os.memfd_create("mpitrain-checkpoint", os.MFD_CLOEXEC), "r+b")
 
 
+def _dataset(array: Array, compression: Compression) -> Dataset:
+    """Return the dataset that stores an array; of its chunks, only the number is known yet."""
+    if compression == "none" or not array.size or not array.shape:  # these cannot be split into chunks
+        return Dataset(array.shape, array.dtype)
+    chunk = list(array.shape)
+    for axis, n in enumerate(chunk):
+        chunk[axis] = min(n, max(1, _CHUNK_BYTES // (math.prod(chunk[axis + 1 :]) * array.itemsize)))
+    dataset = Dataset(array.shape, array.dtype, chunk_shape=tuple(chunk))
+    return replace(dataset, chunks=((_FAR, 2 * _FAR),) * math.prod(dataset.grid))
+
+
 def _make(
-    memory: FileIO,
-    block: int,
-    arrays: Mapping[str, Array],
-    attributes: Attributes,
-    compression: Compression,
-    virtual: dict[str, Dataset],
-) -> Places:
-    """Create the file without uncompressed values; return the byte ranges reserved for these values."""
+    memory: FileIO, block: int, arrays: Mapping[str, Array], attributes: Attributes, datasets: Mapping[str, Dataset]
+) -> dict[str, Dataset]:
+    """Create the file without uncompressed values; return the datasets with the places of their values."""
+    made = dict(datasets)
     plain: dict[str, h5py.h5d.DatasetID] = {}
     # A multiple of 8 bytes is then between two values of any array, so that several nodes can write parts of the file.
     aligned = {"alignment_threshold": 1, "alignment_interval": 8}
     with h5py.File(memory, "w", libver=("earliest", "v110"), userblock_size=block, **aligned) as file:
-        for name, array in arrays.items():
-            if compression == "none" and array.size:
-                plain[name] = _declare(file, name, array)
+        for name, dataset in datasets.items():
+            if dataset.virtual:
+                layout = _virtual_layout(name, dataset)
+                file.create_virtual_dataset(name, layout, fillvalue=np.nan)  # readers see NaN if a file is missing
+            elif dataset.chunks:
+                made[name] = replace(dataset, chunks=_compress(file, name, arrays[name], dataset.chunk_shape))
+            elif arrays[name].size:
+                plain[name] = _declare(file, name, arrays[name])
             else:
-                _store(file, name, array)
-        for name, dataset in virtual.items():
-            layout = _virtual_layout(name, dataset)
-            file.create_virtual_dataset(name, layout, fillvalue=np.nan)  # readers see NaN if a file is missing
+                file[name] = arrays[name]
         for name, values in attributes.items():
             item = file[name] if name in file else file.create_group(name)
             item.attrs.update(values)
         # Values come last, so that the structure, which is read first, is contiguous.
-        starts = {name: _allocate(dataset, arrays[name]) for name, dataset in plain.items()}
-    return {name: (start, start + arrays[name].nbytes) for name, start in starts.items()}
+        for name, stored in plain.items():
+            start = _allocate(stored, arrays[name])
+            made[name] = replace(datasets[name], place=(start, start + arrays[name].nbytes))
+    return made
 
 
 def _declare(file: h5py.File, name: str, array: Array) -> h5py.h5d.DatasetID:
@@ -208,12 +223,10 @@ def _allocate(dataset: h5py.h5d.DatasetID, array: Array) -> int:
     return int(dataset.get_offset())
 
 
-def _store(file: h5py.File, name: str, array: Array) -> None:
-    """Create a dataset with values; the library compresses them, except scalars."""
-    if array.size and array.shape:
-        file.create_dataset(name, data=array, compression="gzip", compression_opts=1, shuffle=True)
-    else:
-        file[name] = array  # scalars and empty arrays cannot be split into chunks
+def _compress(file: h5py.File, name: str, array: Array, chunks: Shape) -> tuple[tuple[int, int], ...]:
+    """Create a dataset with values, which the library compresses; return the places of its chunks."""
+    options = {"chunks": chunks, "compression": "gzip", "compression_opts": GZIP_LEVEL, "shuffle": True}
+    return chunks_of(file.create_dataset(name, data=array, **options))
 
 
 def _size(memory: FileIO) -> int:

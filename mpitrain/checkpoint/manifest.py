@@ -14,8 +14,9 @@ bytes after the block: names, shapes, attributes and compressed values. Together
 digests cover every byte of the file. An array that several nodes have written has a list of consecutive ranges.
 
 ``structure`` contains everything else that a reader needs. Datasets of a sharded checkpoint also have the rows in each
-file, ``"rows": [[FILE, first, last (exclusive)], ...]``. Files of earlier versions and compressed files have no
-``structure``.
+file, ``"rows": [[FILE, first, last (exclusive)], ...]``. Compressed datasets have their chunks, in the order of the
+chunks' first elements: ``"filters": ["shuffle", "gzip"], "chunk_shape": [512, 256], "offsets": [OFFSET, ...],
+"sizes": [BYTES, ...]``. Earlier versions wrote files without ``structure``.
 """
 
 from __future__ import annotations
@@ -86,10 +87,7 @@ class Manifest:
         if digest != _digest(len(block), memoryview(block)[HEAD:]):
             raise DamagedManifest("its first bytes are damaged")
         try:
-            text = block.rstrip(b"\0")[HEAD:]
-            if text.count(b"[") + text.count(b"{") > max(_ALWAYS_BRACKETS, len(text) // _BYTES_PER_BRACKET):
-                raise ValueError("too many brackets: parsed objects would need many times the memory of the text")
-            content = json.loads(text)
+            content = parse_json(block.rstrip(b"\0")[HEAD:])
             size, rest = content["bytes"], content["rest"]
             arrays = {name: _ranges(values) for name, values in content["arrays"].items()}
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
@@ -119,6 +117,17 @@ def block_bytes(head: bytes) -> int:
     if int(digits) > _MAX_BLOCK:
         raise DamagedManifest(f"its manifest is longer than {_MAX_BLOCK >> 20} MiB")
     return int(digits)
+
+
+def parse_json(text: bytes) -> Any:
+    """Parse JSON that may be crafted.
+
+    Raises:
+        ValueError, RecursionError: It is malformed, or nested too deeply.
+    """
+    if text.count(b"[") + text.count(b"{") > max(_ALWAYS_BRACKETS, len(text) // _BYTES_PER_BRACKET):
+        raise ValueError("too many brackets: parsed objects would need many times the memory of the text")
+    return json.loads(text)
 
 
 def block_size_for(names: Iterable[str], structure: Any = None) -> int:

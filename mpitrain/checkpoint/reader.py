@@ -1,7 +1,8 @@
 """Read checkpoints, which may come from untrusted sources.
 
 Digests are verified before any structure is interpreted, the structure is validated before any of it is used, and
-values are verified before they are returned.
+values are verified before they are returned. The HDF5 library is used only by a child process (``isolation``), for
+``verify_structure`` and for files of earlier versions.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ import numpy as np
 
 from ..core.layout import Array
 from ..errors import DamagedCheckpoint
-from . import hdf5
+from .compression import decompressed
 from .container import memory_file, read_chunks
 from .digest import Digest, bytes_of, digest_of
+from .isolation import structure_in_child
 from .manifest import HEAD, DamagedManifest, Manifest, Range, block_bytes
 from .structure import Dataset, Structure, UnsupportedStructure, Value
 from .validation import check, check_shards
@@ -117,9 +119,8 @@ class Checkpoint:
         """Read and verify all values; return the names of datasets with values that are not finite.
 
         Raises:
-            DamagedCheckpoint: Some values are damaged, or the manifest differs from the HDF5 structure.
+            DamagedCheckpoint: Some values are damaged.
         """
-        self._verify_structure()
         checks = [
             (name, self._pool.submit(self._verify_range, name, part))
             for name, ranges in self._ranges.items()
@@ -132,6 +133,22 @@ class Checkpoint:
         for shard in self._shards.values():
             not_finite.update(shard.verify())
         return [name for name in self.datasets if name in not_finite]
+
+    def verify_structure(self) -> None:
+        """Verify that other programs, which do not know the manifest, see the same arrays and attributes.
+
+        Starts a process; ranks of some MPI libraries must not do this.
+
+        Raises:
+            DamagedCheckpoint: The manifest differs from the HDF5 structure, or HDF5 cannot read the structure.
+        """
+        described = Structure(self.attributes, self.datasets)
+        if self._manifest.structure is not None and self._hdf5_structure() != described:
+            raise self._damaged(
+                "the names, shapes, attributes or offsets in its manifest differ from its HDF5 structure"
+            )
+        for shard in self._shards.values():
+            shard.verify_structure()
 
     def _open(self, resources: ExitStack) -> None:
         try:
@@ -181,7 +198,7 @@ class Checkpoint:
         """Validate the structure in the manifest or, if there is none, the HDF5 structure."""
         self._manifest, self._ranges = manifest, manifest.arrays
         if manifest.structure is None:
-            structure = self._parse()
+            structure = self._hdf5_structure()
         else:
             places = {name: (ranges[0].start, ranges[-1].stop) for name, ranges in manifest.arrays.items()}
             structure = Structure.from_json(manifest.structure, places)
@@ -189,19 +206,13 @@ class Checkpoint:
         self.attributes: dict[str, dict[str, Value]] = structure.groups
         self.datasets: dict[str, Dataset] = structure.datasets
 
-    def _parse(self) -> Structure:
-        return hdf5.parse(self._read_structure, self._manifest.block, self._stored_bytes)
-
-    def _verify_structure(self) -> None:
-        """Verify that other programs, which do not know the manifest, see the same arrays and attributes."""
+    def _hdf5_structure(self) -> Structure:
         try:
-            same = self._manifest.structure is None or self._parse() == Structure(self.attributes, self.datasets)
+            return structure_in_child(self._memory.fileno(), self._stored_bytes)
         except UnsupportedStructure as error:
             raise self._damaged(str(error)) from error
-        if not same:
-            raise self._damaged(
-                "the names, shapes, attributes or offsets in its manifest differ from its HDF5 structure"
-            )
+        except OSError as error:
+            raise DamagedCheckpoint(f"{self.path} cannot be compared with HDF5: {error.strerror}") from error
 
     def _open_shards(self, is_shard: bool, resources: ExitStack) -> None:
         """Open the shards that contain the values of virtual datasets; see ``sharded``."""
@@ -273,13 +284,14 @@ class Checkpoint:
             out[where] = values
 
     def _stored_values(self, name: str) -> Iterator[tuple[tuple[slice, ...], Array]]:
+        dataset, memory = self.datasets[name], self._memory.fileno()
+        if dataset.place:  # a scalar in a compressed file of an earlier version
+            start, stop = dataset.place
+            yield (), np.frombuffer(os.pread(memory, stop - start, start), dataset.dtype).reshape(dataset.shape)
         try:
-            yield from hdf5.stored_values(self._read_structure, self.datasets[name])
+            yield from decompressed(memory, dataset) if dataset.chunks else ()
         except ValueError as error:
             raise self._damaged(f"the values of {name} are not compressed as declared") from error
-
-    def _read_structure(self, start: int, count: int) -> bytes:
-        return os.pread(self._memory.fileno(), count, start)
 
     def _read_chunk(self, start: int, out: Array) -> None:
         done = 0

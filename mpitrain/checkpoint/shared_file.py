@@ -136,7 +136,7 @@ class SharedFileWriter:
             memory = resources.enter_context(memory_file())
             for at, chunk in rest:  # the library stores some of the structure after values
                 os.pwrite(memory.fileno(), chunk, at)
-            self._frame = Frame(memory, block, size, places, None)
+            self._frame = Frame(memory, block, size, places, {})  # the first node writes the manifest
             self._writer = resources.enter_context(joining(self._path))
         return self._writer.block_bytes
 

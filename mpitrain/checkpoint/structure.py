@@ -1,8 +1,7 @@
 """The structure of a checkpoint: groups with attributes, and shapes, dtypes and storage of datasets.
 
-The manifest contains the structure as JSON. Older and compressed files have it only in HDF5 form, which ``hdf5``
-parses. The file may come from an untrusted source: types and ranges of numbers are checked here, everything else in
-``validation``.
+The manifest contains the structure as JSON. In older files it is only in HDF5 form, which ``isolation`` reads. The file
+may come from an untrusted source: types and ranges of numbers are checked here, everything else in ``validation``.
 """
 
 from __future__ import annotations
@@ -11,16 +10,18 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from ..core.layout import Array, Shape
+from ..core.layout import Shape
 
 Value = bool | int | float | str
 Attributes = Mapping[str, Mapping[str, Any]]
 
 MALFORMED = "its structure is malformed"
+FILTERS = ("shuffle", "gzip")  # of compressed values, in the order in which writing applies them
 _MAX_RANK = 32
 DTYPES = {
     name: np.dtype(name)
@@ -39,15 +40,6 @@ class UnsupportedStructure(ValueError):
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """Compressed values: first element along each dimension, and bytes [start, stop) of the file."""
-
-    first: Shape
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True)
 class Rows:
     """Rows [lo, hi) of a virtual dataset, which are all rows of the dataset of the same name in another file."""
 
@@ -63,7 +55,7 @@ class Dataset:
     Attributes:
         place: First and last (exclusive) byte of contiguous values.
         chunk_shape: Shape of compressed chunks; the last chunks may extend beyond the dataset.
-        chunks: All chunks.
+        chunks: First and last (exclusive) byte of each chunk, in the order of the chunks' first elements.
         virtual: Rows in other files.
     """
 
@@ -71,12 +63,22 @@ class Dataset:
     dtype: np.dtype[Any]
     place: tuple[int, int] | None = None
     chunk_shape: Shape = ()
-    chunks: tuple[Chunk, ...] = ()
+    chunks: tuple[tuple[int, int], ...] = ()
     virtual: tuple[Rows, ...] = ()
 
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Size of a decompressed chunk."""
+        return math.prod(self.chunk_shape) * self.dtype.itemsize
+
+    @property
+    def grid(self) -> Shape:
+        """Number of chunks along each dimension."""
+        return tuple(-(-n // size) for n, size in zip(self.shape, self.chunk_shape, strict=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,9 +96,8 @@ class Structure:
     datasets: dict[str, Dataset]
 
     @classmethod
-    def of(cls, arrays: Mapping[str, Array], attributes: Attributes, virtual: dict[str, Dataset]) -> Structure:
-        """Return the structure of a file to be written; places are not known yet. See ``container``."""
-        datasets = {name: Dataset(array.shape, array.dtype) for name, array in arrays.items()} | virtual
+    def of(cls, datasets: Mapping[str, Dataset], attributes: Attributes) -> Structure:
+        """Return the structure of a file with these datasets, and with these attributes of groups and datasets."""
         parents = {path[:at] for path in (*datasets, *attributes) for at, c in enumerate(path) if c == "/" and at}
         groups = {path: dict(attributes.get(path, {})) for path in {"/", *attributes, *parents} - datasets.keys()}
         return cls(_sorted(groups), _sorted(datasets))
@@ -124,6 +125,7 @@ class Structure:
         datasets = {
             name: {"dtype": dataset.dtype.name, "shape": dataset.shape}
             | ({"rows": [(rows.file, rows.lo, rows.hi) for rows in dataset.virtual]} if dataset.virtual else {})
+            | (_compressed(dataset) if dataset.chunks else {})
             for name, dataset in self.datasets.items()
         }
         return {"groups": self.groups, "datasets": datasets}
@@ -154,14 +156,25 @@ def _dataset(entry: Any, place: tuple[int, int] | None) -> Dataset:
     Raises:
         ValueError, TypeError, KeyError, AttributeError: The entry is malformed.
     """
-    shape, virtual = tuple(entry["shape"]), tuple(Rows(*rows) for rows in entry.get("rows", ()))
-    numbers = [*shape, *(n for rows in virtual for n in (rows.lo, rows.hi))]
+    shape, chunk_shape = tuple(entry["shape"]), tuple(entry.get("chunk_shape", ()))
+    offsets, sizes, filters = (entry.get(name, []) for name in ("offsets", "sizes", "filters"))
+    virtual = tuple(Rows(*rows) for rows in entry.get("rows", ()))
+    numbers = chain(shape, chunk_shape, offsets, sizes, (n for rows in virtual for n in (rows.lo, rows.hi)))
     if any(type(n) is not int or not 0 <= n < 2**62 for n in numbers) or len(shape) > _MAX_RANK:
-        raise ValueError("not a shape or a range of rows")
-    if any(type(rows.file) is not str for rows in virtual) or (virtual and place):
-        raise ValueError("not rows of a file")
-    return Dataset(shape, DTYPES[entry["dtype"]], place, virtual=virtual)
+        raise ValueError("not a shape, a range of rows or a list of chunks")
+    if any(type(rows.file) is not str for rows in virtual) or sum(map(bool, (place, virtual, chunk_shape))) > 1:
+        raise ValueError("not rows of a file, or two kinds of storage")
+    if filters != (list(FILTERS) if chunk_shape else []):
+        raise ValueError("not the filters that compress chunks")
+    chunks = tuple((start, start + size) for start, size in zip(offsets, sizes, strict=True))
+    return Dataset(shape, DTYPES[entry["dtype"]], place, chunk_shape, chunks, virtual)
 
 
-def _sorted(items: dict[str, Any]) -> dict[str, Any]:
+def _compressed(dataset: Dataset) -> dict[str, Any]:
+    """Return the part of an entry that describes the chunks."""
+    offsets, sizes = [start for start, _ in dataset.chunks], [stop - start for start, stop in dataset.chunks]
+    return {"filters": FILTERS, "chunk_shape": dataset.chunk_shape, "offsets": offsets, "sizes": sizes}
+
+
+def _sorted(items: Mapping[str, Any]) -> dict[str, Any]:
     return {path: items[path] for path in sorted(items, key=lambda path: path.split("/"))}

@@ -20,17 +20,18 @@ FORMAT = 2
 SHARD_NAME = re.compile(r"(step-[0-9]+)-[0-9a-f]+-[0-9]+-of-[0-9]+\.h5")
 
 _MAX_COUNT = 2**53  # maximum number of steps and of examples; exact in JSON
-# Maximum number of characters of an attribute, and of the list of shards.
-_MAX_TEXT, _MAX_SHARDS_TEXT = 1 << 20, 1 << 22
+# Maximum number of characters of a name, of an attribute, and of the list of shards.
+_MAX_NAME, _MAX_TEXT, _MAX_SHARDS_TEXT = 1 << 10, 1 << 20, 1 << 22
 # The values of any file may expand to 64 MiB; for more, the file needs 1 byte per 256 bytes of expanded values.
 _ALWAYS_BYTES, _MAX_EXPANSION = 1 << 26, 256
+_MAX_CHUNK_BYTES = 1 << 24  # decompressed
 
 
 def check(structure: Structure, manifest: Manifest, stored_bytes: int) -> Mapping[str, str]:
     """Validate a checkpoint or a shard; return the digests of its shards' manifests by file name.
 
     Args:
-        structure: The structure that the manifest describes, or that was parsed.
+        structure: The structure that the manifest describes, or the HDF5 structure.
         manifest: The file's manifest.
         stored_bytes: Bytes of the structure, including compressed values, that are not in holes of the file.
 
@@ -49,10 +50,12 @@ def check(structure: Structure, manifest: Manifest, stored_bytes: int) -> Mappin
         _check_storage(name, dataset)
         if any(rows.file not in shards for rows in dataset.virtual):
             raise UnsupportedStructure(f"the values of {name} are in a file that is not one of its shards")
+        _check_chunks(name, dataset, manifest.size)
     chunks = [chunk for dataset in structure.datasets.values() for chunk in dataset.chunks]
-    if sum(chunk.stop - chunk.start for chunk in chunks) > manifest.size:
+    if sum(stop - start for start, stop in chunks) > manifest.size:
         raise UnsupportedStructure("its compressed values overlap")
-    _check_expansion(sum(_expanded_bytes(dataset) for dataset in structure.datasets.values()), stored_bytes)
+    expanded = (len(dataset.chunks) * dataset.chunk_bytes for dataset in structure.datasets.values() if dataset.chunks)
+    _check_expansion(sum(expanded), stored_bytes)
     return shards
 
 
@@ -78,7 +81,7 @@ def check_shards(datasets: Mapping[str, Dataset], shards: Mapping[str, Mapping[s
 def _check_names(structure: Structure) -> None:
     for path in [*(structure.groups.keys() - {"/"}), *structure.datasets]:
         for name in path.split("/"):
-            if name in ("", ".", "..") or not name.isprintable():
+            if name in ("", ".", "..") or not name.isprintable() or len(name) > _MAX_NAME:
                 raise UnsupportedStructure(f"it contains the name {path[:200]!a}, which is not valid")
         if (path.rpartition("/")[0] or "/") not in structure.groups:
             raise UnsupportedStructure(f"{path[:200]!r} is not in a group")
@@ -158,8 +161,23 @@ def _check_places(datasets: Mapping[str, Dataset], manifest: Manifest) -> None:
                 raise UnsupportedStructure(f"the ranges of {name} are not whole values")
         elif dataset.place is not None and (dataset.shape or dataset.place[1] > manifest.size):
             raise UnsupportedStructure(f"its manifest has no digest of {name}")
-        if any(chunk.stop > manifest.size for chunk in dataset.chunks):
-            raise UnsupportedStructure(f"the values of {name} are beyond its end")
+
+
+def _check_chunks(name: str, dataset: Dataset, size: int) -> None:
+    """Check that the chunks of a compressed dataset cover it and are within a file of ``size`` bytes."""
+    chunk = dataset.chunk_shape
+    if not chunk and not dataset.chunks:
+        return
+    if not chunk or len(chunk) != len(dataset.shape) or 0 in (*chunk, *dataset.shape):
+        raise UnsupportedStructure(f"the chunks of {name!r} are malformed")
+    if dataset.chunk_bytes > _MAX_CHUNK_BYTES:
+        raise UnsupportedStructure(f"the chunks of {name!r} are larger than {_MAX_CHUNK_BYTES >> 20} MiB")
+    if len(dataset.chunks) != (expected := math.prod(dataset.grid)):
+        raise UnsupportedStructure(f"{name!r} does not have {expected:,} chunks")
+    if any(stop > size for _, stop in dataset.chunks):
+        raise UnsupportedStructure(f"the values of {name!r} are beyond its end")
+    if any(stop - start > 2 * dataset.chunk_bytes + 64 for start, stop in dataset.chunks):
+        raise UnsupportedStructure(f"a chunk of {name!r} is larger than its values")
 
 
 def _check_expansion(expanded: int, stored: int) -> None:
@@ -167,7 +185,3 @@ def _check_expansion(expanded: int, stored: int) -> None:
         raise UnsupportedStructure(
             f"its {stored:,} bytes expand to {expanded:,} bytes, more than {_MAX_EXPANSION} times as many"
         )
-
-
-def _expanded_bytes(dataset: Dataset) -> int:
-    return len(dataset.chunks) * math.prod(dataset.chunk_shape) * dataset.dtype.itemsize

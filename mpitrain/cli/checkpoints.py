@@ -34,6 +34,7 @@ def verify(paths: tuple[Path, ...]) -> int:
     for path in chain.from_iterable(map(checkpoint.find, paths)):
         try:
             with checkpoint.Checkpoint(path) as opened:
+                opened.verify_structure()
                 not_finite = opened.verify()
                 finding = f"contains values that are not finite: {', '.join(not_finite)}" if not_finite else "ok"
                 print_wrapped(f"{path}: {finding}, step {opened.step:,}", error=False)

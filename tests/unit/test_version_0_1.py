@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from mpitrain import checkpoint
 from mpitrain.checkpoint import Checkpoint
@@ -30,16 +31,30 @@ def test_checkpoint_verifies_and_has_its_arrays() -> None:
         assert groups == {"params", "optimizer/mean", "optimizer/square", "averages"}
 
 
-def test_sharded_checkpoint_is_read_whole() -> None:
+@pytest.mark.parametrize(
+    ("name", "progress"),
+    [
+        ("sharded/step-0000000003.h5", (3, 36)),
+        ("compressed/step-0000000003.h5", (3, 36)),  # sharded, too
+        ("compressed/step-0000000004.h5", (4, 48)),
+    ],
+)
+def test_checkpoints_are_read_whole(name: str, progress: tuple[int, int]) -> None:
+    """HDF5 reads their structure, because their manifests do not describe it."""
     layout = Layout.pack(
         [("dense1.weight", (6, 4), "param"), ("dense1.bias", (4,), "param"), ("norm.mean", (4,), "state")]
     )
     vectors = {name: np.zeros(layout.size, np.float32) for name in ("params", "mean", "square")}
-    path = VERSION_0_1 / "sharded" / "step-0000000003.h5"
-    checkpoint.verify(path)
-    assert checkpoint.read(path, layout, vectors, 0).progress == (3, 36)
+    path = VERSION_0_1 / name
+    with Checkpoint(path) as opened:
+        opened.verify_structure()
+        assert opened.verify() == []
+    restored = checkpoint.read(path, layout, vectors, 0)
+    assert restored.progress == progress
     for offset, vector in zip((0, 100, 200), vectors.values(), strict=True):
         assert np.array_equal(layout.views(vector)["dense1.weight"].ravel(), np.arange(24) + offset)
+    if path.parent.name == "compressed":
+        assert restored.extra_state["mine"].values["scalar"] == 2.5
 
 
 def test_run_directory_is_read() -> None:

@@ -23,7 +23,7 @@ from ..launch import VERSION_0_1
 from . import content, descriptions, manifests, shards, structures
 from .content import mutate
 from .descriptions import mutate_description
-from .reading import SECRET, Outcome, check, in_child
+from .reading import SECRET, Outcome, check, in_child, read_with_hdf5
 from .sealing import manifest_of, seal as seal
 from .shards import STEP
 
@@ -50,6 +50,9 @@ def campaign(folder: Path, count: int, seed: int) -> Iterator[tuple[str, Outcome
         else:
             RECIPES[name](path, secret)
         outcome = in_child(lambda path=path: check(path, secret))  # type: ignore[misc]
+        if outcome.result == "accepted":
+            compared = in_child(lambda path=path: read_with_hdf5(path))  # type: ignore[misc]
+            outcome = compared if compared.result.startswith("FAILED") else outcome
         yield name, outcome
         if not outcome.result.startswith("FAILED"):
             shutil.rmtree(inner)

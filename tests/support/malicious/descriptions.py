@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from ..damage import save
 from .sealing import Recipe, manifest_of, seal, seal_text
 
+STEP = 30
 ODD = (None, True, False, 0, -1, 2**31, 2**62, 2**200, 0.5, float("nan"), "", "x", "\x1b[2J", "../secret", [], {})
 
 
@@ -72,7 +74,34 @@ CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
     "parts": _root("parts", json.dumps({"../secret": "x"})),
 }
 
+
+def compressed(**entry: Any) -> Recipe:
+    """Return a recipe that changes a parameter's entry in a compressed file; its values are one chunk, shape (37,)."""
+    change = described(_dataset(**entry))
+
+    def write(path: Path, secret: Path) -> None:
+        save(path.parent, STEP, "gzip")
+        change(path, secret)
+
+    return write
+
+
+CHUNKS: dict[str, dict[str, Any]] = {
+    **{f"filters {value!r}": {"filters": value} for value in ([], ["gzip"], ["shuffle", "lzf"], None, "gzip", 5)},
+    **{
+        f"chunk shape {value!r}": {"chunk_shape": value}
+        for value in ([], [0], [36], [38], [-37], [37.0], [2**61], [37, 1], [[37]], None, "37")
+    },
+    **{f"offsets {value!r}": {"offsets": value} for value in ([], [0], [-1], [2**61], [5, 5], ["5"], None, {})},
+    **{f"sizes {value!r}": {"sizes": value} for value in ([], [0], [1], [300], [2**61], [5, 5], [True], None, 5)},
+    "overlapping chunks": {"shape": [200], "chunk_shape": [1], "offsets": [40_000] * 200, "sizes": [60] * 200},
+    "many declared chunks": {"shape": [2**60], "chunk_shape": [1]},
+    "rows and chunks": {"rows": [["step-0000000030-ab-1-of-2.h5", 0, 37]]},
+    "no chunk shape": {"chunk_shape": [], "filters": []},
+}
+
 RECIPES: dict[str, Recipe] = {
+    **{f"compressed {name}": compressed(**entry) for name, entry in CHUNKS.items()},
     **{f"described {name}": described(change) for name, change in CHANGES.items()},
     **{f"description {v!r}": lambda path, _, v=v: seal(path, {"structure": v}) for v in ODD[1:]},  # type: ignore[misc]
 }

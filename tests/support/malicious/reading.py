@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
+import h5py
 import ml_dtypes  # noqa: F401  imported before memory is limited
 import numpy as np
 import safetensors.numpy  # noqa: F401
@@ -38,15 +40,19 @@ def read_all(path: Path) -> dict[str, str]:
             errors[name] = str(error)
 
     out = path.parent / "out"
-    attempt("verify", lambda: checkpoint.verify(path))
-    attempt("inspect", lambda: _with(path, lambda opened: [*describe(opened)]))
-    attempt("diff", lambda: _with(path, lambda opened: [*differences(opened, opened)]))
-    for to in ("npz", "safetensors"):
-        attempt(f"export {to}", lambda to=to: _with(path, lambda opened: export(opened, out, to)))  # type: ignore[misc]
-        attempt(f"export {to} averages", lambda to=to: _with(path, lambda opened: export(opened, out, to, None, True)))  # type: ignore[misc]
-        if out.exists():
-            assert SECRET[:29] not in out.read_bytes() and b"root:" not in out.read_bytes(), "a secret was exported"
-            out.unlink()
+
+    def inspect(opened: checkpoint.Checkpoint) -> None:
+        attempt("verify", lambda: (opened.verify_structure(), opened.verify()))
+        attempt("inspect", lambda: [*describe(opened)])
+        attempt("diff", lambda: [*differences(opened, opened)])
+        for to in ("npz", "safetensors"):
+            attempt(f"export {to}", lambda to=to: export(opened, out, to))  # type: ignore[misc]
+            attempt(f"export {to} averages", lambda to=to: export(opened, out, to, None, True))  # type: ignore[misc]
+            if out.exists():
+                assert SECRET[:29] not in out.read_bytes() and b"root:" not in out.read_bytes(), "a secret was exported"
+                out.unlink()
+
+    attempt("verify", lambda: _with(path, inspect))
     vectors = {name: np.zeros(LAYOUT.size, np.float32) for name in NAMES}
     attempt("resume", lambda: checkpoint.read(path, LAYOUT, vectors, 0))
     attempt("init", lambda: checkpoint.load_matching(path, LAYOUT, vectors["params"]))
@@ -59,8 +65,31 @@ def _with(path: Path, action: Callable[[checkpoint.Checkpoint], object]) -> None
         action(opened)
 
 
+def read_with_hdf5(path: Path) -> str:
+    """Compare the values of a checkpoint that ``verify`` accepts with those that the HDF5 library reads."""
+    with checkpoint.Checkpoint(path) as opened, h5py.File(path) as file:
+        for name in opened.datasets:
+            assert opened.read(name).tobytes() == file[name][()].tobytes(), f"{name} has other values for HDF5"
+    return "equal"
+
+
+def run_forked(words: list[str], *, stdin: IO[bytes], stdout: IO[bytes], **_: Any) -> subprocess.CompletedProcess[str]:
+    """Run ``python -c CODE`` in a forked process, because a new one would import modules for most of its time."""
+    child = os.fork()
+    if not child:
+        try:
+            os.dup2(stdin.fileno(), 0)
+            os.dup2(stdout.fileno(), 1)
+            exec(words[2], {})
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return subprocess.CompletedProcess(words, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+
 def check(path: Path, secret: Path) -> str:
     """Read a checkpoint; return ``accepted`` or ``refused``. Fails if reading does harm or an error is not one line."""
+    subprocess.run = run_forked  # type: ignore[assignment]
     opened: list[str] = []
     sys.addaudithook(lambda event, args: opened.append(os.fsdecode(args[0])) if _opens(event, args) else None)
     errors = read_all(path)
@@ -96,7 +125,7 @@ def in_child(action: Callable[[], str]) -> Outcome:
             resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY_BYTES,) * 2)
             resource.setrlimit(resource.RLIMIT_NOFILE, (MAX_FILES,) * 2)
             signal.setitimer(signal.ITIMER_PROF, TIME_S)  # CPU time, as other processes may keep the cores busy
-            signal.alarm(12 * TIME_S)
+            signal.alarm(30 * TIME_S)
             result = action()
         except BaseException as error:
             result = f"FAILED {type(error).__name__}: {error}"[:1000]

@@ -22,8 +22,8 @@ def seal(path: Path, content: Mapping[str, Any] | None = None, described: bool =
     Args:
         path: A file with a user block.
         content: Entries of the manifest to replace or to add.
-        described: Whether to keep the manifest's description of the structure. Without the description, readers parse
-            the HDF5 structure, as in files of earlier versions.
+        described: Whether to keep the manifest's description of the structure. Without the description, readers get
+            the structure from HDF5, as for files of earlier versions.
     """
     with path.open("r+b") as file:
         old = manifest_of(path)

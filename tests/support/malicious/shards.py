@@ -16,10 +16,10 @@ from mpitrain.core.layout import Layout
 
 from ..damage import LAYOUT, state
 from .content import named_pipe
+from .descriptions import STEP
 from .sealing import Recipe, manifest_of, seal
 from .structures import edited, root_attribute
 
-STEP = 30
 MAX_FILES = 200  # limit of open files for a process that reads a checkpoint
 
 
