@@ -17,7 +17,9 @@ HIERARCHY: Any = SimpleNamespace(comm=SimpleNamespace(size=WORKERS))
 
 def plan_of(every: int, last: int) -> Any:
     return SimpleNamespace(
-        config=SimpleNamespace(parallel=SimpleNamespace(steps_per_average=every)), train_steps=last, dtype=np.float64
+        config=SimpleNamespace(parallel=SimpleNamespace(steps_per_average=every)),
+        length=SimpleNamespace(train_steps=last),
+        dtype=np.float64,
     )
 
 
