@@ -11,12 +11,15 @@ differs.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,7 +75,7 @@ class Result:
     losses: dict[tuple[int, str], float]
 
 
-def train(checkout: Checkout, name: str, run_dir: Path, *more: str | Path) -> Result:
+def train(checkout: Checkout, hosts: Callable[[], Any], name: str, run_dir: Path, *more: str | Path) -> Result:
     case = CASES[name]
     flags = ["--device", "cpu", "--no-flush-denormals", "--train-steps", case.steps, "--save-steps", case.steps // 2]
     flags += ["--log-steps", case.steps // 20, "--threads", "1", "--validate-steps", case.steps // 4, *case.flags]
@@ -80,14 +83,11 @@ def train(checkout: Checkout, name: str, run_dir: Path, *more: str | Path) -> Re
     if len(case.ranks) == 1:
         checkout.run("-m", "mpitrain", "run", "-n", case.ranks[0], *words)
     else:
-        from tests.support.hosts.network import make_hosts
-
-        with make_hosts(Path(checkout.python), len(case.ranks)) as hosts:
-            # The variable reaches the other host only with --env.
-            path = ["--env", f"PYTHONPATH={checkout.folder}"]
-            command = hosts.run(Path(checkout.python), case.ranks, *path, *words)
-            environment = {**os.environ, **hosts.environment, "PYTHONPATH": str(checkout.folder)}
-            subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, timeout=300)
+        # The variable reaches the other host only with --env.
+        path = ["--env", f"PYTHONPATH={checkout.folder}"]
+        command = hosts().run(Path(checkout.python), case.ranks, *path, *words)
+        environment = {**os.environ, **hosts().environment, "PYTHONPATH": str(checkout.folder)}
+        subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, timeout=300)
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     losses = {(line["step"], key): line[key] for line in lines for key in COMPARED if key in line}
     return Result(arrays_of(saved(run_dir, case.steps)), losses)
@@ -137,14 +137,17 @@ def main() -> int:
     arguments = parser.parse_args()
     one_thread_and_own_kernels()
     use_this_checkout()
+    from tests.support.hosts.network import make_hosts
+
     baseline, passed = Checkout(arguments.baseline.resolve()), True
-    for case in arguments.cases:
-        half = CASES[case].steps // 2
-        with tempfile.TemporaryDirectory() as folder:
-            theirs = train(baseline, case, Path(folder) / "theirs")
-            passed &= report(case, train(THIS, case, Path(folder) / "ours"), theirs)
-            checkpoint = saved(Path(folder) / "theirs", half)
-            resumed = train(THIS, case, Path(folder) / "resumed", "--resume", checkpoint)
+    with ExitStack() as stack:
+        hosts = functools.cache(lambda: stack.enter_context(make_hosts(Path(sys.executable), 2)))
+        for case in arguments.cases:
+            half = CASES[case].steps // 2
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            theirs = train(baseline, hosts, case, folder / "theirs")
+            passed &= report(case, train(THIS, hosts, case, folder / "ours"), theirs)
+            resumed = train(THIS, hosts, case, folder / "resumed", "--resume", saved(folder / "theirs", half))
             passed &= report(f"{case}, resumed", resumed, theirs, after=half)
     return 0 if passed else 1
 
