@@ -179,8 +179,7 @@ class _Supervisor:
         if self._ranks_were_killed:
             scripts = (state_folder.__file__, "remove", run_dir), (fork_server.__file__, "stop", run_dir)
             command = "; ".join(shlex.join([sys.executable, *words]) for words in scripts)
-            hosts = [host.name for host in self._spec.hosts or () if not is_local(host.name)]
-            self._agent.run_on_each((host, command) for host in hosts)
+            self._agent.run_on_each((host, command) for host in self._remote_hosts())
 
     def _run_attempt(self) -> Outcome:
         """Run one attempt; retry once if the launcher itself failed to start."""
@@ -241,19 +240,20 @@ class _Supervisor:
         command = compose(
             launch.launcher, spec_of_attempt, launch.machine, workload.words, workload.command, self._restarts.count > 0
         )
-        hosts = [host.name for host in spec.hosts or ()]
-        link_timeout_s = launch.request.options.link_timeout
         return Attempt(
             command,
             spec.ranks,
-            hosts,
+            self._remote_hosts(),
             launch.run_dir,
             self._agent,
             self._interrupts,
-            link_timeout_s,
+            launch.request.options.link_timeout,
             "saving a checkpoint, then exiting" if workload.keeps_checkpoints else "asking the program to stop",
             self._accepts,
         )
+
+    def _remote_hosts(self) -> list[str]:
+        return [host.name for host in self._spec.hosts or () if not is_local(host.name)]
 
     def _workload(self) -> Workload:
         """Return the work of the ranks; a restart resumes from the run's newest checkpoint, in the remaining time."""

@@ -74,44 +74,56 @@ def translated(
     Raises:
         JobError: The optimizer is not supported.
     """
-    kind = type(optimizer).__name__
-    if isinstance(optimizer, (torch.optim.LBFGS, torch.optim.SparseAdam)):
-        needs = "calls the loss itself" if isinstance(optimizer, torch.optim.LBFGS) else "needs sparse gradients"
-        raise JobError(
-            f"the optimizer {kind} is not supported, because it {needs}: use another one, or run the script over the "
-            "MPI backend of torch.distributed"
-        )
-    groups = optimizer.param_groups
+    kind, groups = type(optimizer).__name__, optimizer.param_groups
+    _check(optimizer, kind)
     patterns = _patterns(kind, groups, model)
-    if not all("lr" in group for group in groups):
-        raise JobError(f"{kind} has a parameter group without 'lr': a scheduler, and the log, need the learning rate")
-    wrapped = next((value for value in vars(optimizer).values() if isinstance(value, torch.optim.Optimizer)), None)
-    if wrapped is not None:
-        raise JobError(
-            f"{kind} wraps another optimizer, {type(wrapped).__name__}, whose state would be lost: "
-            f"pass an optimizer that has its own state, or run the script over the MPI backend of torch.distributed"
-        )
+    if rates is None:
+        rates = [as_schedule(float(group["lr"])) for group in groups]
     if index is not None or type(optimizer) not in ELEMENTWISE:
-        rate = as_schedule(float(groups[0]["lr"])) if rates is None else rates[0]
-        own = {id(parameter) for group in groups for parameter in group["params"]}
-        parameters = {name: parameter for name, parameter in parameters_of(model) if id(parameter) in own}
-        copied = next((name for name, parameter in parameters.items() if is_copied(parameter)), None)
-        if copied is not None:
-            which = "one of several optimizers" if index is not None else kind
-            raise JobError(
-                f"the parameter {copied} is bfloat16, but {which} updates whole tensors, which must be float32: call "
-                "model.float(), and use torch.autocast"
-            )
-        return TorchTensors(rate, optimizer=optimizer, parameters=parameters, index=index, clip_norm=clip_norm)
+        return _of_whole_tensors(optimizer, model, rates[0], clip_norm, index)
     make, options = _rule_of(optimizer)
-    for index, (group, of_group) in enumerate(zip(groups, options, strict=True)):
-        of_group["learning_rate"] = as_schedule(float(group["lr"])) if rates is None else rates[index]
+    for of_group, rate in zip(options, rates, strict=True):
+        of_group["learning_rate"] = rate
     by_name = _by_name(options, patterns)
     optimized = {pattern for of_group in patterns for pattern in of_group}
     for name, _ in parameters_of(model):
         if (pattern := glob.escape(name)) not in optimized:
             by_name["groups"].setdefault(pattern, {})["rate_factor"] = 0.0
     return make(clip_norm=clip_norm, **by_name)
+
+
+def _check(optimizer: torch.optim.Optimizer, kind: str) -> None:
+    """Raise a JobError if an optimizer is not supported."""
+    wrapped = next((value for value in vars(optimizer).values() if isinstance(value, torch.optim.Optimizer)), None)
+    if isinstance(optimizer, torch.optim.LBFGS):
+        why, instead = "is not supported, because it calls the loss itself", "use another one"
+    elif isinstance(optimizer, torch.optim.SparseAdam):
+        why, instead = "is not supported, because it needs sparse gradients", "use another one"
+    elif wrapped is not None:
+        why = f"wraps another optimizer, {type(wrapped).__name__}, whose state would be lost"
+        instead = "pass an optimizer that has its own state"
+    elif not all("lr" in group for group in optimizer.param_groups):
+        raise JobError(f"{kind} has a parameter group without 'lr': a scheduler, and the log, need the learning rate")
+    else:
+        return
+    raise JobError(
+        f"the optimizer {kind} {why}: {instead}, or run the script over the MPI backend of torch.distributed"
+    )
+
+
+def _of_whole_tensors(
+    optimizer: torch.optim.Optimizer, model: nn.Module, rate: Schedule, clip_norm: float | None, index: int | None
+) -> optim.Optimizer:
+    own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    parameters = {name: parameter for name, parameter in parameters_of(model) if id(parameter) in own}
+    copied = next((name for name, parameter in parameters.items() if is_copied(parameter)), None)
+    if copied is not None:
+        which = "one of several optimizers" if index is not None else type(optimizer).__name__
+        raise JobError(
+            f"the parameter {copied} is bfloat16, but {which} updates whole tensors, which must be float32: call "
+            "model.float(), and use torch.autocast"
+        )
+    return TorchTensors(rate, optimizer=optimizer, parameters=parameters, index=index, clip_norm=clip_norm)
 
 
 def _rule_of(optimizer: torch.optim.Optimizer) -> tuple[Callable[..., optim.Optimizer], list[dict[str, Any]]]:
