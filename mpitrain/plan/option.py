@@ -45,6 +45,7 @@ class OptionInfo:
         change: The value of ``--may-change`` with which ``mpitrain tune`` varies the option; empty: it varies the
             option always, because the results stay the same; None: never.
         tried: The values that ``tune`` tries; empty if they depend on the job or on the ranks.
+        tried_in: Returns whether ``tune`` tries them in a mode; None: in all modes in which the option is valid.
         is_part_of_model: Whether a trained model depends on the option outside of training, too.
         is_place: Whether it only says where a run is stored and when it ends, so that runs are compared without it.
         is_for_probe: Whether ``mpitrain probe`` and ``tune``, which start short runs, have this option of the launcher.
@@ -70,6 +71,7 @@ class OptionInfo:
     is_simulated: bool = False
     change: str | None = None
     tried: tuple[Any, ...] = ()
+    tried_in: Callable[[Mode], bool] | None = None
     is_part_of_model: bool = False
     is_place: bool = False
     is_for_probe: bool = False
@@ -89,6 +91,10 @@ class OptionInfo:
     def is_valid_in(self, mode: Mode) -> bool:
         """Return whether the option has an effect in a mode."""
         return self.modes is None or self.modes(mode)
+
+    def is_tried_in(self, mode: Mode) -> bool:
+        """Return whether ``tune`` tries values of the option in a mode."""
+        return self.is_valid_in(mode) and (self.tried_in is None or self.tried_in(mode))
 
     @property
     def mode_names(self) -> tuple[str, ...]:

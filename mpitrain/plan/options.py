@@ -257,7 +257,7 @@ def read_config_file(path: Path, options: list[click.Option]) -> dict[str, Any]:
     """
     tables = read_toml_option(path, "--config")
     for name, table in tables.items():
-        if name not in ("run", "job", "versions") or not isinstance(table, dict):
+        if name not in ("run", "job", "versions", "data") or not isinstance(table, dict):
             raise ConfigError(f"--config {path}: {name!r} must be in a table [run] or [job]")
     values = {**tables.get("run", {}), **tables.get("job", {})}
     known = {str(option.name): option for option in options}

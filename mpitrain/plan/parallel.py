@@ -150,10 +150,10 @@ class ParallelConfig(OptionGroup):
         "Minimum size of a gradient bucket in bytes.",
         "BYTES",
         minimum=0,
-        modes=lambda mode: not mode.uses_servers,
         is_simulated=True,
         change="",
         tried=(1 << 18, 1 << 20, 1 << 22, 1 << 24),
+        tried_in=lambda mode: mode.averages_gradients,
     )
 
     max_staleness = value_of("staleness")

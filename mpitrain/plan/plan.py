@@ -60,6 +60,11 @@ class Plan:
     worker_momentum: Momentum | None = None
 
     @property
+    def train_steps(self) -> int:
+        """Number of training steps; see ``RunLength.train_steps``."""
+        return self.length.train_steps
+
+    @property
     def dtype(self) -> np.dtype[Any]:
         """Data type of the flat vectors."""
         return np.dtype(self.config.training.dtype)
@@ -88,7 +93,7 @@ class Plan:
     def next_pause(self, step: int) -> int:
         """Return the first step after ``step`` at which workers pause to validate or save in modes with servers."""
         periods = [every for every in (self.validate_steps, self.config.saving.save_steps) if every]
-        return min([self.length.train_steps, *((step // every + 1) * every for every in periods)])
+        return min([self.train_steps, *((step // every + 1) * every for every in periods)])
 
     @property
     def nbytes(self) -> int:

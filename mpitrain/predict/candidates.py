@@ -161,7 +161,7 @@ def _of_mode(
     combined: list[dict[str, Any]] = [needed]
     for name, field in FIELDS.items():
         info = info_of(field)
-        if info.change is not None and (not info.change or info.change in changes) and info.is_valid_in(mode):
+        if info.change is not None and (not info.change or info.change in changes) and info.is_tried_in(mode):
             values = of_ranks.get(name, info.tried)
             combined += [{**options, name: value} for options in combined for value in values]
     yield from combined

@@ -10,6 +10,7 @@ from __future__ import annotations
 import glob
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -74,46 +75,46 @@ def translated(
     Raises:
         JobError: The optimizer is not supported.
     """
-    kind, groups = type(optimizer).__name__, optimizer.param_groups
-    _check(optimizer, kind)
-    patterns = _patterns(kind, groups, model)
+    _check(optimizer)
+    patterns = _patterns(optimizer, model)
     if rates is None:
-        rates = [as_schedule(float(group["lr"])) for group in groups]
+        rates = [as_schedule(float(group["lr"])) for group in optimizer.param_groups]
     if index is not None or type(optimizer) not in ELEMENTWISE:
         return _of_whole_tensors(optimizer, model, rates[0], clip_norm, index)
     make, options = _rule_of(optimizer)
     for of_group, rate in zip(options, rates, strict=True):
         of_group["learning_rate"] = rate
     by_name = _by_name(options, patterns)
-    optimized = {pattern for of_group in patterns for pattern in of_group}
+    optimized = set(chain.from_iterable(patterns))
     for name, _ in parameters_of(model):
         if (pattern := glob.escape(name)) not in optimized:
             by_name["groups"].setdefault(pattern, {})["rate_factor"] = 0.0
     return make(clip_norm=clip_norm, **by_name)
 
 
-def _check(optimizer: torch.optim.Optimizer, kind: str) -> None:
+def _check(optimizer: torch.optim.Optimizer) -> None:
     """Raise a JobError if an optimizer is not supported."""
     wrapped = next((value for value in vars(optimizer).values() if isinstance(value, torch.optim.Optimizer)), None)
     if isinstance(optimizer, torch.optim.LBFGS):
-        why, instead = "is not supported, because it calls the loss itself", "use another one"
+        why = "it calls the loss itself"
     elif isinstance(optimizer, torch.optim.SparseAdam):
-        why, instead = "is not supported, because it needs sparse gradients", "use another one"
+        why = "it needs sparse gradients"
     elif wrapped is not None:
-        why = f"wraps another optimizer, {type(wrapped).__name__}, whose state would be lost"
-        instead = "pass an optimizer that has its own state"
+        why = f"it wraps another optimizer, {type(wrapped).__name__}, whose state would be lost"
     elif not all("lr" in group for group in optimizer.param_groups):
-        raise JobError(f"{kind} has a parameter group without 'lr': a scheduler, and the log, need the learning rate")
+        why = "it has a parameter group without 'lr', which a scheduler, and the log, need"
     else:
         return
     raise JobError(
-        f"the optimizer {kind} {why}: {instead}, or run the script over the MPI backend of torch.distributed"
+        f"the optimizer {type(optimizer).__name__} is not supported, because {why}: use another one, or run the script "
+        "over the MPI backend of torch.distributed"
     )
 
 
 def _of_whole_tensors(
     optimizer: torch.optim.Optimizer, model: nn.Module, rate: Schedule, clip_norm: float | None, index: int | None
 ) -> optim.Optimizer:
+    """Return an optimizer that updates whole tensors; raise a JobError if a tensor is not float32."""
     own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     parameters = {name: parameter for name, parameter in parameters_of(model) if id(parameter) in own}
     copied = next((name for name, parameter in parameters.items() if is_copied(parameter)), None)
@@ -168,15 +169,15 @@ def _is_decoupled(group: Mapping[str, Any]) -> bool:
     return bool(group.get("decoupled_weight_decay"))
 
 
-def _patterns(kind: str, groups: Sequence[Mapping[str, Any]], model: nn.Module) -> list[list[str]]:
+def _patterns(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[list[str]]:
     """Return patterns that match only the names of a group's parameters, for each group."""
     names = {id(parameter): glob.escape(name) for name, parameter in parameters_of(model)}
-    for group in groups:
-        for parameter in group["params"]:
-            if id(parameter) not in names:
-                shape = tuple(parameter.shape)
-                raise JobError(f"{kind} has a parameter of shape {shape} that the model does not have")
-    return [[names[id(parameter)] for parameter in group["params"]] for group in groups]
+    groups = [group["params"] for group in optimizer.param_groups]
+    for parameter in chain.from_iterable(groups):
+        if id(parameter) not in names:
+            kind, shape = type(optimizer).__name__, tuple(parameter.shape)
+            raise JobError(f"{kind} has a parameter of shape {shape} that the model does not have")
+    return [[names[id(parameter)] for parameter in group] for group in groups]
 
 
 def _by_name(options: list[dict[str, Any]], patterns: Sequence[list[str]]) -> dict[str, Any]:

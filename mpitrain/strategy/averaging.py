@@ -86,7 +86,7 @@ class Periodic(Averaging):
         self._plan, self._every, self._mean = plan, plan.config.parallel.steps_per_average, mean
 
     def is_point(self, step: int) -> bool:
-        return step % self._every == 0 or step == self._plan.length.train_steps
+        return step % self._every == 0 or step == self._plan.train_steps
 
     def after_step(self, step: int) -> None:
         if self.is_point(step):

@@ -82,7 +82,7 @@ class BulkSynchronous:
         self.step_offset = int(values_of(extra_state, _NAMESPACE, 1).get("offset", 0))  # type: ignore[arg-type]
         if self.tensors is not None:
             self.tensors.start(extra_state)
-        if progress.step >= self.plan.length.train_steps:
+        if progress.step >= self.plan.train_steps:
             self.enter_consistent_point(0)
 
     @property
@@ -180,7 +180,7 @@ class BulkSynchronous:
     def advance(self) -> None:
         """Count one step. ``tally`` counts the result of the step, which may be known later."""
         step, data_cursor = self.progress
-        if step >= self.plan.length.train_steps:
+        if step >= self.plan.train_steps:
             name = type(self).__name__
             raise RuntimeError(f"{name}.finish did not call enter_consistent_point at the last step, {step:,}")
         self.progress = Progress(step + 1, data_cursor + self._examples)
@@ -202,7 +202,7 @@ class BulkSynchronous:
             flags: The union of all workers' ``flags``, the same on all workers.
         """
         step, data_cursor = self.progress
-        self.has_ended = bool(flags & STOP) or step >= self.plan.length.train_steps
+        self.has_ended = bool(flags & STOP) or step >= self.plan.train_steps
         self._is_requested = bool(flags & PAUSE)
         self._point = ConsistentPoint(step, data_cursor, _NO_REASONS, self.has_ended)
 

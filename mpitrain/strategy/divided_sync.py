@@ -225,7 +225,7 @@ class DividedSync(BulkSynchronous, UpdatesOnRequest):
         self._node_barrier()  # all ranks of the node have read the statuses
         self.count(loss, accepted)
         self._compress_if_due()
-        if complete or self.progress.step >= self.plan.length.train_steps:
+        if complete or self.progress.step >= self.plan.train_steps:
             self.enter_consistent_point(flags)
 
     def _exchange_statuses(self, kind: int, number: float | None = None) -> tuple[Array, int]:

@@ -61,10 +61,10 @@ class Local(BulkSynchronous, UpdatesOnRequest):
         self._first_local_step = parallel.first_local_step
         self._local = self._make_averaging(state)
         self._averaging = self._local if parallel.first_local_step == 0 else Averaging(self._own)
-        if parallel.first_local_step >= plan.length.train_steps:
+        if parallel.first_local_step >= plan.train_steps:
             _log.info(
                 "--mode local has no effect: training ends at step %d, and --local-after is %d",
-                plan.length.train_steps,
+                plan.train_steps,
                 parallel.first_local_step,
             )
         self._since = np.zeros(3)  # this worker's totals since the last average, exchanged at the next average

@@ -41,8 +41,8 @@ def _why_unused(plan: Plan, hierarchy: Hierarchy) -> str:
     compression, first = plan.config.compression, plan.config.parallel.compress_after
     if hierarchy.n_nodes == 1:
         return "all workers are on one node"
-    if first >= plan.length.train_steps:
-        return f"training ends at step {plan.length.train_steps:,}, and --compress-after is {first:,}"
+    if first >= plan.train_steps:
+        return f"training ends at step {plan.train_steps:,}, and --compress-after is {first:,}"
     if compression is not None and compression.rank and not compresses_any(plan.layout, compression.rank):
         return "it reduces no parameter to half its size; use a smaller rank"
     return ""

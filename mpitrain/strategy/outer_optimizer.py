@@ -86,11 +86,11 @@ class OuterOptimization(Centered):
         self._sent = np.empty_like(own["params"]) if parallel.steps_of_overlap else None
         self._differ = self._sent is not None or len(self._fragments) > 1  # whether workers differ at consistent points
         self._at_end: Array | None = None  # this worker's parameters before ``end``
-        if (first := parallel.first_outer_update) > plan.length.train_steps:
+        if (first := parallel.first_outer_update) > plan.train_steps:
             _log.info(
                 "--outer-optimizer %s has no effect: training ends at step %d, before its first update, at step %d",
                 parallel.outer_optimizer,
-                plan.length.train_steps,
+                plan.train_steps,
                 first,
             )
 
@@ -114,7 +114,7 @@ class OuterOptimization(Centered):
             self._pending[1].progress()
 
     def after_step(self, step: int) -> None:
-        at, is_last = (step - 1) % self._every + 1, step == self._plan.length.train_steps
+        at, is_last = (step - 1) % self._every + 1, step == self._plan.train_steps
         for fragment, exchange in zip(self._fragments, self._exchanges, strict=True):
             if at == fragment.begins:
                 self._begin(fragment, exchange, self._outer)

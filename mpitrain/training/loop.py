@@ -134,7 +134,7 @@ class Loop:
     @property
     def train_steps(self) -> int:
         """The step at which training ends."""
-        return self.plan.length.train_steps
+        return self.plan.train_steps
 
     @property
     def loss(self) -> float:

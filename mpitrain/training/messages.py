@@ -46,10 +46,10 @@ def notes_on_patience(job: Job, plan: Plan) -> list[str]:
     training, every = plan.config.training, plan.validate_steps
     if training.patience is None or not every or training.validate_secs or job.network.has_own_loop:
         return []
-    validations = (plan.length.train_steps - 1) // every  # before the last step; the first one is the best so far
+    validations = (plan.train_steps - 1) // every  # before the last step; the first one is the best so far
     if validations > training.patience:
         return []
-    needed = (plan.length.train_steps - 1) // (training.patience + 1)
+    needed = (plan.train_steps - 1) // (training.patience + 1)
     advice = f"pass --validate-steps {needed} or less" if needed else "train for more steps"
     return [
         f"--patience {training.patience} has no effect: it needs {training.patience + 1} validations before the last "

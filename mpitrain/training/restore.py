@@ -40,7 +40,7 @@ class Beginning:
 
     def is_complete(self, plan: Plan) -> bool:
         """Return whether the run's own checkpoint has all steps, so that there is nothing to train."""
-        return self.saved and self.progress.step >= plan.length.train_steps
+        return self.saved and self.progress.step >= plan.train_steps
 
 
 def restore(

@@ -147,7 +147,7 @@ class Telemetry:
         workers, servers = len(self._cluster.worker_ranks), len(self._cluster.servers)
         ranks = counted(workers, "worker")
         ranks += f" + {counted(servers, 'server')}" if servers else ""
-        steps = self._plan.length.train_steps
+        steps = self._plan.train_steps
         heartbeat = Heartbeat(self._folder, ranks, steps, lambda: step if self._loop is None else self._loop.step)
         name = self._config.output.logger
         logger = None if name is None else Logger(name, self._folder, record.tables, resumes=step > 0)

@@ -323,7 +323,7 @@ def test_a_kernel_without_a_form_for_gpus_runs_on_the_processor(
         "class Doubled(nn.Layer):\n"
         "    def forward(self, x, ctx):\n"
         "        y = self.buffer('y', x.shape)\n"
-        "        self.form(relu)(x, y)\n"
+        "        self.dispatch(relu)(x, y)\n"
         "        return y\n\n"
         "    def backward(self, dy):\n"
         "        return 2 * dy\n\n\n"

@@ -13,9 +13,10 @@ from torch import nn
 
 import mpitrain
 from mpitrain.api.script_state import ScriptState
-from mpitrain.api.trainer import _UNSUPPORTED_OPTIONS
 from mpitrain.data.permutation import order
 from mpitrain.errors import CheckpointError, JobError
+from mpitrain.plan.config import FIELDS
+from mpitrain.plan.option import info_of
 from mpitrain.pytorch.translation import translated
 
 from ..support.launch import ROOT, Mpi, one_line, run
@@ -370,7 +371,7 @@ def test_options_that_a_trainer_gets_in_another_way(openmpi: Mpi, flag: str, tmp
     done = start(openmpi, 1, tmp_path, launch=(flag, "5"))
     name = flag.removeprefix("--").replace("-", "_")
     assert done.returncode == 2
-    assert f"{name} is no option of a Trainer: {_UNSUPPORTED_OPTIONS[name]}" in one_line(done.stderr)
+    assert f"{name} is no option of a Trainer: {info_of(FIELDS[name]).in_scripts}" in one_line(done.stderr)
 
 
 def test_load_needs_the_model(openmpi: Mpi, tmp_path: Path) -> None:

@@ -145,9 +145,7 @@ class ParameterStore(ABC):
             for shard in self.memory.shards.values():
                 shard.open(progress.step)
             if self.memory.coordinator is not None:
-                self.memory.coordinator.open(
-                    progress.step, self.plan.length.train_steps, self.plan.next_pause(progress.step)
-                )
+                self.memory.coordinator.open(progress.step, self.plan.train_steps, self.plan.next_pause(progress.step))
         self.cluster.comm.Barrier()
 
     def free(self) -> None:

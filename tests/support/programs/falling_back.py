@@ -48,7 +48,7 @@ def read_badly(path, layout, vectors, seed):
 checkpoint.read = read_badly
 begin = plan_resume(RunConfig(), folder, layout)
 begun: list[Progress] = []
-plan = SimpleNamespace(layout=layout, config=RunConfig(), begin=begun.append)
+plan = SimpleNamespace(layout=layout, config=RunConfig(), length=SimpleNamespace(begin=begun.append))
 vectors = {name: np.full(layout.size, np.nan, np.float32) for name in names} if cluster.rank < 2 else None
 start = restore(cluster, plan, None, begin, vectors)  # type: ignore[arg-type]
 assert begun == [start.progress]

@@ -89,7 +89,7 @@ VECTORIZED: dict[str, tuple[Any, ...]] = {
     "optim.compiled._sum_squares": (ROW,),
     "strategy.ps.worker_momentum._accelerate": (ROW, ROW, 0.9, 1.0, False),
     "strategy.ps.worker_momentum._mask": (ROW, ROW),
-    **{f"optim.rules._{name}": (ROW, ROW, ROW, ROW, CONSTANTS) for name in RULES},
+    **{f"optim.rules.{name}": (ROW, ROW, ROW, ROW, CONSTANTS) for name in RULES},
 }
 # Kernels whose loops need not be vectorized, and why. WORDS are modules whose kernels work on words of shared memory:
 # these need not be vectorized either.
@@ -145,7 +145,7 @@ def kernels() -> dict[str, CPUDispatcher]:
             for name, value in vars(importlib.import_module(module.name)).items():
                 if isinstance(value, CPUDispatcher) and value.py_func.__module__ == module.name:
                     found[f"{module.name.removeprefix('mpitrain.')}.{name}"] = value
-    return found
+    return found | {f"optim.rules.{name}": rule.block for name, rule in RULES.items()}
 
 
 def test_every_kernel_is_listed() -> None:

@@ -17,9 +17,7 @@ HIERARCHY: Any = SimpleNamespace(comm=SimpleNamespace(size=WORKERS))
 
 def plan_of(every: int, last: int) -> Any:
     return SimpleNamespace(
-        config=SimpleNamespace(parallel=SimpleNamespace(steps_per_average=every)),
-        length=SimpleNamespace(train_steps=last),
-        dtype=np.float64,
+        config=SimpleNamespace(parallel=SimpleNamespace(steps_per_average=every)), train_steps=last, dtype=np.float64
     )
 
 

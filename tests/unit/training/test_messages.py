@@ -16,7 +16,7 @@ def notes(
     train_steps: int, every: int, patience: int | None, every_s: float = 0.0, own_loop: bool = False
 ) -> list[str]:
     config = SimpleNamespace(training=SimpleNamespace(patience=patience, validate_secs=every_s))
-    plan = SimpleNamespace(config=config, validate_steps=every, length=SimpleNamespace(train_steps=train_steps))
+    plan = SimpleNamespace(config=config, validate_steps=every, train_steps=train_steps)
     job = SimpleNamespace(network=SimpleNamespace(has_own_loop=own_loop))
     return notes_on_patience(job, plan)  # type: ignore[arg-type]
 
