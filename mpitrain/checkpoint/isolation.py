@@ -1,7 +1,7 @@
 """Read the HDF5 structure of a checkpoint in a child process with limits, because crafted files crash the HDF5 library.
 
-The child gets a copy of the structure and of compressed values, not the file. It can open no files or connections,
-start no processes, and write only its answer. The answer is not trusted: it is checked like a manifest.
+The child gets a copy of the structure and of compressed values, not the file. It can open no files or connections, and
+write only its answer; it can start processes only as root. The answer is not trusted: it is checked like a manifest.
 """
 
 from __future__ import annotations

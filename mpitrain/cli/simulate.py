@@ -14,6 +14,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from ..core.words import counted
 from ..errors import ConfigError, RecordError
 from ..monitor.format import amount, duration, format_table
 from ..plan import options as flags
@@ -132,8 +133,8 @@ def _simulate(probe: Path, **values: Any) -> int:
         _check_traced([scenario for _, _, scenario in scenarios])
     forecasts = [_forecast(measured, values, scenario, mode, options) for mode, options, scenario in scenarios]
     click.echo(table(forecasts))
-    for mode, problem in problems.items():
-        click.echo(f"not predicted: {mode}: {problem}")
+    for what, problem in problems.items():
+        click.echo(f"not predicted: {what}: {problem}")
     if values["o"] is not None:
         _write(values["o"], json.dumps([forecast.as_mapping() for forecast in forecasts], indent=1) + "\n")
     if values["plot"] is not None:
@@ -185,7 +186,7 @@ def _scenarios(
     """Yield mode, options and scenario of each prediction.
 
     Args:
-        problems: Set to the reasons why modes that the user has not named cannot be predicted, by mode.
+        problems: Set to the reasons why modes that the user has not named cannot be predicted, by mode and nodes.
 
     Raises:
         ConfigError: No prediction is possible.
@@ -199,7 +200,7 @@ def _scenarios(
             except ConfigError as error:
                 if "mode" in given:
                     raise
-                problems.setdefault(mode, str(error))
+                problems[f"{mode} on {counted(nodes, 'node')}"] = str(error)
                 continue
             count += 1
             yield mode, {name: value for name, value in options.items() if name != "mode"}, scenario

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..core.layout import Array
+from ..core.words import one_line
 from ..errors import ConfigError
 from ..plan.compression import Compression
 from .compression_kernels import (
@@ -251,7 +252,7 @@ def make_codec(compression: Compression, dtype: np.dtype[Any]) -> Codec:
     try:
         return make(compression, dtype)
     except Exception as error:
-        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        why = f"{type(error).__name__}: {one_line(error)}"
         raise ConfigError(f"--compress {compression}: the constructor fails: {why}") from error
 
 
@@ -260,7 +261,7 @@ def _load(compression: Compression) -> type[Codec]:
     try:
         loaded: Any = getattr(importlib.import_module(module), name)
     except Exception as error:
-        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        why = f"{type(error).__name__}: {one_line(error)}"
         must = "must name a class in a module that Python can import"
         raise ConfigError(f"--compress {compression}: {why}; {must}") from error
     if not (isinstance(loaded, type) and issubclass(loaded, Codec)):

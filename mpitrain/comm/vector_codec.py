@@ -20,6 +20,7 @@ import numpy as np
 from ..core import activity
 from ..core.kernels import kernel
 from ..core.layout import Array, Layout
+from ..core.words import one_line
 from ..errors import ConfigError
 from ..plan.compression import Compression
 from .compression import WORD, Codec, make_codec
@@ -203,7 +204,7 @@ def _errors_of(codec: Codec, trial: str = "") -> Iterator[None]:
             raise
         when = trial or f"after step {activity.completed_steps():,}"
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        why = f"{type(error).__name__}: {one_line(error)}"
         raise ConfigError(
             f"--compress {codec.compression}: the codec fails {when}: {why} ({frame.filename}, line {frame.lineno})"
         ) from error

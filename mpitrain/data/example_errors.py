@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ..core.words import one_line
 from ..errors import DataError
 from .trees import describe
 
@@ -39,7 +40,7 @@ def errors_named(dataset: Any, source: str, indices: Sequence[int]) -> Iterator[
         if len(indices) == 1:
             name = name_of(dataset, indices[0])
         raise DataError(
-            f"{name} of {source} cannot be loaded: {type(error).__name__}: {' '.join(str(error).split())} "
+            f"{name} of {source} cannot be loaded: {type(error).__name__}: {one_line(error)} "
             f"({frame.filename}, line {frame.lineno})"
         ) from error
 
@@ -48,7 +49,7 @@ def why_not_collated(dataset: Any, source: str, indices: Sequence[int], examples
     """Return the reason why examples cannot be collated; it names two examples that differ, if there are any."""
     kinds = [describe(example) for example in examples]
     other = next((place for place, kind in enumerate(kinds) if kind != kinds[0]), None)
-    why = f"{name_of(dataset, indices[0])} is {kinds[0]}: {' '.join(str(error).split())}"
+    why = f"{name_of(dataset, indices[0])} is {kinds[0]}: {one_line(error)}"
     if other is not None:
         first, second = (name_of(dataset, indices[place]) for place in (0, other))
         why = f"{first} is {kinds[0]}, but {second} is {kinds[other]}; make them equal, or pass a collate function"

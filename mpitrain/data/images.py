@@ -110,7 +110,7 @@ class ImageFolder:
             relative = self._relative(entry)
             if entry.is_dir():
                 yield from self._below(entry, above | {own})
-            elif os.path.splitext(entry.name)[1].lower() in SUFFIXES and entry.is_file():
+            elif os.path.splitext(entry.name)[1].lower() in SUFFIXES and entry.is_file() and _can_read(entry):
                 yield relative
             else:
                 self.others.append(relative)
@@ -148,6 +148,10 @@ def image_folder(
     if len(images.classes) == 1:
         split.note = f"{folder} has one class, {images.classes[0]!r}{'' if split.note is None else f'; {split.note}'}"
     return split
+
+
+def _can_read(path: os.PathLike[str]) -> bool:
+    return os.access(path, os.R_OK, effective_ids=True)
 
 
 def _inode(path: os.PathLike[str]) -> tuple[int, int]:

@@ -18,6 +18,7 @@ import numpy as np
 
 from ..core.allocator import keep_freed_memory
 from ..core.layout import Array
+from ..core.words import one_line
 from ..errors import DataError
 from .batch import Batch, Loading
 from .dataset_loader import DatasetLoader, LoadsBatches, Request, indices_of
@@ -246,6 +247,6 @@ def _loaded(split: LoadsBatches, request: Request, seed: int, buffer: int | None
     except DataError as error:
         why = str(error)
     except BaseException as error:  # SystemExit, too: the process serves until the rank ends it
-        problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        problem = f"{type(error).__name__}: {one_line(error)}"
         why = f"a batch of {split.source} cannot be loaded by a process: {problem}"
     return _Loaded(pickle.dumps(DataError(why)), [], [])

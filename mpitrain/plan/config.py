@@ -151,10 +151,10 @@ class RunConfig:
             info, value = info_of(field), options[name]
             if value == field.default:
                 continue
-            if info.requires and not options[info.requires]:
-                raise ConfigError(
-                    f"{flag(name)} {value} requires {flag(info.requires)}: add it, or remove {flag(name)}"
-                )
+            if info.requires and not (required := options[info.requires]):
+                given = flag(name) if value is True else f"{flag(name)} {value}"
+                unset = "" if required is None else f", which is {required}"
+                raise ConfigError(f"{given} requires {flag(info.requires)}{unset}: set it, or remove {flag(name)}")
             if info.excludes and (other := options[info.excludes]) is not None:
                 raise ConfigError(
                     f"{flag(name)} {value} and {flag(info.excludes)} {other} contradict each other; remove one"

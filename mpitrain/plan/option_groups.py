@@ -101,7 +101,6 @@ class TrainingConfig(OptionGroup):
         False,
         "Use the mean loss over the labels of all workers and micro-batches, with ignore_index and class weights too, "
         "not the mean of their means.",
-        has_negative=False,
         modes=lambda mode: mode.averages_gradients,
     )
     seed: int = option(

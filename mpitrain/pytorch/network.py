@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from ..core.extra_state import ExtraState, Versioned, values_of
 from ..core.layout import ARRAY_GROUPS, Array, Layout
+from ..core.words import one_line
 from ..data.batch import Batch, CollatedBatch
 from ..data.split import Split
 from ..errors import JobError
@@ -235,7 +236,7 @@ class TorchNetwork:
         except Exception as error:
             raise JobError(
                 f"the model or its loss fails on the first examples {purpose}, {inputs.describe()}: "
-                f"{type(error).__name__}: {' '.join(str(error).split())}{_advice(inputs)}"
+                f"{type(error).__name__}: {one_line(error)}{_advice(inputs)}"
             ) from error
         for owner, key, buffer, values in before:
             buffer.data.copy_(values)

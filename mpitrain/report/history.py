@@ -16,6 +16,7 @@ import numpy as np
 
 from ..core.layout import Array
 from ..core.toml import read_toml
+from ..core.words import one_line
 from ..errors import RecordError
 from ..monitor import heartbeat
 from ..monitor.heartbeat import STATUS
@@ -234,7 +235,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise RecordError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+        raise RecordError(f"{path} cannot be read: {one_line(error)}") from error
 
 
 def _object(line: bytes) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..core.words import one_line
 from ..errors import RecordError
 from ..monitor.trace import TRACE
 
@@ -94,7 +95,7 @@ def read_shares(folder: Path) -> Shares | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RecordError(f"{path} cannot be read as a trace: {' '.join(str(error).split())}") from error
+        raise RecordError(f"{path} cannot be read as a trace: {one_line(error)}") from error
 
 
 def _summary(lines: list[str]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from ..comm.cluster import Cluster
 from ..comm.mpi import MPI
 from ..core.device import Device
 from ..core.training_state import TrainingState
+from ..core.words import one_line
 from ..errors import ConfigError
 from ..optim.whole_tensors import WholeTensorOptimizer
 from ..plan.modes import MODES
@@ -109,7 +110,7 @@ def _load_class(mode: str) -> MakeStrategy:
     try:
         strategy: Any = _load(mode)
     except Exception as error:
-        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        why = f"{type(error).__name__}: {one_line(error)}"
         raise ConfigError(f"--mode {mode}: {why}; must name a class in a module that Python can import") from error
     if not isinstance(strategy, type):
         raise ConfigError(f"--mode {mode}: is of type {type(strategy).__name__}, must be a class")

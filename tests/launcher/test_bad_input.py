@@ -33,7 +33,7 @@ def refused(mpi: Mpi, *words: str | Path, n: int = 2, env: dict[str, str] | None
         (["--config", "nowhere.toml"], ["nowhere.toml"]),
         (["--init-from", "nowhere.h5"], ["--init-from nowhere.h5"]),
         (["--init-from", "README.md"], ["--init-from README.md"]),
-        (["--keep-every", "5"], ["--keep-every 5", "--keep N"]),
+        (["--keep-every", "5"], ["--keep-every 5", "requires --keep"]),
         (["--save-compression", "zip"], ["zip", "gzip"]),
         (["--time-limit", "0"], ["--time-limit is 0", "1"]),
         (["--prefetch-params"], ["--prefetch-params", "--mode async"]),

@@ -112,7 +112,10 @@ def _kept(x: Array, kind: str, y: Array) -> Array | None:
 
 def _number(kind: str) -> np.int32:
     _find_kind(kind)
-    return int32(list(ACTIVATIONS).index(kind))
+    return _NUMBERS[kind]
+
+
+_NUMBERS = {kind: int32(number) for number, kind in enumerate(ACTIVATIONS)}
 
 
 # Embedding.

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import struct
+import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,22 @@ class TestImageFolder:
         job = Job(model=model, loss=nn.SoftmaxCrossEntropy(), optimizer=optim.sgd(0.1), **splits)
         with pytest.raises(DataError, match="lacks birds"):
             assert job.validation_split is None
+
+    def test_images_that_the_user_may_not_read_are_left_out_with_a_count(self) -> None:
+        with tempfile.TemporaryDirectory() as name:
+            folder, root = Path(name), os.geteuid()
+            folder.chmod(0o755)
+            (folder / "cats").mkdir()
+            for number in range(3):
+                (folder / "cats" / f"{number}.png").write_bytes(png(pixels(number)))
+                (folder / "cats" / f"{number}.png").chmod(0 if number == 1 else 0o644)
+            if root == 0:  # who may read all files
+                os.seteuid(65534)
+            try:
+                split = data.image_folder(folder)
+            finally:
+                os.seteuid(root)
+        assert len(split) == 2 and "1 file" in str(split.note) and "cats/1.png" in str(split.note)
 
     def test_a_damaged_image_is_named(self, folder: Path) -> None:
         path = folder / "dogs/3.png"

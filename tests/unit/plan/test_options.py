@@ -121,3 +121,11 @@ def test_every_command_is_found_by_its_name() -> None:
         command = _Commands("mpitrain").get_command(click.Context(click.Command("mpitrain")), name)
         assert command is not None and command.name == name
     assert _Commands("mpitrain").get_command(click.Context(click.Command("mpitrain")), "none") is None
+
+
+@pytest.mark.parametrize("on", [False, True])
+def test_every_recorded_option_can_be_written_as_a_flag(on: bool) -> None:
+    """``--config`` passes the values of a run's ``config.toml`` on to the ranks as flags."""
+    values = {name: on if isinstance(value, bool) else value for name, value in RunConfig().as_toml().items()}
+    with click.Command("run", params=flags.run_options()).make_context("run", flags.flag_words(values)) as context:
+        assert {name: context.params[name] for name in values} == values
