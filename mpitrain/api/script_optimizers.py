@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import optim
 from ..errors import JobError
-from ..pytorch.live_optimizer import LiveOptimizer, check_same_options
+from ..pytorch.live_optimizer import LiveOptimizer, check_same_options, live_optimizer
 from ..pytorch.several_optimizers import as_one
 from ..training.stepped_loop import SteppedLoop
 from .script_run import ScriptRun
@@ -22,7 +22,6 @@ class ScriptOptimizers:
         trainer: The Trainer.
         optimizer: An optimizer of torch, several, or an optimizer of this package.
         clip_norm, scheduler, scheduler_interval: See ``Trainer``.
-        overlap: Whether updates must overlap with the backward pass.
 
     Attributes:
         live: The optimizers of torch.
@@ -33,13 +32,7 @@ class ScriptOptimizers:
     """
 
     def __init__(
-        self,
-        trainer: ScriptRun,
-        optimizer: Any,
-        clip_norm: float | None,
-        scheduler: Any,
-        scheduler_interval: str,
-        overlap: bool,
+        self, trainer: ScriptRun, optimizer: Any, clip_norm: float | None, scheduler: Any, scheduler_interval: str
     ) -> None:
         self._trainer, self._by_epoch = trainer, scheduler_interval == "epoch"
         self._with_state: list[LiveOptimizer] = []  # optimizers whose state the script has set before training
@@ -55,7 +48,7 @@ class ScriptOptimizers:
                 raise JobError("scheduler and clip_norm are options of the optimizers of mpitrain.optim")
             self.rule: optim.Optimizer = optimizer
         elif len(several) == 1:
-            self.live = [LiveOptimizer(several[0], trainer.model, clip_norm, scheduler, _Owner(trainer, self, 0))]
+            self.live = [live_optimizer(several[0], trainer.model, clip_norm, scheduler, _Owner(trainer, self, 0))]
             self.rule = self.live[0].rule
         else:
             if has_options:
@@ -63,10 +56,8 @@ class ScriptOptimizers:
                     "scheduler and clip_norm of the Trainer need one optimizer: with several, call scheduler.step() "
                     "and torch.nn.utils.clip_grad_norm_ in the loop"
                 )
-            if overlap:
-                raise JobError("overlap=True needs one optimizer: the gradients of several are averaged after backward")
             self.live = [
-                LiveOptimizer(one, trainer.model, None, None, _Owner(trainer, self, index), index)
+                live_optimizer(one, trainer.model, None, None, _Owner(trainer, self, index), index)
                 for index, one in enumerate(several)
             ]
             self.rule = as_one(self.live, trainer.model)
@@ -95,19 +86,13 @@ class ScriptOptimizers:
             raise JobError(f"trainer.{method} got an optimizer that the Trainer does not have: pass it to the Trainer")
         return indices
 
-    def begin_backward(self, loop: SteppedLoop, indices: Sequence[int]) -> None:
-        """Prepare to compute a gradient with the present options of the optimizers. Local."""
-        for live in self._live_of(indices):
-            self._use_changed_options(loop, live)
-            live.begin_backward()
-
     def update(self, loop: SteppedLoop, indices: Sequence[int]) -> None:
         """Update the parameters with these optimizers. Collective over the workers if they take the same steps."""
-        has_changed = False
-        for live in self._live_of(indices):
-            has_changed |= self._use_changed_options(loop, live)
+        for live in [self.live[index] for index in indices] if self.live else []:
+            if live.has_changed():
+                loop.set_optimizer(live.rule)
             live.note_step()
-        loop.update(indices, divide=has_changed)
+        loop.update(indices)
         self.advance_schedulers(loop)
 
     def advance_schedulers(self, loop: SteppedLoop) -> None:
@@ -143,16 +128,6 @@ class ScriptOptimizers:
             except JobError as error:
                 error.on_all_ranks = not self._trainer._rank.cluster.servers
                 raise
-
-    def _live_of(self, indices: Sequence[int]) -> list[LiveOptimizer]:
-        return [self.live[index] for index in indices] if self.live else []
-
-    def _use_changed_options(self, loop: SteppedLoop, live: LiveOptimizer) -> bool:
-        """Make the loop use an optimizer's present options; return whether they have changed since ``backward``."""
-        have_changed, is_other_rule = live.changes(loop.can_change_options)
-        if is_other_rule:
-            loop.set_optimizer(live.rule)
-        return have_changed
 
     def _state_of(self, live: LiveOptimizer) -> dict[str, Any]:
         """Return the state of an optimizer that checkpoints contain besides its slots. Collective over the workers.

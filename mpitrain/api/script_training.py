@@ -32,7 +32,6 @@ class ScriptTraining(ScriptRun):
 
     chief: bool
     _source: tuple[str, int]  # file and line where the Trainer is made, for error messages
-    _overlap: bool | None
     _optimizers: ScriptOptimizers
     _script: ScriptState
     _loader: TrainLoader | None = None
@@ -78,7 +77,7 @@ class ScriptTraining(ScriptRun):
                 return None
             assert isinstance(session.loop, SteppedLoop)
             self._loop = session.loop
-            self._loop.open(self._overlap, self._optimizers.parameter_names)
+            self._loop.open(self._optimizers.parameter_names)
             self._began_at = self._loop.step
             self._optimizers.begin(self._loop)
             self._script.extra_state()  # raises an error for values that cannot be saved
@@ -125,14 +124,6 @@ class ScriptTraining(ScriptRun):
             return job
 
         return TrainRequest(script_path(), {}, config, make, SteppedLoop, self._script)
-
-    def _decided_overlap(self) -> bool | None:
-        """Return the first step's decision about overlap, so that a resumed run does not decide again."""
-        return self._overlap if self._loop is None else self._loop.overlaps
-
-    def _load_overlap(self, overlap: bool | None) -> None:
-        if self._overlap is None:
-            self._overlap = overlap
 
     def _order(self) -> str:
         """Return the name of the order of the examples."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -55,28 +55,24 @@ class Trainer(ScriptTraining):
 
     Flags before the script in ``mpitrain run FLAGS script.py`` replace ``mode`` and ``options``.
 
-    In ``sync`` and ``local`` on CPUs, without ``accumulate_steps``, the loop may use and change gradients between
-    ``backward`` and ``step``, in the same way on all ranks (see ``overlap``). In ``sync``, these gradients are averages
-    over all workers. The first use is collective. ``optimizer.step()`` is the same as ``step()``. Values that the loop,
-    or a scheduler of torch, writes to ``optimizer.param_groups`` apply from the next step on; write the same on all
-    ranks.
+    After ``backward``, ``param.grad`` is the average over all workers in ``sync``, and this worker's own gradient in
+    other modes. The loop may use and change it before ``step``, in ``sync`` in the same way on all ranks.
+    ``optimizer.step()`` is the same as ``step()``. Values that the loop, or a scheduler of torch, writes to
+    ``optimizer.param_groups`` apply from the next step on; write the same on all ranks.
 
     Args:
         model: Used unmodified. All ranks begin with the chief's parameters and buffers.
         optimizer: Any optimizer of torch except LBFGS and SparseAdam, or one of ``mpitrain.optim``. Ranks divide the
             work and the state of an optimizer of torch. If an element's update depends on no other element, they divide
             by ranges of elements. For Adafactor, Muon, and classes with ``updates_tensors_separately = True``, they
-            divide by tensors. For other classes, one rank updates. Only the first kind works in all modes and on GPUs;
-            the others need ``sync`` or ``local`` on CPUs. A list of several optimizers of torch, each with its own
-            parameters, also needs ``sync`` or ``local`` on CPUs. The work of a list is divided by tensors, the
-            arguments of ``backward`` and ``step`` select optimizers, and ``scheduler`` and ``clip_norm`` are None.
+            divide by tensors. For other classes, one rank updates. Only the first kind works in all modes; the others
+            need ``sync``, or ``local`` on CPUs. A list of several optimizers of torch, each with its own parameters,
+            also needs one of these. The work of a list is divided by tensors, the arguments of ``backward`` and
+            ``step`` select optimizers, and ``scheduler`` and ``clip_norm`` are None.
         scheduler: A learning-rate scheduler of the optimizer whose ``step`` the Trainer calls; None if there is none,
             or if the loop calls it.
         scheduler_interval: Whether the Trainer calls the scheduler after each epoch or after each step.
         clip_norm: Maximum Euclidean norm of the averaged gradient.
-        overlap: Whether gradients are averaged and applied during the backward pass. The loop then cannot use or change
-            gradients, and calls ``backward`` and ``step`` once for each batch. With None, the first step decides: the
-            work overlaps unless this step uses a gradient or calls ``backward`` several times.
         mode: How workers agree on the parameters.
         options: The flags of ``mpitrain train``, such as ``ps=1, run_dir="runs/first", save_secs=600``.
 
@@ -101,11 +97,10 @@ class Trainer(ScriptTraining):
         scheduler: Any = None,
         scheduler_interval: Literal["epoch", "step"] = "epoch",
         clip_norm: float | None = None,
-        overlap: bool | None = None,
         mode: str = "sync",
         **options: Any,
     ) -> None:
-        self.model, self._overlap = model, overlap
+        self.model = model
         caller = traceback.extract_stack(limit=2)[0]
         self._source = caller.filename, caller.lineno or 0  # for errors
         self._rank = rank = ScriptRank.of_process()
@@ -121,15 +116,12 @@ class Trainer(ScriptTraining):
                         f"--stop-metric needs --mode sync with a Trainer, but the mode is {self._config.mode.name}; "
                         "call trainer.stop() in the loop"
                     )
-                self._optimizers = ScriptOptimizers(
-                    self, optimizer, clip_norm, scheduler, scheduler_interval, bool(overlap)
-                )
+                self._optimizers = ScriptOptimizers(self, optimizer, clip_norm, scheduler, scheduler_interval)
             rank.cluster.assign(self._config)
             self.rank, self.size = rank.cluster.task_index, len(rank.cluster.worker_ranks)
             self.chief = rank.cluster.chief
             self._script = ScriptState(rank.cluster)
             self._script.add_part("order", self._order, self._check_order)
-            self._script.add_part("overlap", self._decided_overlap, self._load_overlap)
             self._optimizers.add_parts(self._script)
             _use_values_of_chief(model, rank)
             if rank.cluster.is_server:
@@ -293,18 +285,32 @@ class Trainer(ScriptTraining):
         self._close()
 
     def backward(self, loss: Tensor, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Compute the gradient of the loss, in place of ``loss.backward()``.
+        """Compute the gradient of the loss, in place of ``loss.backward()``; in ``sync``, average it over the workers.
 
-        The gradient begins at zero after ``step``, with or without ``optimizer.zero_grad()``; the gradients of several
-        calls before ``step`` are added.
+        Ranges of the gradient are averaged while the backward pass computes others, as in
+        ``DistributedDataParallel``. The gradient begins at zero after ``step``, with or without
+        ``optimizer.zero_grad()``; the gradients of several calls before ``step`` are added. In ``sync`` and ``local``,
+        collective over the workers, except inside ``no_sync``.
 
         Args:
             loss: The mean over the batch.
             optimizer: With several optimizers, the optimizer whose parameters get a gradient; None for all.
         """
-        loop, chosen = self._require_loop(), self._optimizers.chosen(optimizer, "backward")
-        self._optimizers.begin_backward(loop, chosen)
-        loop.backward(loss, chosen)
+        self._require_loop().backward(loss, self._optimizers.chosen(optimizer, "backward"))
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Do not average gradients in ``backward`` inside this context, as in ``DistributedDataParallel``.
+
+        The first ``backward`` outside of it averages the sum of all gradients since the last ``step``; if there is
+        none, ``step`` does. Local; all workers call it for the same batches.
+        """
+        loop = self._require_loop()
+        before, loop.averages = loop.averages, False
+        try:
+            yield
+        finally:
+            loop.averages = before
 
     def step(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Update the parameters, as ``optimizer.step()`` does. Collective over the workers if they take the same
@@ -323,7 +329,7 @@ class Trainer(ScriptTraining):
         Only in ``sync`` and ``local`` on CPUs. Collective over the workers.
         """
         with self._rank.errors_end_the_run():
-            self._require_loop().change_params(change, partial(self._wait_for_workers, "trainer.change_parameters"))
+            self._require_loop().change_params(change)
 
     def evaluate(self, loader: Any, metrics: Mapping[str, Metric]) -> dict[str, float]:
         """Measure metrics on validation examples, with the model in evaluation mode. Collective over the workers in

@@ -4,7 +4,7 @@ A rank sums its parts of a bucket over the ranks of its node, in its own row of 
 adds the parts of all nodes. There are two ways to divide the work:
 
 - *divided* (``DividedSums``): a reduce-scatter gives each node the sum of a range of the rank's part. The node updates
-  the parameters in that range, and an allgather returns them to the other nodes.
+  the parameters in that range, and an allgather returns them, or the sums themselves, to the other nodes.
 - *replicated* (``CompressedSums``): the sum itself is returned, because a gradient can be compressed with error
   feedback, and every node updates all parameters. In the first exchange a node sends to each other node, encoded, the
   range which that node sums. In the second exchange a node sends the encoded sum of its own range to all other nodes.
@@ -78,14 +78,14 @@ class NodeSums:
         raise NotImplementedError
 
     def share(self, index: int) -> None:
-        """Begin to return the parameters in ``owned[index]`` to the nodes that do not update them."""
+        """Begin to return the parameters, or the sums, in ``owned[index]`` to the other nodes."""
 
     def is_complete(self, index: int) -> bool:
         """Let MPI move data; return whether ``complete`` would not wait. Local."""
         return True
 
     def complete(self, index: int) -> None:
-        """Wait until this rank has received a bucket's parameters that it does not own."""
+        """Wait until this rank has received what the other nodes have shared of a bucket."""
 
     def end_step(self) -> None:
         """Prepare for the next step."""
@@ -102,17 +102,17 @@ class NodeSums:
 
 
 class DividedSums(NodeSums):
-    """Sums unchanged gradients, and returns parameters.
+    """Sums unchanged gradients, and returns parameters or sums.
 
     Args:
         grads: Shape (layout.size,): this rank's row of the node's gradients.
-        params: Shape (layout.size,): the node's parameters.
+        returned: Shape (layout.size,): the vector whose owned ranges ``share`` sends to the other nodes.
     """
 
     is_replicated = False
 
-    def __init__(self, hierarchy: Hierarchy, buckets: Sequence[Bucket], grads: Array, params: Array) -> None:
-        self._grads, self._params = grads, params
+    def __init__(self, hierarchy: Hierarchy, buckets: Sequence[Bucket], grads: Array, returned: Array) -> None:
+        self._grads, self._returned = grads, returned
         self.parts = [[hierarchy.chunk(*bucket)] for bucket in buckets]
         self.owned = [[hierarchy.owned_range(*bucket)] for bucket in buckets]
         self._reduce_scatters: list[ReduceScatter] = []
@@ -142,7 +142,7 @@ class DividedSums(NodeSums):
 
     def share(self, index: int) -> None:
         if self._comm is not None:
-            received = [self._params, self._targets[index], mpi_type(self._params.dtype)]
+            received = [self._returned, self._targets[index], mpi_type(self._returned.dtype)]
             self._gathers[index] = self._comm.Iallgatherv(MPI.IN_PLACE, received)
 
     def is_complete(self, index: int) -> bool:

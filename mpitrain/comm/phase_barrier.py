@@ -7,8 +7,6 @@ Stores have release and loads acquire ordering, so that all earlier writes are v
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Callable
 
 import numpy as np
@@ -20,9 +18,8 @@ from .backoff import Backoff
 from .mpi import MPI
 from .shared_memory import SharedArrays
 
-_PHASE = 0
-_LOSS = 1
-_FLAGS = 2
+_PHASE, _LOSS, _FLAGS = range(3)
+_ACTIONS = 3  # actions of phases with an even and an odd number
 
 
 @kernel
@@ -72,9 +69,24 @@ class PhaseBarrier:
         self._flags[self.rank] = flags
 
     @property
-    def flags(self) -> int:
-        """Bitwise or of all ranks' flags."""
-        return functools.reduce(operator.or_, self._flags.tolist())
+    def flags(self) -> list[int]:
+        """The last flags of each rank."""
+        return self._flags.tolist()  # type: ignore[no-any-return]
+
+    def announce(self, phase: int, action: int) -> None:
+        """Publish a phase, and the action that this rank begins in it. ``wait`` must follow, and then ``agree``."""
+        self._words[self.rank * WORDS + _ACTIONS + phase % 2] = self._announced(phase, action)
+        self.publish(phase)
+
+    def agree(self, phase: int) -> bool:
+        """Return whether all ranks have announced the same action in this phase, which all have published."""
+        announced = self._words[_ACTIONS + phase % 2 :: WORDS]
+        return bool((announced == announced[self.rank]).all())
+
+    @staticmethod
+    def _announced(phase: int, action: int) -> int:
+        """Return a number that a rank which announces nothing in this phase does not have."""
+        return (phase * 1_000_003 + action) & ((1 << 62) - 1)
 
     def publish(self, phase: int) -> None:
         """Announce that this rank has reached ``phase``; everything it has written may be read."""

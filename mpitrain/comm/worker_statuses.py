@@ -32,9 +32,9 @@ class WorkerStatuses:
         """Let MPI progress. Local."""
         self._request.Test()
 
-    def collect(self) -> tuple[Array, int]:
-        """Return every worker's number, in rank order, and the union of their flags. Collective over the workers."""
+    def collect(self) -> tuple[Array, list[int]]:
+        """Return every worker's number and flags, in rank order. Collective over the workers."""
         if not self._several_nodes:
             return self._barrier.losses, self._barrier.flags
         self._request.Wait()
-        return self._all[:, 0], int(np.bitwise_or.reduce(self._all[:, 1].astype(np.int64)))
+        return self._all[:, 0], self._all[:, 1].astype(np.int64).tolist()

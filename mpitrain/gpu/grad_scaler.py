@@ -58,6 +58,12 @@ class GradScaler:
             updates.find_overflow(grads, self.state[updates.OVERFLOW : updates.OVERFLOW + 1])
         updates.decide_update(own_loss, total, self._nan, self._scaled, self.state)
 
+    def accepts(self) -> bool:
+        """Return the decision; waits for the device."""
+        state = np.empty(self.state.size)
+        self._gpu.download(self.state, state)
+        return bool(state[updates.GO])
+
     def load_extra_state(self, extra_state: ExtraState) -> None:
         """Continue with the loss scale of a resumed run, if it had one. Call it before the first step."""
         saved = values_of(extra_state, _NAMESPACE, _VERSION)

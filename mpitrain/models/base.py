@@ -146,11 +146,18 @@ class Model:
 
 
 class SteppedModel(Protocol):
-    """A model whose forward pass the user's own loop computes, in place of ``Model.compute_loss``."""
+    """A model whose forward pass the user's own loop computes, in place of ``Model.compute_loss``.
+
+    Attributes:
+        copies_params: Whether the module has copies of some parameters, of another type, on the same device.
+        copies_grads: Whether the script sees copies of some bound gradients.
+    """
 
     @property
-    def divided(self) -> DividedModel | None:
-        """This model for steps in which scripts use gradients; None if the gradients are not in the bound vectors."""
+    def copies_params(self) -> bool: ...
+
+    @property
+    def copies_grads(self) -> bool: ...
 
     def use_device(self) -> None:
         """Let the calling thread's operations run on the device, and in the stream, of this model from now on."""
@@ -159,53 +166,48 @@ class SteppedModel(Protocol):
         """Prepare a forward pass on the micro-batch at this position of the stream of examples.
 
         Args:
-            pending: Whether the gradient, and changes of averaged state such as buffers, are still to be applied by an
-                update; both are kept then.
+            pending: Whether changes of averaged state, such as buffers, are still to be applied by an update; they are
+                kept then.
         """
 
-    def end_forward(self, loss: Any, count: int) -> Any:
-        """Set the loss of a forward pass, the mean over ``count`` examples; return it as ``compute_loss`` does."""
+    def end_forward(self, loss: Any, count: int, factor: float = 1.0) -> Any:
+        """Set the loss of a forward pass, the mean over ``count`` examples; return it as ``compute_loss`` does.
 
-    def inference(self) -> AbstractContextManager[None]:
-        """Return a context in which the model is in evaluation mode, without gradients."""
+        Args:
+            factor: Factor of the gradient.
+        """
+
+    def add_loss(self, total: Any, loss: Any) -> Any:
+        """See ``Model.add_loss``."""
+
+    def backward(
+        self, on_ready: OnReady, kept: Collection[str] | None = (), computed: Collection[str] | None = None
+    ) -> None:
+        """Write the gradient of the last loss, in place of ``Model.compute_grads``.
+
+        Args:
+            kept: Names of the parameters to whose gradients the new ones are added; None for all.
+            computed: Names of the parameters whose gradients are computed; None for all. The others stay as they are.
+        """
+
+    def show_grads_in(self, shown: Array, fetch: Callable[[], None]) -> None:
+        """Let scripts see ``shown``, shape (layout.size,), from now on; call ``fetch`` before they use a gradient."""
+
+    def collect_grads(self, fetch: Callable[[], None]) -> None:
+        """Copy gradients that the script has replaced to the vector that it sees; where it has removed one, set zeros.
+
+        Args:
+            fetch: Called before the vector is changed.
+        """
+
+    def hide_grads(self) -> None:
+        """Let the script see no gradients; the bound gradient stays."""
+
+    def show_grads(self) -> None:
+        """Copy the gradient to the copies that the script sees."""
 
     def show_params(self) -> None:
         """Copy the parameters to the module after an update, if it has copies on the same device."""
-
-    @property
-    def gradient_version(self) -> int:
-        """A number that grows when code other than this package changes gradients in place."""
-
-
-class DividedModel(SteppedModel, Protocol):
-    """A model for loops that use gradients, or call backward several times in a step."""
-
-    @property
-    def copies_params(self) -> bool:
-        """Whether the module has copies of some parameters, of another type."""
-
-    def watch_gradients(self, on_use: Callable[[bool], None]) -> None:
-        """Call ``on_use(clears)`` from now on before a script uses a gradient; ``clears``: it is set to zero."""
-
-    def clear_grads(self, names: Collection[str] | None) -> None:
-        """Set the gradients of the parameters with these names, or of all parameters, to zero."""
-
-    def collect_replaced_grads(self) -> bool:
-        """Copy gradients that the script has replaced to the bound gradient; where it has removed one, set zeros.
-
-        Returns:
-            Whether the script has replaced or removed a gradient.
-        """
-
-    def add_grads(self, names: Collection[str] | None) -> None:
-        """Add the gradient of the last loss to the bound gradient, in place of ``Model.compute_grads``.
-
-        Args:
-            names: Names of the parameters whose gradient is computed; None for all.
-        """
-
-    def show_grads(self) -> None:
-        """Copy the bound gradient to the gradients of another type that the script sees."""
 
     def store_params(self) -> None:
         """Write the script's changes of the module's copies of parameters to the bound parameters."""
@@ -230,5 +232,5 @@ class DividedModel(SteppedModel, Protocol):
     def mark_updated(self, names: Collection[str] | None) -> None:
         """On every rank, declare to autograd that the parameters with these names (None: all) have changed."""
 
-    def write_state(self) -> None:
-        """Write once more how the forward passes since the last update have changed averaged state, such as buffers."""
+    def inference(self) -> AbstractContextManager[None]:
+        """Return a context in which the model is in evaluation mode, without gradients."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -61,7 +62,7 @@ class HostCopies(Model):
             self._gpu.pin(grads)
             self._model.bind(self._params_on_gpu, self._grads_on_gpu)
             self._is_bound = True
-        self._params, self._grads = params, grads
+        self._params, self._grads, self._shown = params, grads, grads
         self.load_params()
 
     def load_params(self) -> None:
@@ -79,9 +80,7 @@ class HostCopies(Model):
         self._complete_from = self._size
         copies = self._overlaps and on_ready is not announce_nothing
         self._model.compute_grads(self._copy_from if copies else announce_nothing)
-        with self._gpu.activate():
-            self._copy_range(0)
-            self._announce(on_ready)
+        self._complete_copies(on_ready)
 
     def evaluate(self, batch: Batch, on_outputs: OnOutputs | None = None) -> Totals:
         return self._model.evaluate(batch, on_outputs)  # type: ignore[no-any-return]
@@ -119,7 +118,7 @@ class HostCopies(Model):
 
     # The members of ``SteppedModel``.
 
-    divided = None
+    copies_params, copies_grads = False, True
 
     @property
     def stepped(self) -> HostCopies:
@@ -130,20 +129,60 @@ class HostCopies(Model):
         self._model.stepped.use_device()
 
     def begin_forward(self, position: int, pending: bool = False) -> None:
-        self._model.stepped.begin_forward(position)
+        self._model.stepped.begin_forward(position, pending)
 
-    def end_forward(self, loss: Any, count: int) -> Any:
-        return self._copied_loss(self._model.stepped.end_forward(loss, count))
+    def end_forward(self, loss: Any, count: int, factor: float = 1.0) -> Any:
+        return self._copied_loss(self._model.stepped.end_forward(loss, count, factor))
 
-    def inference(self) -> AbstractContextManager[None]:
-        return self._model.stepped.inference()  # type: ignore[no-any-return]
+    def backward(
+        self, on_ready: OnReady, kept: Collection[str] | None = (), computed: Collection[str] | None = None
+    ) -> None:
+        self._complete_from = self._size
+        if kept != ():  # the caller has scaled the gradient
+            with self._gpu.activate():
+                self._gpu.compute.copy_to_device(self._grads, self._grads_on_gpu)
+        self._model.stepped.backward(announce_nothing, kept, computed)
+        self._complete_copies(on_ready)
+
+    def show_grads_in(self, shown: Array, fetch: Callable[[], None]) -> None:
+        self._shown = shown
+
+    def collect_grads(self, fetch: Callable[[], None]) -> None:
+        fetch()
+        self._model.stepped.collect_grads(fetch)
+        with self._gpu.activate():
+            self._to_host_stream.wait_event(self._gpu.compute.record())
+            self._to_host_stream.copy_to_host(self._grads_on_gpu, self._shown)
+            self._to_host_stream.wait()
+
+    def hide_grads(self) -> None:
+        self._model.stepped.hide_grads()
+
+    def show_grads(self) -> None:
+        with self._gpu.activate():
+            self._gpu.compute.copy_to_device(self._shown, self._grads_on_gpu)
+        self._model.stepped.show_grads()
 
     def show_params(self) -> None:
         """Do nothing: ``load_params`` copies the parameters to the GPU."""
 
-    @property
-    def gradient_version(self) -> int:
-        return self._model.stepped.gradient_version  # type: ignore[no-any-return]
+    def store_params(self) -> None:
+        """Do nothing: scripts must not change parameters, which are copied to the GPU in each step."""
+
+    def record_params(self) -> None:
+        """Do nothing, as ``copies_params`` is False."""
+
+    def check_params(self) -> None:
+        """Do nothing, as ``copies_params`` is False."""
+
+    def check_data_pointers(self) -> None:
+        self._model.stepped.check_data_pointers()
+
+    def mark_updated(self, names: Collection[str] | None) -> None:
+        self._model.stepped.mark_updated(names)
+
+    def inference(self) -> AbstractContextManager[None]:
+        return self._model.stepped.inference()  # type: ignore[no-any-return]
 
     # Copies.
 
@@ -169,10 +208,12 @@ class HostCopies(Model):
         self._to_host_stream.copy_to_host(self._grads_on_gpu[part], self._grads[part])
         self._complete_from = start
 
-    def _announce(self, on_ready: OnReady) -> None:
-        """Report gradients as they arrive on the host; return when all have arrived."""
-        pending, self._pending = self._pending, []
-        for start, copied in pending:
-            copied.synchronize()
-            on_ready(start)
-        self._to_host_stream.wait()
+    def _complete_copies(self, on_ready: OnReady) -> None:
+        """Copy the rest of the gradient, and report ranges as they arrive on the host; return when all have arrived."""
+        with self._gpu.activate():
+            self._copy_range(0)
+            pending, self._pending = self._pending, []
+            for start, copied in pending:
+                copied.synchronize()
+                on_ready(start)
+            self._to_host_stream.wait()

@@ -51,7 +51,7 @@ class TorchModel(Model):
 
     The loss is a mean over the batch, as in PyTorch, weighted by the batch's share of the step's examples. Before every
     forward pass torch's random numbers are seeded with the run's seed and the batch's position. The class implements
-    ``DividedModel``, too.
+    ``SteppedModel``, too.
 
     Args:
         split: The training data.
@@ -87,12 +87,13 @@ class TorchModel(Model):
         self._seed, self._dtype = plan.config.training.seed, plan.dtype
         self._bfloat16 = plan.config.device.precision == "bfloat16"
         buckets = plan.buckets if announces else [Bucket(0, plan.layout.size)]
-        self._gradients = Gradients(self._names, self._params, plan.layout, buckets)
+        self._gradients = Gradients(self._names, self._params, plan.layout, buckets, not plan.shows_grads)
         if device.torch_device.type == "cpu":  # on a GPU a copy takes less time than a call of Python
             write_gradients(network.model, self._params, self._gradients)
         self._takes_bfloat16 = network.is_bfloat16
         self._input_dtype = torch.bfloat16 if network.is_bfloat16 else TORCH_DTYPES[plan.dtype.char]
         self._loss: Any = None
+        self._frozen: list[bool] = []  # the values in the training state
         self._recorded = b""
         starts = [entry.start for entry in plan.layout.entries if entry.kind == "param"]
         self._sample = np.unique([*np.linspace(0, plan.layout.n_trained - 1, _SAMPLED).astype(np.int64), *starts])
@@ -117,8 +118,10 @@ class TorchModel(Model):
 
     def load_params(self) -> None:
         self.show_params()
-        for index, param in enumerate(self._params):  # the first entries of the layout
-            self._training_state.frozen[index] = not param.requires_grad
+        frozen = [not param.requires_grad for param in self._params]
+        if frozen != self._frozen:
+            self._frozen = frozen
+            self._training_state.frozen[: len(frozen)] = frozen  # the first entries of the layout
 
     def freeze(self, flags: Array) -> None:
         for param, flag in zip(self._params, flags, strict=False):
@@ -142,34 +145,16 @@ class TorchModel(Model):
             return self._end_forward(loss, batch.count, self._factor)
 
     def compute_grads(self, on_ready: OnReady) -> None:
-        def announce(start: int) -> None:
-            with self._device.activate():  # autograd computes for a GPU in a thread of its own
-                on_ready(start)
-
-        loss, self._loss = self._loss, None
-        announced = on_ready if on_ready is announce_nothing else announce
-        with self._device.exclusive(), self._gradients.collecting(announced):
-            if not loss.requires_grad:  # all parameters are frozen, or none was used
-                return
-            loss.register_hook(self._gradients.set_task)
-            try:
-                loss.backward()
-            except RuntimeError as error:
-                if "modified by an inplace operation" in str(error) and self._gradients.has_announced:
-                    raise JobError(_READ_TOO_LATE.format(self._plan.nbytes, one_line(error))) from error
-                raise
+        self.backward(on_ready)
 
     def add_loss(self, total: Any, loss: Any) -> Any:
-        return self._device.add_loss(total, loss)
+        with self._device.activate():
+            return self._device.add_loss(total, loss)
 
     # The members of ``SteppedModel``.
 
     @property
     def stepped(self) -> TorchModel:
-        return self
-
-    @property
-    def divided(self) -> TorchModel:
         return self
 
     def use_device(self) -> None:
@@ -179,34 +164,56 @@ class TorchModel(Model):
         with self._device.activate():
             self._begin_forward(position, pending)
 
-    def end_forward(self, loss: Tensor, count: int) -> Any:
+    def end_forward(self, loss: Tensor, count: int, factor: float = 1.0) -> Any:
         with self._device.activate():
-            return self._end_forward(loss, count)
+            share = self._end_forward(loss, count)
+            if factor != 1:
+                self._loss = self._loss * factor
+            return share
+
+    def backward(
+        self, on_ready: OnReady, kept: Collection[str] | None = (), computed: Collection[str] | None = None
+    ) -> None:
+        def announce(start: int) -> None:
+            with self._device.activate():  # autograd computes for a GPU in a thread of its own
+                on_ready(start)
+
+        loss, self._loss = self._loss, None
+        announced = on_ready if on_ready is announce_nothing else announce
+        chosen, inputs = self._indices(computed), None  # autograd's default: all parameters that the loss depends on
+        skipped = self._indices(None) - chosen
+        if skipped:
+            inputs = [self._params[i] for i in chosen if self._params[i].requires_grad]
+        with self._device.exclusive(), self._gradients.collecting(announced, self._indices(kept) & chosen, skipped):
+            if not loss.requires_grad or inputs == []:  # all parameters are frozen, or none was used
+                return
+            loss.register_hook(self._gradients.set_task)
+            try:
+                loss.backward(inputs=inputs)
+            except RuntimeError as error:
+                if "modified by an inplace operation" in str(error) and self._gradients.has_announced:
+                    raise JobError(_READ_TOO_LATE.format(self._plan.nbytes, one_line(error))) from error
+                raise
+
+    def _indices(self, names: Collection[str] | None) -> set[int]:
+        """Return the indices of the parameters with these names; None: of all parameters."""
+        if not names:
+            return set() if names is not None else set(range(len(self._names)))
+        return {index for index, name in enumerate(self._names) if name in names}
+
+    def show_grads_in(self, shown: Array, fetch: Callable[[], None]) -> None:
+        tensors = self._tensors(shown)
+        self._gradients.show_in([tensors[name] for name in self._names], fetch)
+
+    def collect_grads(self, fetch: Callable[[], None]) -> None:
+        self._gradients.attach(fetch)
+
+    def hide_grads(self) -> None:
+        self._gradients.hide()
 
     @property
-    def gradient_version(self) -> int:
-        """A number that grows when code other than this package changes gradients in place."""
-        return sum(param.grad._version for param in self._params if param.grad is not None)
-
-    def watch_gradients(self, on_use: Callable[[bool], None]) -> None:
-        self._gradients.watch(on_use)
-
-    def clear_grads(self, names: Collection[str] | None) -> None:
-        self._gradients.clear([index for index, name in enumerate(self._names) if names is None or name in names])
-
-    def collect_replaced_grads(self) -> bool:
-        return self._gradients.attach()
-
-    def add_grads(self, names: Collection[str] | None) -> None:
-        loss, self._loss = self._loss, None
-        chosen = None  # all parameters that the loss depends on
-        if names is not None:
-            named = zip(self._names, self._params, strict=True)
-            chosen = [param for name, param in named if name in names and param.requires_grad]
-        with self._device.exclusive():
-            if loss.requires_grad and (chosen is None or chosen):
-                with self._gradients.adding():
-                    loss.backward(inputs=chosen)
+    def copies_grads(self) -> bool:
+        return self.copies_params
 
     def show_grads(self) -> None:
         self._gradients.show()
@@ -253,9 +260,6 @@ class TorchModel(Model):
                     f"the loop has replaced the data of the parameter {name}, so that updates no longer reach it: "
                     "change it in place, in a function that is passed to trainer.change_parameters"
                 )
-
-    def write_state(self) -> None:
-        self._store_increments()
 
     # Inference.
 
@@ -393,7 +397,7 @@ class TorchModel(Model):
         seed_torch(self._seed, position, self._device.torch_device)
         if not pending:
             self._load_buffers()
-        self._gradients.begin(pending)
+        self._gradients.begin()
         self._versions = [param._version for param in self._params]
 
     def _end_forward(self, loss: Tensor, count: int, factor: float | None = None) -> Any:

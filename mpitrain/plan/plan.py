@@ -46,6 +46,7 @@ class Plan:
         worker_momentum: Momentum that workers apply before gradients are sent, in place of the optimizer; None if they
             do not.
         length: The length of the run, an object of its own, because it depends on where training begins.
+        shows_grads: Whether a script sees the gradients, and may change them before the update.
     """
 
     config: RunConfig
@@ -58,6 +59,7 @@ class Plan:
     length: RunLength
     validate_steps: int = 0
     worker_momentum: Momentum | None = None
+    shows_grads: bool = False
 
     @property
     def train_steps(self) -> int:
@@ -176,6 +178,7 @@ def make_plan(job: Job, config: RunConfig, workers: int) -> Plan:
         workers=workers,
         validate_steps=0 if job.validation_split is None else training.validate_steps,
         worker_momentum=worker_momentum,
+        shows_grads=job.network.has_own_loop,
         length=RunLength(epochs, training.train_steps, training.train_epochs, not config.mode.drops_late_gradients),
     )
 

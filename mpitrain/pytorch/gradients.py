@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -37,40 +37,50 @@ class Gradients:
         names, params: The parameters.
         layout: The layout that contains the parameters.
         buckets: The ranges to announce, last first.
+        updates_early: Whether parameters may be updated as soon as their gradients are announced.
     """
 
     def __init__(
-        self, names: Sequence[str], params: Sequence[nn.Parameter], layout: Layout, buckets: Sequence[Bucket]
+        self,
+        names: Sequence[str],
+        params: Sequence[nn.Parameter],
+        layout: Layout,
+        buckets: Sequence[Bucket],
+        updates_early: bool,
     ) -> None:
-        self._names, self._params = names, params
+        self._names, self._params, self._updates_early = names, params, updates_early
         starts = {entry.name: entry.start for entry in layout.entries}
         self._bucket_of = [_bucket(buckets, starts[name]) for name in names]
         self._members = [[i for i, own in enumerate(self._bucket_of) if own == b] for b in range(len(buckets))]
         self._starts = [bucket.lo for bucket in buckets]
         self._hooked: list[Any] = [None] * len(params)
-        self._uses = [0] * len(params)  # uses of each parameter in this step, by layers that call ``add_product``
+        # Uses of each parameter by layers that will call ``add_product``, and the number of calls in this pass.
+        self._uses, self._products = [0] * len(params), [0] * len(params)
         # Number of parts of each gradient in earlier steps, without calls of ``add_product``.
         self._others: list[int] | None = None
-        self._views: list[Tensor] = []
-        # The tensors that scripts see: the views, tensors that share their memory, or copies.
-        self._shown: list[Tensor] = []
+        self._views: list[Tensor] = []  # of the flat gradient
+        self._sums: list[Tensor] = []  # the gradients that scripts see
+        self._shown: list[Tensor] = []  # ``_sums``, tensors that share their memory, or copies
         self._copied = [index for index, param in enumerate(params) if is_copied(param)]
         self._versions: dict[int, int] = {}  # versions of the copies when they were last equal to the views
         self._is_shown = [False] * len(params)  # whether ``param.grad`` was set to the shown tensor
+        self._skipped: Collection[int] = ()  # parameters whose gradients do not change in this pass
         self._next = 0  # the first bucket that is not complete
-        self._written: set[int] = set()  # parameters whose views contain a part or all of the gradient of this step
+        self._written: set[int] = set()  # parameters whose views contain a part or all of the gradient
         self._is_zero = [False] * len(params)  # whether the view of a parameter that is frozen is zero
         self._task: int | None = None
 
     def bind(self, views: list[Tensor]) -> None:
         """Write to ``views``, one for each parameter, from now on."""
-        self._views, self._shown = views, [*views]
+        self._views, self._sums, self._shown = views, views, [*views]
         for i in self._copied:
             self._shown[i], self._versions[i] = torch.zeros_like(views[i], dtype=torch.bfloat16), 0
 
-    def watch(self, on_use: OnUse) -> None:
-        """Call ``on_use`` from now on before a script uses a gradient."""
-        self._shown = [watched(shown, on_use) for shown in self._shown]
+    def show_in(self, sums: list[Tensor], on_use: OnUse) -> None:
+        """Let scripts see ``sums``, one for each parameter, from now on; call ``on_use`` before they use one."""
+        self._sums = sums
+        copied = set(self._copied)
+        self._shown = [self._shown[i] if i in copied else watched(sums[i], on_use) for i in range(len(sums))]
 
     def show(self) -> None:
         """Update the copies of the flat gradient that scripts see."""
@@ -80,52 +90,39 @@ class Gradients:
     def _set_copies(self, indices: Sequence[int]) -> None:
         """Set the copies of these gradients, which belong to parameters in bfloat16, to the flat gradient."""
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-            torch._foreach_copy_([self._shown[i] for i in indices], [self._views[i] for i in indices])
+            torch._foreach_copy_([self._shown[i] for i in indices], [self._sums[i] for i in indices])
             self._versions |= {i: self._shown[i]._version for i in indices}
 
-    @contextmanager
-    def adding(self) -> Iterator[None]:
-        """Add the gradients that are computed in this context to the flat gradient, which ``attach`` has attached."""
-        for i in self._copied:
-            self._params[i].grad = None
-        yield
-        with torch.no_grad():
-            for i in self._copied:
-                if (gradient := self._params[i].grad) is not None:
-                    self._views[i].add_(gradient.to_dense() if gradient.is_sparse else gradient)
-                self._params[i].grad, self._is_shown[i] = self._shown[i], True
+    def attach(self, fetch: Callable[[], None]) -> None:
+        """Copy gradients that the script has replaced to those that it sees; where it has removed one, set zeros.
 
-    def attach(self) -> bool:
-        """Let autograd add to the flat gradient. A gradient that the script has removed is zero from then on.
-
-        Returns:
-            Whether the script has replaced or removed a gradient.
+        Args:
+            fetch: Called before these are changed.
         """
-        has_changed = False
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-            for i, (parameter, view, shown) in enumerate(zip(self._params, self._views, self._shown, strict=True)):
-                if parameter.grad is shown:
-                    if i in self._versions and shown._version != self._versions[i]:  # the script has changed the copy
-                        view.copy_(shown)
-                        self._versions[i] = shown._version
-                    continue
-                has_changed |= parameter.grad is not None or self._is_shown[i]
-                if parameter.grad is None:
-                    view.zero_()
+            changed = [i for i, parameter in enumerate(self._params) if self._is_changed(i, parameter)]
+            if changed:
+                fetch()
+            for i in changed:
+                gradient = self._params[i].grad
+                if gradient is None:
+                    self._sums[i].zero_()
                 else:
-                    view.copy_(parameter.grad)
-                parameter.grad, self._is_shown[i] = shown, True
-                if i in self._versions:
-                    self._set_copies([i])
-        return has_changed
+                    self._sums[i].copy_(gradient)
+                self._params[i].grad, self._is_shown[i] = self._shown[i], True
+            if copied := [i for i in changed if i in self._versions]:
+                self._set_copies(copied)
 
-    def clear(self, indices: Sequence[int]) -> None:
-        """Set the gradients of some parameters to zero, and let autograd add to them."""
-        torch._foreach_zero_([self._views[index] for index in indices])
-        if self._copied:
-            self._set_copies([index for index in indices if index in self._versions])
-        for index in indices:
-            self._params[index].grad, self._is_shown[index] = self._shown[index], True
+    def _is_changed(self, i: int, parameter: nn.Parameter) -> bool:
+        """Return whether the script has replaced or removed this gradient, or changed its copy."""
+        if parameter.grad is not self._shown[i]:
+            return parameter.grad is not None or self._is_shown[i]
+        return i in self._versions and self._shown[i]._version != self._versions[i]
+
+    def hide(self) -> None:
+        """Let the script see no gradients; their values stay."""
+        for i, parameter in enumerate(self._params):
+            parameter.grad, self._is_shown[i] = None, False
 
     @property
     def is_collecting(self) -> bool:
@@ -145,12 +142,8 @@ class Gradients:
         """Whether some buckets were announced before the end of the last backward pass."""
         return self._next > 0
 
-    def begin(self, keep: bool = False) -> None:
-        """Prepare for a backward pass, before the forward pass; with ``keep``, keep the gradients for ``attach``."""
-        if not keep:
-            for parameter in self._params:
-                parameter.grad = None
-            self._is_shown = [False] * len(self._params)
+    def begin(self) -> None:
+        """Prepare for the forward pass of a batch."""
         self._uses = [0] * len(self._params)
 
     @property
@@ -159,11 +152,20 @@ class Gradients:
         return any(self._uses)
 
     @contextmanager
-    def collecting(self, on_ready: OnReady) -> Iterator[None]:
-        """Collect the gradients that are computed in this context; call ``on_ready`` with the starts of buckets."""
-        self._on_ready = on_ready
-        self._next = 0
-        self._written.clear()
+    def collecting(
+        self, on_ready: OnReady, kept: Collection[int] = (), skipped: Collection[int] = ()
+    ) -> Iterator[None]:
+        """Collect the gradients that are computed in this context; call ``on_ready`` with the starts of buckets.
+
+        Args:
+            kept: The parameters to whose gradients, as ``attach`` has left them, the new ones are added.
+            skipped: The parameters whose gradients are not computed, and stay as they are.
+        """
+        self._on_ready, self._next = on_ready, 0
+        self._written, self._skipped = set(kept), skipped
+        for i, parameter in enumerate(self._params):
+            if i not in skipped:
+                parameter.grad, self._is_shown[i] = None, False
         counts_parts = len(self._members) > 1 or self.expects_products
         if counts_parts:
             self._begin_counting()
@@ -174,13 +176,15 @@ class Gradients:
         if counts_parts:
             others = [parts - uses for parts, uses in zip(self._parts, self._uses, strict=True)]
             self._others = others if self._others is None else list(map(max, others, self._others))
+            # A script may have computed losses whose backward passes follow.
+            self._uses = [uses - products for uses, products in zip(self._uses, self._products, strict=True)]
         while self._next < len(self._members):
             self._collect(self._members[self._next])
             self._next += 1
 
     def _begin_counting(self) -> None:
         """Prepare to count the parts of each gradient, which shows when a bucket is complete."""
-        self._parts = [0] * len(self._params)
+        self._parts, self._products = [0] * len(self._params), [0] * len(self._params)
         others = [-1 - uses for uses in self._uses] if self._others is None else self._others
         self._parts_expected = [uses + other for uses, other in zip(self._uses, others, strict=True)]
         self._missing = [sum(self._params[i].requires_grad for i in members) for members in self._members]
@@ -194,6 +198,7 @@ class Gradients:
         else:
             torch.mm(a, b, out=self._views[index])
             self._written.add(index)
+        self._products[index] += 1
         self._count_part(index)
 
     def _add_hooks(self) -> None:
@@ -223,6 +228,8 @@ class Gradients:
             self._next += 1
         if before < self._next < len(self._members):  # the caller announces the last bucket
             self._on_ready(self._starts[self._next - 1])
+            if not self._updates_early:
+                return
             # The strategy may have changed these parameters; autograd must refuse to read them in this backward pass.
             increment_version([self._params[i] for members in self._members[before : self._next] for i in members])
 
@@ -231,6 +238,8 @@ class Gradients:
         targets, sources = [], []
         with torch.no_grad():
             for i in members:
+                if i in self._skipped:
+                    continue
                 gradient, view = self._params[i].grad, self._views[i]
                 if gradient is None and i not in self._written:
                     if not self._is_zero[i]:
@@ -248,7 +257,7 @@ class Gradients:
                 self._params[i].grad, self._is_shown[i] = self._shown[i], True
             if targets:
                 torch._foreach_copy_(targets, sources)
-        if copied := [i for i in members if i in self._versions]:
+        if self._sums is self._views and (copied := [i for i in members if i in self._versions]):
             self._set_copies(copied)
 
 

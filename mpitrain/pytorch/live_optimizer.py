@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from types import MethodType
 from typing import Any, Protocol
@@ -14,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ..core.layout import Array
 from ..errors import CheckpointError, JobError
+from ..optim import Optimizer
 from .names import parameters_of
 from .optimizer_state import set_state, slots_of, state_digest
 from .torch_rule import options_of
@@ -51,39 +53,33 @@ class Owner(Protocol):
         """Use the state that ``load_state_dict`` has given to the optimizer."""
 
 
-class LiveOptimizer:
+class LiveOptimizer(ABC):
     """Tracks the options of an optimizer of torch, and calls or finds its schedulers. Local.
 
     Args:
         optimizer: Its methods call the methods of ``owner`` from now on: ``step``, ``state_dict`` and
             ``load_state_dict``.
         model: The model whose parameters the optimizer has.
-        clip_norm: Maximum Euclidean norm of the whole gradient, or None.
+        rule: The optimizer of this package that computes the same updates.
+        rates: The learning rates of the groups at each update, which ``rule`` uses.
         scheduler: The scheduler that ``advance_scheduler`` calls, or None.
-        index: The optimizer's position if there are several optimizers, else None.
 
     Attributes:
-        rule: The optimizer of this package that computes the same updates, with the options of the last call of
-            ``changes``. Its learning rates are the groups' learning rates at each update.
+        rule: As given, with the options of the last call of ``has_changed``.
 
     Raises:
-        JobError: The optimizer or the scheduler is not supported.
+        JobError: The scheduler is not supported.
     """
 
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
         model: nn.Module,
-        clip_norm: float | None,
+        rule: Optimizer,
+        rates: Sequence[GroupRate],
         scheduler: Any,
         owner: Owner,
-        index: int | None = None,
     ) -> None:
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise JobError(
-                f"Trainer got the optimizer {type(optimizer).__name__}: must be an optimizer of torch, a list of them, "
-                "or one of mpitrain.optim"
-            )
         if scheduler is not None and not isinstance(scheduler, LRScheduler):
             raise JobError(f"Trainer(scheduler=...) got {type(scheduler).__name__}: must be an LRScheduler of torch")
         if isinstance(scheduler, ReduceLROnPlateau):
@@ -91,12 +87,10 @@ class LiveOptimizer:
                 "Trainer(scheduler=...) got ReduceLROnPlateau, which needs a metric: call scheduler.step(value) "
                 "in the loop instead, with the same value on all ranks, such as trainer.mean(loss)"
             )
-        self._optimizer, self._model, self._clip_norm = optimizer, model, clip_norm
+        self._optimizer, self._model, self._rates = optimizer, model, rates
         self._scheduler, self._scheduler_steps = scheduler, 0
-        self._rates = [GroupRate(optimizer, index) for index in range(len(optimizer.param_groups))]
-        self._rates_in_backward: list[float] = []
-        self.rule = translated(optimizer, model, self._rates, clip_norm, index)
-        self._given, self._followed = self.options, self._without_rates
+        self.rule = rule
+        self._given = self.options
         _replace_step(optimizer, owner.step)
         optimizer.register_state_dict_pre_hook(lambda _: owner.collect_state())
         optimizer.register_state_dict_post_hook(lambda *_: owner.drop_state())
@@ -113,60 +107,46 @@ class LiveOptimizer:
         return [name for name, parameter in parameters_of(self._model) if id(parameter) in own]
 
     @property
+    @abstractmethod
     def options(self) -> Options:
         """The present options of the groups."""
-        groups = self._optimizer.param_groups
-        if isinstance(self.rule, TorchTensors):
-            return [plain_options(group) for group in groups]
-        return [{"lr": float(group["lr"]), **options_of(self._optimizer, group)} for group in groups]
 
     @property
+    @abstractmethod
     def options_of_script(self) -> Options:
         """The present options, without those that the optimizer itself has changed, perhaps on some ranks only."""
-        changed = self.rule.changed if isinstance(self.rule, TorchTensors) else set()
-        return [{name: value for name, value in group.items() if name not in changed} for group in self.options]
 
-    @property
-    def _without_rates(self) -> Options:
-        return [options_of(self._optimizer, group) for group in self._optimizer.param_groups]
-
-    def begin_backward(self) -> None:
-        """Record the learning rates of this backward pass, during which an update may begin."""
-        self._rates_in_backward = [rate.as_set() for rate in self._rates]
-
-    def changes(self, may_change: bool) -> tuple[bool, bool]:
-        """Return whether options have changed since ``begin_backward``, and whether ``rule`` has changed.
-
-        Args:
-            may_change: Whether no update can have used the options yet.
+    def has_changed(self) -> bool:
+        """Return whether ``rule`` has changed, because options other than the learning rate have.
 
         Raises:
-            JobError: The options must not change now, or not in this way.
+            JobError: The options must not change in this way.
         """
-        if len(self._optimizer.param_groups) != len(self._followed):
+        if len(self._optimizer.param_groups) != len(self._rates):
             raise JobError(
                 "a parameter group was added to the optimizer during training: add it before making the Trainer"
             )
-        # Torch's optimizer uses the options that its groups have at each update.
-        if isinstance(self.rule, TorchTensors):
-            return False, False
-        options, rates = self._without_rates, [rate.as_set() for rate in self._rates]
-        is_other_rule = options != self._followed
-        have_changed = is_other_rule or (bool(self._rates_in_backward) and rates != self._rates_in_backward)
-        if have_changed and not may_change:
-            raise JobError(
-                "an option of the optimizer was changed between backward and step, after the update may "
-                "have begun: change it before trainer.backward, or pass overlap=False to the Trainer"
-            )
-        if is_other_rule:
-            rule = translated(self._optimizer, self._model, self._rates, self._clip_norm)
-            if rule.slots != self.rule.slots:
-                raise JobError(
-                    f"the options of {type(self._optimizer).__name__} were changed so that it needs different "
-                    f"state: set momentum or amsgrad before making the Trainer"
-                )
-            self.rule, self._followed = rule, options
-        return have_changed, is_other_rule
+        return False
+
+    @abstractmethod
+    def set_state(self, loop: HasSlots, gather: Callable[[Any], list[Any]] | None) -> None:
+        """Give the optimizer its state. Collective over the workers.
+
+        Args:
+            gather: Returns the values of all workers; None if each worker has all tensors.
+        """
+
+    @abstractmethod
+    def drop_state(self) -> None:
+        """Remove the state that is in slots, or on other ranks, from the optimizer. Local."""
+
+    @abstractmethod
+    def use_state(self, loop: HasSlots) -> None:
+        """Train with the state that the optimizer has. Collective over the workers.
+
+        Raises:
+            JobError: The state is from another optimizer.
+        """
 
     def check_state(self, gather: Callable[[Any], list[Any]]) -> bool:
         """Return whether the optimizer itself has state, for example from ``load_state_dict``. Collective.
@@ -186,38 +166,6 @@ class LiveOptimizer:
                     on_all_ranks=True,
                 )
         return bool(digests[0])
-
-    def set_state(self, loop: HasSlots, gather: Callable[[Any], list[Any]] | None) -> None:
-        """Give the optimizer its state. Collective over the workers.
-
-        Args:
-            gather: Returns the values of all workers; None if each worker has all tensors.
-        """
-        if not isinstance(self.rule, TorchTensors):
-            slots, updates = loop.slots()
-            set_state(self._optimizer, self.rule, self._model, loop.plan.layout, slots, updates)
-        elif gather is not None:
-            for of_worker in gather(self.rule.own_state()):
-                for name, state in of_worker.items():
-                    self._optimizer.state[self.rule.parameters[name]] = state
-
-    def drop_state(self) -> None:
-        """Remove the state that is in slots, or on other ranks, from the optimizer. Local."""
-        if isinstance(self.rule, TorchTensors):
-            self.rule.keep_own_state()
-        else:
-            self._optimizer.state.clear()
-
-    def use_state(self, loop: HasSlots) -> None:
-        """Train with the state that the optimizer has. Collective over the workers.
-
-        Raises:
-            JobError: The state is from another optimizer.
-        """
-        if not isinstance(self.rule, TorchTensors):
-            plan = loop.plan
-            loop.set_slots(*slots_of(self._optimizer, self.rule, self._model, plan.layout, plan.dtype))
-        self.drop_state()
 
     def note_step(self) -> None:
         """Tell schedulers that the optimizer takes a step; otherwise they would warn."""
@@ -279,6 +227,110 @@ class LiveOptimizer:
         parts = {id(part) for schedule in schedules for part in getattr(schedule, "_schedulers", ())}
         whole = [schedule for schedule in schedules if id(schedule) not in parts]
         return sorted(whole, key=lambda schedule: type(schedule).__name__)
+
+
+class OptimizerInSlots(LiveOptimizer):
+    """Tracks an optimizer whose state is in slots of the flat vector."""
+
+    def __init__(self, *arguments: Any, clip_norm: float | None) -> None:
+        super().__init__(*arguments)
+        self._clip_norm, self._followed = clip_norm, self._without_rates
+
+    @property
+    def options(self) -> Options:
+        groups = self._optimizer.param_groups
+        return [{"lr": float(group["lr"]), **options_of(self._optimizer, group)} for group in groups]
+
+    @property
+    def options_of_script(self) -> Options:
+        return self.options
+
+    @property
+    def _without_rates(self) -> Options:
+        return [options_of(self._optimizer, group) for group in self._optimizer.param_groups]
+
+    def has_changed(self) -> bool:
+        super().has_changed()
+        options = self._without_rates
+        if options == self._followed:
+            return False
+        rule = translated(self._optimizer, self._model, self._rates, self._clip_norm)
+        if rule.slots != self.rule.slots:
+            raise JobError(
+                f"the options of {type(self._optimizer).__name__} were changed so that it needs different "
+                f"state: set momentum or amsgrad before making the Trainer"
+            )
+        self.rule, self._followed = rule, options
+        return True
+
+    def set_state(self, loop: HasSlots, gather: Callable[[Any], list[Any]] | None) -> None:
+        slots, updates = loop.slots()
+        set_state(self._optimizer, self.rule, self._model, loop.plan.layout, slots, updates)
+
+    def drop_state(self) -> None:
+        self._optimizer.state.clear()
+
+    def use_state(self, loop: HasSlots) -> None:
+        plan = loop.plan
+        loop.set_slots(*slots_of(self._optimizer, self.rule, self._model, plan.layout, plan.dtype))
+        self.drop_state()
+
+
+class OptimizerOfTensors(LiveOptimizer):
+    """Tracks an optimizer that updates whole tensors; it uses the options that its groups have at each update."""
+
+    rule: TorchTensors
+
+    @property
+    def options(self) -> Options:
+        return [plain_options(group) for group in self._optimizer.param_groups]
+
+    @property
+    def options_of_script(self) -> Options:
+        return [
+            {name: value for name, value in group.items() if name not in self.rule.changed} for group in self.options
+        ]
+
+    def set_state(self, loop: HasSlots, gather: Callable[[Any], list[Any]] | None) -> None:
+        if gather is not None:
+            for of_worker in gather(self.rule.own_state()):
+                for name, state in of_worker.items():
+                    self._optimizer.state[self.rule.parameters[name]] = state
+
+    def drop_state(self) -> None:
+        self.rule.keep_own_state()
+
+    def use_state(self, loop: HasSlots) -> None:
+        self.drop_state()
+
+
+def live_optimizer(
+    optimizer: torch.optim.Optimizer,
+    model: nn.Module,
+    clip_norm: float | None,
+    scheduler: Any,
+    owner: Owner,
+    index: int | None = None,
+) -> LiveOptimizer:
+    """Return the object that tracks an optimizer.
+
+    Args:
+        clip_norm: Maximum Euclidean norm of the whole gradient, or None.
+        index: The optimizer's position if there are several optimizers, else None.
+
+    Raises:
+        JobError: The optimizer or the scheduler is not supported.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise JobError(
+            f"Trainer got the optimizer {type(optimizer).__name__}: must be an optimizer of torch, a list of them, "
+            "or one of mpitrain.optim"
+        )
+    rates = [GroupRate(optimizer, number) for number in range(len(optimizer.param_groups))]
+    rule = translated(optimizer, model, rates, clip_norm, index)
+    if isinstance(rule, TorchTensors):
+        return OptimizerOfTensors(optimizer, model, rule, rates, scheduler, owner)
+    return OptimizerInSlots(optimizer, model, rule, rates, scheduler, owner, clip_norm=clip_norm)
 
 
 def check_same_options(of_workers: Sequence[Options]) -> None:

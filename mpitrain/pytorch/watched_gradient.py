@@ -1,4 +1,4 @@
-"""Gradients that detect when a script uses them: the script then needs the gradients of all workers."""
+"""Gradients that detect when a script uses them: the averages of all workers are then copied to them."""
 
 from __future__ import annotations
 
@@ -26,17 +26,14 @@ _NOT_A_USE = {
     *(getattr(Tensor, name).__get__ for name in _PROPERTIES),
     *(Tensor.size, Tensor.numel, Tensor.dim, Tensor.stride, Tensor.requires_grad_, Tensor.detach_, Tensor.__len__),
 }
-_CLEARS = {Tensor.zero_, torch._foreach_zero_}
 
-
-OnUse = Callable[[bool], None]
+OnUse = Callable[[], None]
 
 
 class WatchedGradient(Tensor):
     """A view of the flat gradient that calls ``on_use`` before an operation of torch reads or changes it.
 
-    The argument of ``on_use`` is whether the operation sets the gradient to zero. Autograd adds to the gradient without
-    a call. The results of operations are ordinary tensors.
+    Autograd adds to the gradient without a call. The results of operations are ordinary tensors.
     """
 
     on_use: OnUse
@@ -48,7 +45,7 @@ class WatchedGradient(Tensor):
         if func not in _NOT_A_USE:
             used = next((leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, WatchedGradient)), None)
             if used is not None:
-                used.on_use(func in _CLEARS)
+                used.on_use()
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs or {})
 

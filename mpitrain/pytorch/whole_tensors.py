@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.dlpack import from_dlpack
 
 from ..core.extra_state import ExtraState, Versioned, values_of
 from ..core.layout import Array
@@ -58,7 +59,7 @@ class TorchTensors(WholeTensorOptimizer):
 
     def update_tensors(self, grads: Mapping[str, Array]) -> None:
         own = {name: gradient for name, gradient in grads.items() if name in self.parameters}
-        gradients = {id(self.parameters[name]): torch.from_numpy(gradient) for name, gradient in own.items()}
+        gradients = {id(self.parameters[name]): from_dlpack(gradient) for name, gradient in own.items()}
         views = {name: self.parameters[name].data for name in own}
         with _restricted(self.optimizer, gradients) as has_parameters:
             if not has_parameters:

@@ -95,32 +95,49 @@ class Part(NamedTuple):
     names: Collection[str]
 
 
-class UpdatesOnRequest(ABC):
-    """Base class of strategies that can divide a step, for loops that change gradients or update several times a step.
+class StepInParts:
+    """Base class of strategies: the parts of a step in a script's own loop, in place of ``Strategy.finish``.
 
-    Such a step calls ``begin``, ``average`` and ``update`` in this order, perhaps several times, and then ``end_step``.
-    It may omit ``update``, or ``average`` and ``update``. It calls neither ``ready`` nor ``finish``. These methods are
-    collective over the workers if ``finish`` is.
+    A backward pass whose gradient is averaged calls ``begin``, ``ready`` and ``average``; other backward passes call
+    none of these. Then ``update`` follows, perhaps several times or not at all, and ``end_step``. The methods are
+    collective over the workers if ``finish`` is, unless they are documented as local.
+
+    The methods of this class leave the gradient as it is, and ``end_step`` calls ``finish``.
 
     Attributes:
-        grads: The vector ``Strategy.grads``, always in host memory.
+        grads: See ``Strategy``.
+        averages_grads: Whether ``average`` may change ``grads``, and ``ready`` may be called during each backward pass.
+        sums_grads: Whether ``average`` adds up the gradients of all workers, which are weighted by ``plan.weight``.
+        has_slots: Whether ``set_slots`` and ``rule_step`` work, and ``vector`` returns slots in host memory.
+        shown_grads: Shape (layout.size,): the gradient that a script sees, once ``fetch_grads`` was called; None if it
+            is ``grads``.
         updates_whole_tensors: Whether the strategy can update with a ``WholeTensorOptimizer``.
         shares_params: Whether other ranks use the same copy of the parameters, so that a script must not change it.
     """
 
+    averages_grads = sums_grads = has_slots = updates_whole_tensors = shares_params = False
     grads: Array
-    updates_whole_tensors = False
-    shares_params = False
+    shown_grads: Array | None = None
 
-    @abstractmethod
-    def begin(self, loss: SupportsFloat) -> None:
-        """See ``Strategy.begin``."""
-
-    @abstractmethod
     def average(self) -> None:
         """Replace ``grads`` with the gradient that ``update`` applies; in ``sync``, the sum over all workers."""
 
-    @abstractmethod
+    def fetch_grads(self) -> None:
+        """Write the gradient to ``shown_grads``, before a script uses it. Local."""
+
+    def begin_batch(self) -> None:
+        """Declare that the script will not see the last gradient any more, which was applied. Local."""
+
+    def begin_backward(self, kept: float | None, averages: bool) -> None:
+        """Prepare ``grads`` for a backward pass. Collective over the node if ``finish`` is collective.
+
+        Args:
+            kept: The factor of the gradient that the script sees, to which the pass adds; None if it begins at zero.
+            averages: Whether ``average`` follows; otherwise the script sees this worker's own gradient.
+        """
+        if kept is not None and kept != 1:
+            self.grads *= self.grads.dtype.type(kept)
+
     def update(self, part: Part | None = None) -> None:
         """Update the parameters with ``grads``, unless ``average`` has seen a loss that ``--nan`` does not accept.
 
@@ -128,39 +145,45 @@ class UpdatesOnRequest(ABC):
             part: The parameters to update, with a ``WholeTensorOptimizer``; None for all parameters.
         """
 
-    def change_params(self, change: Callable[[], object]) -> None:
-        """Call a function that changes the parameters, once for each copy of them. Collective over the workers."""
-        change()
-
-    @abstractmethod
     def end_step(self, updated: bool, complete: bool) -> None:
         """End the step, whose loss ``begin`` has set.
 
         Args:
             updated: Whether ``update`` was called.
             complete: Whether no gradient is left for a later step; checkpoints do not contain such gradients.
-        """
 
-    @abstractmethod
+        Raises:
+            JobError: The mode needs an update in each step.
+        """
+        if not (updated and complete):
+            raise JobError("this mode needs an update in each step: call trainer.step() for every batch")
+        self.ready(0)  # type: ignore[attr-defined]
+        self.finish()  # type: ignore[attr-defined]
+
+    def change_params(self, change: Callable[[], object]) -> None:
+        """Call a function that changes the parameters, once for each copy of them. Collective over the workers."""
+        raise JobError("trainer.change_parameters needs --mode sync or local on CPUs")
+
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Update with this optimizer, which has other options but the same slots, from now on. Local."""
+        raise JobError(
+            "an option of the optimizer other than the learning rate was changed, which needs --mode sync or local on "
+            "CPUs; for OneCycleLR and CyclicLR pass cycle_momentum=False"
+        )
 
     def set_slots(self, slots: Mapping[str, Array], updates: int) -> None:
-        """Set the optimizer's slots, between two steps. Collective over the workers.
+        """Set the optimizer's slots, between two steps, if ``has_slots``. Collective over the workers.
 
         Args:
             slots: By name, shape (layout.size,) each; the same on all workers in ``sync``.
             updates: The number of updates that produced the slots.
-
-        Raises:
-            JobError: The slots of this strategy cannot be set.
         """
-        raise JobError(f"optimizer.load_state_dict does not work with {type(self).__name__}")
+        raise NotImplementedError
 
     @property
     def rule_step(self) -> int:
-        """The number of updates, including the ``updates`` given to ``set_slots``. Local."""
-        raise JobError(f"optimizer.state_dict does not work with {type(self).__name__}")
+        """The number of updates, including the ``updates`` given to ``set_slots``; if ``has_slots``. Local."""
+        raise NotImplementedError
 
 
 class DefersParams(ABC):

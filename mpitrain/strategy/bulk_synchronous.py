@@ -13,7 +13,7 @@ from ..core.layout import Array
 from ..monitor.trace import span
 from ..plan.plan import Plan
 from ..plan.progress import ConsistentPoint, Progress, WorkItem
-from .base import PauseRequests, SharedVectors, Stats, StepResult
+from .base import PauseRequests, SharedVectors, Stats, StepInParts, StepResult
 from .non_finite import NonFinitePolicy
 from .tensor_updates import TensorUpdates
 
@@ -25,7 +25,7 @@ _NAMESPACE = "updates"  # namespace of the extra state
 _NO_REASONS: frozenset[str] = frozenset()
 
 
-class BulkSynchronous:
+class BulkSynchronous(StepInParts):
     """Counts steps and examples; subclasses do the rest of ``base.Strategy``.
 
     A subclass sets ``params``, ``grads`` and ``initial_vectors``, and implements ``finish``, ``vector`` and ``close``.

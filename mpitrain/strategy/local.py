@@ -7,7 +7,7 @@ With ``local_after``, the workers average their gradients until that step, as in
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from ..optim.whole_tensors import WholeTensorOptimizer
 from ..plan.plan import Plan
 from ..plan.progress import Progress
 from .averaging import Averaging, ElasticAveraging, MeanOfWorkers
-from .base import Part, Stats, StepResult, UpdatesOnRequest
+from .base import Part, Stats, StepResult
 from .bulk_synchronous import BulkSynchronous
 from .outer_optimizer import OuterOptimization
 from .tensor_updates import TensorUpdates
@@ -37,13 +37,13 @@ _LOSS, _COUNTED, _SKIPPED, _FLAGS, _KIND = range(5)
 _AVERAGES, _AGREES = range(2)  # the next action of a worker that sends its status
 
 
-class Local(BulkSynchronous, UpdatesOnRequest):
-    """Local SGD in all its forms; see ``base.Strategy`` and ``base.UpdatesOnRequest`` for the methods.
+class Local(BulkSynchronous):
+    """Local SGD in all its forms; see ``base.Strategy`` and ``base.StepInParts`` for the methods.
 
     ``finish`` is collective over the workers in a step that averages, else local.
     """
 
-    updates_whole_tensors = True
+    averages_grads = has_slots = updates_whole_tensors = True
 
     def __init__(self, cluster: Cluster, plan: Plan, devices: Sequence[Device], state: TrainingState) -> None:
         super().__init__(cluster, plan)
@@ -56,6 +56,7 @@ class Local(BulkSynchronous, UpdatesOnRequest):
         self._updater = plan.updater(self._own, state.frozen)
         if isinstance(plan.optimizer, WholeTensorOptimizer):
             self.tensors = TensorUpdates(plan.optimizer, plan.layout, state.frozen, (0, size))
+        self._has_averaged = False  # whether this step has called ``average``
         self._accepts = True  # whether ``--nan`` accepts all losses since the last update
         self._mean = MeanAllreduce(hierarchy, size, plan.dtype)
         self._first_local_step = parallel.first_local_step
@@ -94,16 +95,23 @@ class Local(BulkSynchronous, UpdatesOnRequest):
 
     def average(self) -> None:
         """Check the loss; unless the workers train alone, also average the gradients."""
+        self._has_averaged = True
         if self.progress.step < self._first_local_step:
             self._average_gradients()
         else:
-            worker = self._hierarchy.comm.rank
-            self._accepts &= self.non_finite.check_own(float(self.loss), worker, self.progress.step)
+            self._check_own()
+
+    def _check_own(self) -> None:
+        worker = self._hierarchy.comm.rank
+        self._accepts &= self.non_finite.check_own(float(self.loss), worker, self.progress.step)
 
     def update(self, part: Part | None = None) -> None:
         self.await_release()
         if self._accepts:
             self._update(part)
+
+    def change_params(self, change: Callable[[], object]) -> None:
+        change()
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         self._updater.set_optimizer(optimizer)
@@ -115,9 +123,10 @@ class Local(BulkSynchronous, UpdatesOnRequest):
         self.step_offset = updates - self.progress.step
 
     def end_step(self, updated: bool, complete: bool) -> None:
-        if not updated:
-            self.average()
-            self.step_offset -= 1
+        if not self._has_averaged:
+            self._check_own()
+        self._has_averaged = False
+        self.step_offset -= not updated
         loss, accepted = float(self.loss), self._accepts
         self._accepts |= complete
         self.await_release()

@@ -16,7 +16,7 @@ from ..errors import ConfigError
 from ..optim.whole_tensors import WholeTensorOptimizer
 from ..plan.modes import MODES
 from ..plan.plan import Plan
-from .base import Strategy, UpdatesOnRequest
+from .base import StepInParts, Strategy
 from .bulk_synchronous import BulkSynchronous
 from .ps import backup_server
 from .ps.asynchronous import AsyncStore
@@ -46,9 +46,16 @@ def make_strategy(cluster: Cluster, plan: Plan, devices: Sequence[Device], state
         make = _load(mode.strategy) if mode.name in MODES else _load_class(mode.strategy)
     strategy = make(cluster, plan, devices, state)
     with cluster.training.agree("making the strategy"):
-        can_update = isinstance(strategy, UpdatesOnRequest) and strategy.updates_whole_tensors
-        if isinstance(plan.optimizer, WholeTensorOptimizer) and (devices[0].is_gpu or not can_update):
-            raise ConfigError(f"{plan.optimizer.name} updates whole tensors: it needs --mode sync or local, on CPUs")
+        if plan.shows_grads and not isinstance(strategy, StepInParts):
+            raise ConfigError(
+                f"--mode {mode.name}: with a Trainer, the class must be derived from mpitrain.strategy.base.StepInParts"
+            )
+        can_update = isinstance(strategy, StepInParts) and strategy.updates_whole_tensors
+        on_host = devices[0].is_gpu and not devices[0].owns(strategy.params)
+        if isinstance(plan.optimizer, WholeTensorOptimizer) and (on_host or not can_update):
+            raise ConfigError(
+                f"{plan.optimizer.name} updates whole tensors: it needs --mode sync, or --mode local on CPUs"
+            )
         missing = [name for name in _SET_BY_INSTANCES if not hasattr(strategy, name)]
         if missing:
             raise ConfigError(f"--mode {mode.name}: the constructor must set {', '.join(missing)}")

@@ -26,10 +26,12 @@ from ..core.layout import Array
 from ..core.ranges import Bucket
 from ..core.training_state import TrainingState
 from ..monitor.trace import span
+from ..optim.whole_tensors import WholeTensorOptimizer
 from ..plan.plan import Plan
 from ..plan.progress import Progress
-from .base import Stats, StepResult
+from .base import Part, Stats, StepResult
 from .bulk_synchronous import BulkSynchronous
+from .tensor_updates import TensorUpdates
 
 if TYPE_CHECKING:
     from ..gpu.allreduce.transport import GpuTransport
@@ -62,6 +64,8 @@ class SyncGpu(BulkSynchronous):
     ``devices[0]`` is this worker's device, or the first of several.
     """
 
+    averages_grads = sums_grads = updates_whole_tensors = True
+
     def __init__(self, cluster: Cluster, plan: Plan, devices: Sequence[Any], state: TrainingState) -> None:
         from ..gpu.grad_scaler import GradScaler
         from ..gpu.ops.updates import copy_loss
@@ -83,10 +87,13 @@ class SyncGpu(BulkSynchronous):
             state.loss_scale = self._scaler.scale
             how = plan.optimizer, plan.layout, self._on_device, plan.moving_average
             self._gpu_update = GpuUpdate(device, *how, self._scaler.state, state.frozen)
+        if isinstance(plan.optimizer, WholeTensorOptimizer):  # every worker updates all tensors
+            self.tensors = TensorUpdates(plan.optimizer, plan.layout, state.frozen, (0, size))
         self.params, self.grads = self._on_device["params"], self._sent[:size]
         self._buckets = _with_loss(plan.buckets)
         self._transport: GpuTransport | None = None
-        self._started = 0  # number of buckets whose sum has begun in this step
+        self._started = 0  # number of buckets whose sum has begun since ``begin``
+        self._has_averaged = False  # whether this step has averaged
         self._squared_norm: Any = None  # squared norm of this step's gradient, on the device, if it was measured
         self._pending: deque[_PendingStep] = deque()
         self._free: list[_PendingStep] = []
@@ -117,6 +124,10 @@ class SyncGpu(BulkSynchronous):
             with self._device.activate():
                 self._copy_loss(self.loss, self._sent[-1:])
 
+    def begin_backward(self, kept: float | None, averages: bool) -> None:
+        with self._device.activate():
+            super().begin_backward(kept, averages)
+
     def ready(self, start: int) -> None:
         if self._transport is None:
             return
@@ -126,14 +137,48 @@ class SyncGpu(BulkSynchronous):
                 self._started += 1
 
     def finish(self) -> None:
+        self.average()
+        self.update()
+        self.end_step(updated=True, complete=True)
+
+    @span("average")
+    def average(self) -> None:
         with self._device.activate():
-            self._average()
-            self._update()
-            self._record_result()
+            if self._transport is not None:
+                self._transport.finish()
+                self._wait_if_traced()
+            self._scaler.decide(self.grads, self.loss, self.loss if self._transport is None else self._sent[-1:])
+        self._has_averaged = True
+
+    @span("update")
+    def update(self, part: Part | None = None) -> None:
+        with self._device.activate():
+            # The device decides whether ``_gpu_update`` has an effect; torch's optimizers run on the host's order.
+            if self.tensors is not None and self._scaler.accepts():
+                self.tensors.update(self.grads, None if part is None else part.names)
+            self._squared_norm = self._gpu_update(self.grads, self.rule_step, self.measures_norm)
+            self._wait_if_traced()
+
+    def end_step(self, updated: bool, complete: bool) -> None:
+        if self._has_averaged:
+            with self._device.activate():
+                self._record_result(updated)
+            self.advance()
+        else:
+            self._count_local_step()
+        self._has_averaged = False
+        self.step_offset -= not updated
         flags = self._exchange_flags()
-        self.advance()
-        self.enter_consistent_point(flags)
+        if complete or self.progress.step >= self.plan.train_steps:
+            self.enter_consistent_point(flags)
         self._read(0 if self.has_ended else _LAG)
+
+    def _count_local_step(self) -> None:
+        """Count a step that has not averaged. Collective over the workers; waits for the device."""
+        self._collect_results(0)
+        losses = np.array(self._hierarchy.comm.allgather(float(self.loss[0])))
+        self.non_finite.check(float(losses.sum()), losses, self.progress.step)
+        self.count(float(losses.sum()), True)
 
     @property
     def result(self) -> StepResult:
@@ -168,25 +213,12 @@ class SyncGpu(BulkSynchronous):
 
     # Operations on the device.
 
-    @span("average")
-    def _average(self) -> None:
-        """Wait for the sum of all workers' gradients, on every device."""
-        if self._transport is not None:
-            self._transport.finish()
-            self._wait_if_traced()
-
-    @span("update")
-    def _update(self) -> None:
-        self._scaler.decide(self.grads, self.loss, self.loss if self._transport is None else self._sent[-1:])
-        self._squared_norm = self._gpu_update(self.grads, self.progress.step, self.measures_norm)
-        self._wait_if_traced()
-
     def _wait_if_traced(self) -> None:
         """Wait for the device, so that durations can be measured."""
         if self.plan.config.output.trace:
             self._device.compute.wait()
 
-    def _record_result(self) -> None:
+    def _record_result(self, updated: bool) -> None:
         """Enqueue a copy of the step's result to the host."""
         from ..gpu.stream import pinned
 
@@ -196,7 +228,7 @@ class SyncGpu(BulkSynchronous):
             pending = _PendingStep(0, pinned((3,), np.float64), pinned((1,), np.float64), False, None)
         compute = self._device.compute
         compute.copy_to_host(self._scaler.results, pending.results)
-        pending.measured = self.measures_norm
+        pending.measured = self.measures_norm and updated
         if pending.measured:
             compute.copy_to_host(self._squared_norm, pending.squared_norm)
         pending.step, pending.done = self.progress.step, compute.record(pending.done)

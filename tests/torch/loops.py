@@ -6,6 +6,7 @@ As a script, this file runs all loops, or the named loops, with a Trainer, and s
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import os
 import signal
@@ -49,6 +50,7 @@ class Tools(NamedTuple):
     batches: Any
     backward: Callable[..., object]
     mean: Callable[[Any], float]
+    no_sync: Callable[[], Any]
     change: Callable[[Callable[[], object]], object]
 
 
@@ -102,6 +104,58 @@ def accumulate(tools: Tools, optimizer: torch.optim.Optimizer) -> None:
                 optimizer.step()
                 optimizer.zero_grad()
         schedule.step()
+
+
+def unsynchronized(tools: Tools, optimizer: torch.optim.Optimizer) -> None:
+    """Accumulate the gradients of two batches, of which only the last is averaged; and two passes over that batch."""
+    for _ in tools.epochs(EPOCHS):
+        for index, (inputs, labels) in enumerate(tools.batches):
+            if index % 2 == 0:
+                with tools.no_sync():
+                    tools.backward(loss_of(tools, inputs, labels) / 2)
+                continue
+            tools.backward(loss_of(tools, inputs, labels) / 4)
+            tools.backward(loss_of(tools, inputs, labels) / 4)
+            nn.utils.clip_grad_norm_(tools.model.parameters(), 0.05)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def never_synchronized(tools: Tools, optimizer: torch.optim.Optimizer) -> None:
+    """Let ``step`` average: no backward pass does."""
+    for _ in tools.epochs(EPOCHS):
+        for inputs, labels in tools.batches:
+            with tools.no_sync():
+                tools.backward(loss_of(tools, inputs, labels) / 2)
+                tools.backward(loss_of(tools, inputs, labels) / 2)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def noise(tools: Tools, optimizer: torch.optim.Optimizer) -> None:
+    """Add the same noise to the gradients on all ranks, and read parameters between backward and step."""
+    generator = torch.Generator().manual_seed(3)
+    for _ in tools.epochs(EPOCHS):
+        for inputs, labels in tools.batches:
+            tools.backward(loss_of(tools, inputs, labels))
+            for parameter in tools.model.parameters():
+                assert parameter.grad is not None
+                parameter.grad.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64), alpha=0.01)
+                parameter.grad.add_(parameter.detach(), alpha=0.1)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+
+
+def gradient_penalty(tools: Tools, optimizer: torch.optim.Optimizer) -> None:
+    """Add the squared norm of the gradient with respect to the inputs to the loss."""
+    for _ in tools.epochs(EPOCHS):
+        for inputs, labels in tools.batches:
+            inputs = inputs.clone().requires_grad_()
+            outputs = tools.model(inputs)
+            (slopes,) = torch.autograd.grad(outputs.square().sum(), inputs, create_graph=True)
+            tools.backward(nn.functional.cross_entropy(outputs, labels) + slopes.square().sum(1).mean())
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 def scaler(tools: Tools, optimizer: torch.optim.Optimizer) -> None:
@@ -258,6 +312,16 @@ def both(tools: Tools, optimizers: list[torch.optim.Optimizer]) -> None:
                 schedule.step()
 
 
+def together(tools: Tools, optimizers: list[torch.optim.Optimizer]) -> None:
+    for _ in tools.epochs(EPOCHS):
+        for inputs, labels in tools.batches:
+            for optimizer in optimizers:
+                optimizer.zero_grad(set_to_none=False)
+            tools.backward(loss_of(tools, inputs, labels))
+            for optimizer in optimizers:
+                optimizer.step()
+
+
 def used(make: Callable[[nn.Module], torch.optim.Optimizer]) -> Callable[[nn.Module], torch.optim.Optimizer]:
     """Return a function that makes an optimizer with the state of three steps."""
 
@@ -279,6 +343,7 @@ LOOPS = {
     "adversarial": Loop(adversarial, two_adams),
     "by hand": Loop(by_hand, lambda model: torch.optim.Adam(model.parameters(), 0.02)),
     "alternating": Loop(alternating, two_adams),
+    "together": Loop(together, two_adams),
     "muon and adamw": Loop(both, muon_and_adamw),
     "global norm": Loop(restored, lambda model: GlobalNorm(model.parameters(), 0.05)),
     "adafactor": Loop(clip, lambda model: torch.optim.Adafactor(model.parameters(), 0.05)),
@@ -292,6 +357,10 @@ LOOPS = {
         scheduled(lambda optimizer: ExponentialLR(optimizer, 0.9)),
         lambda model: RowNorm([{"params": [p]} for p in model.parameters()], 0.05),
     ),
+    "unsynchronized": Loop(unsynchronized),
+    "never synchronized": Loop(never_synchronized),
+    "noise": Loop(noise),
+    "gradient penalty": Loop(gradient_penalty),
     "clip": Loop(clip),
     "penalty": Loop(penalty, momentum),
     "two losses": Loop(two_losses),
@@ -362,7 +431,16 @@ def plain(name: str) -> list[np.ndarray]:
     model = make_model()
     optimizer = LOOPS[name].make(model)
     LOOPS[name].train(
-        Tools(model, epochs, Batches(), lambda loss, *_: loss.backward(), float, lambda function: function()), optimizer
+        Tools(
+            model,
+            epochs,
+            Batches(),
+            lambda loss, *_: loss.backward(),
+            float,
+            contextlib.nullcontext,
+            lambda function: function(),
+        ),
+        optimizer,
     )
     return [parameter.detach().numpy() for parameter in model.parameters()]
 
@@ -373,12 +451,14 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=list(LOOPS))
     parser.add_argument("--mode", default="sync")
     parser.add_argument("--kill-at", type=int)
+    parser.add_argument("--accumulate-steps", type=int, default=1)
     arguments = parser.parse_args()
     killed = arguments.out / "killed"
     for name in arguments.names:
         model = make_model()
         optimizer = LOOPS[name].make(model)
         options = {"run_dir": arguments.out / name, "dtype": "float64", "threads": 1, "log_steps": 0, "save_steps": 4}
+        options["accumulate_steps"] = arguments.accumulate_steps
         trainer = mpitrain.Trainer(model, optimizer, mode=arguments.mode, seed=SEED, **options)
 
         def backward(loss: torch.Tensor, *optimizer: Any, trainer: mpitrain.Trainer = trainer) -> None:
@@ -387,9 +467,10 @@ def main() -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             trainer.backward(loss, *optimizer)
 
-        batches = trainer.loader([*zip(*make_data(), strict=True)], TOTAL // trainer.size)
+        batches = trainer.loader([*zip(*make_data(), strict=True)], TOTAL // trainer.size // arguments.accumulate_steps)
         LOOPS[name].train(
-            Tools(model, trainer.epochs, batches, backward, trainer.mean, trainer.change_parameters), optimizer
+            Tools(model, trainer.epochs, batches, backward, trainer.mean, trainer.no_sync, trainer.change_parameters),
+            optimizer,
         )
         if trainer.chief:
             np.savez(arguments.out / f"{name}.npz", *(parameter.detach().numpy() for parameter in model.parameters()))

@@ -89,17 +89,6 @@ def commit(fault: str, trainer: mpitrain.Trainer, model: nn.Module, optimizer: t
         os.kill(os.getpid(), signal.SIGKILL)
     if fault == "optimizer":
         optimizer.step()
-    if fault == "clip":
-        nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
-    if fault == "rate":
-        optimizer.param_groups[0]["lr"] = 0.5
-    if fault == "beta":
-        optimizer.param_groups[0]["betas"] = (0.5, 0.9)
-    if fault == "replaced gradient":
-        first = next(model.parameters())
-        first.grad = torch.zeros_like(first)
-    if fault == "twice":
-        trainer.backward(sum(parameter.sum() for parameter in model.parameters()))
     if fault == "closure":
         optimizer.step(lambda: 0.0)
     if fault == "group":

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from ..support.launch import Mpi
-from . import support, test_metrics, test_trainer
+from . import support, test_loops, test_metrics, test_trainer
 
+ON_CPUS = ("by hand", "rates", "one cycle", *(name for name in test_loops.OWN if name.startswith(("restored", "used"))))
 PROGRAM = Path(__file__).with_name("on_simulated_gpu.py")
 
 
@@ -77,6 +78,20 @@ def test_a_loop_of_ones_own(openmpi: Mpi, simulated: dict[str, str], flags: tupl
     assert done.returncode == 0, done.stdout + done.stderr
     assert "on GPUs" in done.stdout
     support.assert_close(support.newest(tmp_path), test_trainer.plain_loop("mlp", "adam", 2), 1e-10)
+
+
+@pytest.mark.parametrize(("n", "flags"), [(1, ()), (2, ("--bucket-bytes", "100"))])
+def test_loops_train_as_in_plain_torch(
+    openmpi: Mpi, simulated: dict[str, str], n: int, flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Not those that set the state, or other options than the learning rate, of elementwise optimizers."""
+    names = [name for name in test_loops.OWN if name not in ON_CPUS]
+    words = ("train", "--device", "gpu", *flags, test_loops.SCRIPT, tmp_path, *names)
+    done = openmpi.run(n, PROGRAM, *words, env=simulated, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {path.stem for path in tmp_path.glob("*.npz")} == set(names)
+    for name in names:
+        test_loops.assert_plain(name, [*np.load(tmp_path / f"{name}.npz").values()])
 
 
 @pytest.mark.parametrize(("n", "mode"), [(2, "sync"), (1, "async")])

@@ -56,6 +56,14 @@ def test_loops_train_as_in_plain_torch(
         assert_plain(name, parameters)
 
 
+def test_gradients_of_parts_of_a_batch_are_added_up(openmpi: Mpi, tmp_path: Path) -> None:
+    """The loop runs for each part, but zeroes, clips and changes gradients of whole batches only."""
+    names = ("clip", "muon", "together", "used", "gradient penalty")
+    trained = train(openmpi, 2, tmp_path, *names, "--accumulate-steps", 3)
+    for name in names:
+        assert_plain(name, trained[name])
+
+
 @pytest.mark.parametrize("name", ["one cycle", "accumulate", "plateau", "adafactor", "counting", "used", "alternating"])
 def test_a_killed_loop_resumes_with_its_schedule(openmpi: Mpi, name: str, tmp_path: Path) -> None:
     trained = train(openmpi, 2, tmp_path, name, "--kill-at", 6, launch=("--max-restarts", 1))

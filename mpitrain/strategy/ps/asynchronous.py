@@ -70,7 +70,8 @@ class Async(PsStrategy):
         if plan.worker_momentum is not None:
             remote = [part for shard in self._remote_shards for part in shard.ranges]
             self._momentum = WorkerMomentum(plan.worker_momentum, store.residual, remote, plan.layout, plan.dtype)
-        self._early = devices[0].is_gpu and self._measure is None and self._momentum is None
+        # A script may change the gradient after the backward pass.
+        self._early = devices[0].is_gpu and self._measure is None and self._momentum is None and not plan.shows_grads
         self._counts_lead = plan.config.mode.bounds_staleness
         self._posted: set[int] = set()  # the shards that this gradient was sent to
 

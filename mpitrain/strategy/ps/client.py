@@ -18,7 +18,7 @@ from ...core.layout import Array
 from ...core.training_state import TrainingState
 from ...monitor.trace import span
 from ...plan.progress import ConsistentPoint, Progress, WorkItem
-from ..base import PauseRequests, Stats, StepResult
+from ..base import PauseRequests, Stats, StepInParts, StepResult
 from ..non_finite import NonFinitePolicy
 from .coordinator import END, PAUSE, CoordinatorState, StepCoordinator
 from .remote import PrefetchingShard, RemoteShard
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 _NAMESPACE = "unsent gradients"  # namespace of the extra state
 
 
-class PsStrategy:
+class PsStrategy(StepInParts):
     """The common part of the modes with servers; see ``base.Strategy`` for the methods.
 
     All methods are local, except ``start``, ``next`` before and after a ``ConsistentPoint``, ``snapshot``,
