@@ -228,7 +228,7 @@ class Channel:
             yield self._staging.publish()
             return rows
         self._own.numpy()[: len(words)] = words
-        yield from self._collectives.all_gather(list(self._rows.unbind()), self._own)
+        yield from self._collectives.all_gather(self._rows.unbind(), [self._own])
         return self._rows.numpy()
 
     def _exchange(self, rows: Array, text: bytes) -> Generator[Condition, None, list[list[Request]]]:
@@ -237,7 +237,7 @@ class Channel:
         own = torch.zeros(max(lengths), dtype=torch.uint8, device="cpu")
         own.numpy()[: len(text)] = np.frombuffer(text, np.uint8)
         received = torch.zeros((self.size, len(own)), dtype=torch.uint8, device="cpu")
-        yield from self._collectives.all_gather(list(received.unbind()), own)
+        yield from self._collectives.all_gather(received.unbind(), [own])
         texts = [row.numpy()[:n].tobytes() for row, n in zip(received, lengths, strict=True)]
         return [[Request(*fields) for fields in pickle.loads(one)] if one else [] for one in texts]
 

@@ -108,7 +108,7 @@ class Execution:
             reduction = reduction_for(request.op, request.dtype)
             _scale_all(flats, before)
             for part in _batches(flats, self._fusion_bytes):
-                yield from self._collectives.all_reduce_fused(part, reduction, is_staged)
+                yield from self._collectives.all_reduce(part, reduction, is_staged)
                 is_staged = False
             _scale_all(flats, after)
         for _, handle in group:
@@ -117,7 +117,7 @@ class Execution:
 
     def _adasum(self, flat: Tensor) -> Steps:
         parts = [torch.empty_like(flat) for _ in range(self._size)]
-        yield from self._collectives.all_gather(parts, flat)
+        yield from self._collectives.all_gather(parts, [flat])
         flat.copy_(combine(parts))
 
     def _reducescatter(self, request: Request, handle: Handle) -> Steps:
@@ -131,7 +131,7 @@ class Execution:
                 tensor = tensor.clone()  # the input must not change
                 scale(tensor, request.scales[0])
             parts = [_padded(part, output) for part in tensor.split(counts)]
-            yield from self._collectives.reduce_scatter(output.view(-1), parts, reduction)
+            yield from self._collectives.reduce_scatter([output.view(-1)], parts, reduction)
             scale(output, request.scales[1])
             outputs.append(output[: counts[self._rank]])
         self._ended(handle, outputs)
@@ -141,19 +141,19 @@ class Execution:
     def _broadcast(self, request: Request, handle: Handle) -> Steps:
         assert request.root is not None
         for tensor in handle.tensors:
-            yield from self._collectives.broadcast(tensor, request.root)
+            yield from self._collectives.broadcast([tensor], request.root)
         self._ended(handle, handle.tensors)
 
     def _allgather(self, request: Request, handle: Handle) -> Steps:
         rows = torch.tensor([tensor.shape[0] for tensor in handle.tensors], device="cpu")
         counts = [torch.empty_like(rows) for _ in range(self._size)]
-        yield from self._collectives.all_gather(counts, rows)
+        yield from self._collectives.all_gather(counts, [rows])
         outputs = []
         for tensor, of_ranks in zip(handle.tensors, torch.stack(counts, 1).tolist(), strict=True):
             largest, shape = max(of_ranks), tensor.shape[1:]
             gathered = tensor.new_empty((self._size, largest, *shape))
             own = _padded(tensor, gathered[0])
-            yield from self._collectives.all_gather(list(gathered.view(self._size, -1).unbind()), own)
+            yield from self._collectives.all_gather(list(gathered.view(self._size, -1).unbind()), [own])
             equal = all(count == largest for count in of_ranks)
             parts = [gathered[rank, :count] for rank, count in enumerate(of_ranks)]
             outputs.append(gathered.view(-1, *shape) if equal and gathered.numel() else torch.cat(parts))
@@ -162,7 +162,7 @@ class Execution:
     def _alltoall(self, request: Request, handle: Handle) -> Steps:
         assert handle.splits is not None
         splits = [torch.empty_like(handle.splits) for _ in range(self._size)]
-        yield from self._collectives.all_gather(splits, handle.splits)
+        yield from self._collectives.all_gather(splits, [handle.splits])
         received = [int(row[self._rank]) for row in splits]
         (tensor,) = handle.tensors
         output = tensor.new_empty((sum(received), *tensor.shape[1:]))
