@@ -34,13 +34,13 @@ from .negotiation import Negotiation, Ready
 from .notices import Notices
 from .request import Handle, Request, title
 from .settings import Settings
-from .stalls import Action, StallCheck
 from .timeline import Timeline
 
 _WORDS = 1024  # words of a rank's announcement: the number of pairs, bytes of new requests, and the pairs
 _HEADER = 2
 _LARGEST_NUMBER = 1 << 30
 _LOOK_S = 0.25  # interval of the checks for ranks that have ended
+_ANSWER_S = 2.0  # time for the other ranks to report what they have submitted
 _PAUSE_S = 5e-3  # pause after a cycle in which no rank has announced anything
 
 
@@ -89,7 +89,7 @@ class Channel:
         self._not_before = 0.0  # when the next cycle may begin if there is nothing to announce
         self._notices = Notices(self.members.messages)
         self._looked = 0.0
-        self._stalls = StallCheck(settings.stall_s, settings.shutdown_s)
+        self._asked, self._next_report = False, 0.0  # of operations that have waited long
         self.committed = False
         self.completed = 0.0
         self.error: Exception | None = None
@@ -292,14 +292,20 @@ class Channel:
             self._check_stalled(now)
 
     def _check_stalled(self, now: float) -> None:
-        match self._stalls.check(now, [handle.submitted for handle in self._waiting()]):
-            case Action.ASK:
-                self._notices.ask()
-            case Action.REPORT:
-                for line in self._late(now, for_all=False):
-                    print(f"mpitrain: {line}", file=sys.stderr, flush=True)
-            case Action.FAIL:
-                self._fail(f"not submitted by all ranks in time: {'; '.join(self._late(now, for_all=True))}")
+        """Report operations that have waited long, after asking what the other ranks have submitted."""
+        stall_s, shutdown_s = self._settings.stall_s, self._settings.shutdown_s
+        age = now - min((handle.submitted for handle in self._waiting()), default=now)
+        if shutdown_s is not None and age > shutdown_s:
+            self._fail(f"not submitted by all ranks in time: {'; '.join(self._late(now, for_all=True))}")
+        elif stall_s is None or age <= stall_s or now < self._next_report:
+            return
+        elif not self._asked:
+            self._notices.ask()
+            self._asked, self._next_report = True, now + _ANSWER_S
+        else:
+            for line in self._late(now, for_all=False):
+                print(f"mpitrain: {line}", file=sys.stderr, flush=True)
+            self._asked, self._next_report = False, now + stall_s
 
     def _late(self, now: float, for_all: bool) -> list[str]:
         """Describe the operations that wait for other ranks.

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from .. import world
 from ..process_sets import ProcessSet, global_process_set
-from .allgather import allgather
-from .broadcast import broadcast_, broadcast_async_
+from .operations import allgather, broadcast_, broadcast_async_
 from .submission import synchronize
 
 

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from ..process_sets import ProcessSet, global_process_set
 from ..request import Handle, ReduceOp
-from .allreduce import allreduce_, grouped_allreduce_async_
 from .compression import Compression, Compressor, check_compression, compress
 from .functions import broadcast_object
-from .sparse import sparse_allreduce_async
+from .operations import allreduce_, grouped_allreduce_async_, sparse_allreduce_async
 from .submission import Adasum, Average, synchronize
 
 Named = list[tuple[str, nn.Parameter]]
