@@ -53,7 +53,7 @@ def DistributedOptimizer(  # noqa: N802
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(f"DistributedOptimizer takes an optimizer of torch.optim, not {type(optimizer).__name__}")
-    if is_distributed(optimizer):
+    if isinstance(optimizer, _Distributed):
         raise ValueError("the optimizer is distributed already; call DistributedOptimizer once")
     op = ReduceOp(op)
     check_compression(compression)
@@ -75,11 +75,6 @@ def DistributedOptimizer(  # noqa: N802
     wrapped._set_up(named, compression, backward_passes_per_step, op, gradient_predivide_factor, sparse_as_dense)
     wrapped._start(groups, process_set)
     return wrapped
-
-
-def is_distributed(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether ``DistributedOptimizer`` has made the optimizer. Local."""
-    return isinstance(optimizer, _Distributed)
 
 
 def _named(optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, nn.Parameter]] | None) -> Named:
