@@ -11,17 +11,16 @@ not depend on timing or on the MPI library, and are bit-identical on all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from ..comm.mpi import MPI
 from ..core.ranges import aligned_range
-from .internode import MESSAGE_BYTES, Steps, messages_of, reduce_chunk
+from .internode import MESSAGE_BYTES, Condition, Steps, messages_of, reduce_chunk
 from .members import Members
 from .reductions import Reduction
-from .staging import Staging
 
 _DIVIDED_BYTES = 32 << 10  # each rank reduces smaller blocks completely; larger blocks are divided among the ranks
 
@@ -29,10 +28,10 @@ _DIVIDED_BYTES = 32 << 10  # each rank reduces smaller blocks completely; larger
 class Collectives:
     """The operations of one process group."""
 
-    def __init__(self, members: Members, staging: Staging) -> None:
-        self._members, self._staging = members, staging
-        self._rank, self._size = staging.rank, staging.size
-        self._alone, self._one_node = staging.size == 1, members.on_one_node
+    def __init__(self, members: Members) -> None:
+        self._members, self._staging = members, members.staging
+        self._rank, self._size = members.staging.rank, members.staging.size
+        self._alone, self._one_node = self._size == 1, members.on_one_node
         self._internode = members.hierarchy.internode
 
     def barrier(self) -> Steps:
@@ -171,7 +170,7 @@ class Collectives:
         The block is published with this rank's next phase. Even if no operation follows, all ranks must call this or
         ``skip``: blocks alternate between two buffers.
         """
-        if not self._one_node or self._alone or not any(flat.numel() for flat in flats):
+        if not self._one_node or self._alone or not any(map(Tensor.numel, flats)):
             return False
         self._write_block(next(_blocks(flats, self._block(flats[0]))))
         return True
@@ -186,7 +185,7 @@ class Collectives:
         Args:
             is_staged: Whether ``stage`` has written the first block, which all ranks have published since.
         """
-        is_empty = not any(flat.numel() for flat in flats)
+        is_empty = not flats[0].numel() and not any(map(Tensor.numel, flats))
         if is_empty or self._alone:
             yield self._staging.publish()
         if is_empty:
@@ -209,21 +208,10 @@ class Collectives:
         Args:
             tensor: The sparse tensor; ranks may have different non-zero elements, and different numbers of them.
         """
-        own, size = tensor.detach().coalesce(), self._members.size
-        counts = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(size)]
-        yield from self.all_gather(counts, [torch.tensor([own._nnz()], device="cpu")])
-        largest = max(int(count) for count in counts)
-        indices = torch.zeros((largest, own.sparse_dim()), dtype=torch.int64, device="cpu")
-        values = own.values().new_zeros((largest, *own.values().shape[1:]))
-        indices[: own._nnz()], values[: own._nnz()] = own.indices().t(), own.values()
-        all_indices = [torch.empty(indices.numel(), dtype=torch.int64, device="cpu") for _ in range(size)]
-        all_values = [values.new_empty(values.numel()) for _ in range(size)]
-        yield from self.all_gather(all_indices, [indices.view(-1)])
-        yield from self.all_gather(all_values, [values.view(-1)])
-        rows = [part.view_as(indices)[: int(count)] for part, count in zip(all_indices, counts, strict=True)]
-        parts = [part.view_as(values)[: int(count)] for part, count in zip(all_values, counts, strict=True)]
-        total = torch.sparse_coo_tensor(torch.cat(rows).t(), torch.cat(parts), own.shape).coalesce()
-        reduction.finish(total.values(), size)
+        own = tensor.detach().coalesce()
+        indices, values = yield from self.all_gather_rows([own.indices().t().contiguous(), own.values()])
+        total = torch.sparse_coo_tensor(indices.t(), values, own.shape).coalesce()
+        reduction.finish(total.values(), self._members.size)
         with torch.no_grad():  # copy to ``tensor`` itself: ``tensor.detach()`` has its own indices
             tensor.copy_(total)
 
@@ -258,6 +246,21 @@ class Collectives:
         """Copy each rank's input, shape (n,), to all ranks' ``outputs[rank]``; these may be parts of a tensor."""
         (flat,), outputs = inputs, self._parts(outputs)
         yield from self._exchange([flat] * len(outputs), outputs, flat.numel(), is_same=True)
+
+    def all_gather_rows(self, tensors: Sequence[Tensor]) -> Generator[Condition, None, list[Tensor]]:
+        """Return each tensor joined with those of the other ranks along the first dimension, which may differ."""
+        size, joined = self._members.size, list[Tensor]()
+        rows = torch.tensor([len(tensor) for tensor in tensors], device="cpu")
+        counts = [torch.empty_like(rows) for _ in range(size)]
+        yield from self.all_gather(counts, [rows])
+        for tensor, of_ranks in zip(tensors, torch.stack(counts, 1).tolist(), strict=True):
+            gathered = tensor.new_empty((size, max(of_ranks), *tensor.shape[1:]))
+            yield from self.all_gather([gathered.view(-1)], [padded(tensor, gathered[0])])
+            if min(of_ranks) == max(of_ranks) and gathered.numel():
+                joined.append(gathered.view(-1, *tensor.shape[1:]))
+            else:
+                joined.append(torch.cat([gathered[rank, :count] for rank, count in enumerate(of_ranks)]))
+        return joined
 
     def _parts(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """Return one tensor per rank: these tensors, or the parts of a single tensor."""
@@ -385,6 +388,15 @@ class Collectives:
             comm.Irecv(message, other) for other in reversed(others) for message in messages_of(outputs[other])
         ] + [comm.Isend(message, other) for other in others for message in messages_of(inputs[other])]
         yield from requests
+
+
+def padded(part: Tensor, whole: Tensor) -> Tensor:
+    """Return ``part`` as a contiguous tensor of shape (n,) with as many elements as ``whole``."""
+    if part.numel() == whole.numel():
+        return part.reshape(-1)
+    result = whole.new_zeros(whole.numel())
+    result[: part.numel()].copy_(part.reshape(-1))
+    return result
 
 
 def _blocks(flats: Sequence[Tensor], block: int) -> Iterator[list[Tensor]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -14,7 +13,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..comm.mpi import MPI
-from . import process_end
 from .collectives import Collectives
 from .host_tensors import check_parts, check_sizes, copy_back, split_rows, to_host
 from .internode import Steps, messages_of
@@ -22,9 +20,10 @@ from .members import join
 from .operations import Operation, OperationQueue
 from .point_to_point import Message
 from .reductions import Reduction, reduction_of
-from .staging import Staging, shared_bytes_per_rank
+from .staging import TEXT_BYTES
 from .waiting import Waiting
 
+_NO_TIMEOUT = timedelta(0)
 _LEAVE_S = 10.0  # maximum time for the other ranks to destroy the group
 
 # Releases after 2.13 have a base class for backends in Python.
@@ -48,22 +47,12 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         super().__init__(rank, size)
         self._store = store
         self._timeout_s = timeout.total_seconds()
-        self._members = join(store, rank, size, name, timeout, shared_bytes_per_rank(size))
-        self._staging = Staging(self._members.hierarchy)
-        self._collectives = Collectives(self._members, self._staging)
-        self._waiting = Waiting(self._members, self._staging, store, self._members.hierarchy.cores)
-        self._queue = OperationQueue(
-            f"mpitrain {name}",
-            self._timeout_s,
-            self._number,
-            self._waiting.wait,
-            self._waiting.poll,
-            process_end.end_process,
-        )
-        self._calls: dict[object, tuple[str, int]] = {}
-        self._count = 0
+        self._members = join(store, rank, size, name, timeout)
+        self._collectives = Collectives(self._members)
+        self._waiting = Waiting(self._members, store)
+        self._queue = OperationQueue(f"mpitrain {name}", self._timeout_s, self._waiting.wait, self._waiting.poll)
+        self._calls: dict[object, tuple[str, bytes, int]] = {}
         self._left = False
-        process_end.watch(self._staging)
 
     # Properties of the group.
 
@@ -98,7 +87,7 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         """Do nothing: operations are counted from 0."""
 
     def _get_sequence_number_for_group(self) -> int:
-        return self._count
+        return self._waiting.count
 
     def shutdown(self) -> None:
         """Free the group. If other ranks do not, its memory is freed when the process ends."""
@@ -108,9 +97,8 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         self._queue.close()
         if self._queue.failed is None and self._agree_to_leave():
             self._members.free()
-            process_end.forget(self._staging)
         else:
-            self._staging.mark_ended()
+            self._members.staging.mark_ended()
 
     def _agree_to_leave(self) -> bool:
         """Return whether all ranks destroy the group; the same on all ranks.
@@ -122,20 +110,13 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
             self._queue.timeout_s = timeout_s
             try:
                 self._operation("destroy_process_group", (), [], self._collectives.barrier()).wait()
-            except RuntimeError:
+            except (RuntimeError, ValueError):  # a ValueError if the group can never be used
                 return False
         return True
 
     abort = shutdown
 
     # Performing operations.
-
-    def _number(self, operation: Operation) -> None:
-        """Assign a sequence number to an operation that starts."""
-        if not self._count:
-            self._check_devices()
-        operation.number = self._count
-        self._count += 1
 
     def _operation(
         self, name: str, agreed: tuple[object, ...], outputs: list[Tensor], steps: Steps, options: Any = None
@@ -145,16 +126,18 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         Args:
             agreed: The properties that must be the same on all ranks: shapes, data types, reductions, roots.
         """
+        if not self._calls:
+            self._check_devices()
         key = (name, *agreed)
         call = self._calls.get(key)
         if call is None:
             call = self._calls[key] = _describe(name, agreed)
-        text, signature = call
+        text, encoded, signature = call
         operation = Operation(self._queue, text, outputs)
-        operation.steps = self._waiting.signed(operation, signature, steps)
+        operation.steps = self._waiting.signed(operation, encoded, signature, steps)
         on_gpu = bool(outputs) and not outputs[0].is_cpu  # copies are ordered with the calling thread's CUDA stream
         blocking = on_gpu or (options is not None and not getattr(options, "asyncOp", True))
-        if options is not None and options.timeout > timedelta(0):
+        if options is not None and options.timeout > _NO_TIMEOUT:
             operation.timeout_s = options.timeout.total_seconds()
         return self._queue.submit(operation, blocking)
 
@@ -162,26 +145,45 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         self,
         name: str,
         agreed: tuple[object, ...],
-        calls: Sequence[tuple[Sequence[Tensor], ...]],
-        collective: Callable[..., Steps],
+        calls: Sequence[tuple[Sequence[Tensor], Sequence[Tensor]]],
         options: Any,
+        collective: Callable[..., Steps],
+        *arguments: object,
     ) -> Operation:
         """Submit an operation on tensors of any layout and device.
 
         Args:
-            calls: For each call of ``collective`` the tensors that it writes, and those that it reads. If there are
-                only the former, the operation works in place.
-            collective: Takes these tensors as contiguous CPU tensors of shape (n,).
+            calls: For each call of ``collective`` the tensors that it writes, and those that it reads.
+            collective: Takes these tensors as contiguous CPU tensors of shape (n,), and then ``arguments``.
         """
 
         def steps() -> Steps:
-            for outputs, *inputs in calls:
-                flats = [to_host(tensor, reads=not inputs) for tensor in outputs]
-                yield from collective(flats, *([to_host(tensor) for tensor in group] for group in inputs))
+            for outputs, inputs in calls:
+                flats = [to_host(tensor, reads=False) for tensor in outputs]
+                yield from collective(flats, [to_host(tensor) for tensor in inputs], *arguments)
                 for tensor, flat in zip(outputs, flats, strict=True):
                     copy_back(tensor, flat)
 
-        return self._operation(name, agreed, [tensor for outputs, *_ in calls for tensor in outputs], steps(), options)
+        return self._operation(name, agreed, [tensor for outputs, _ in calls for tensor in outputs], steps(), options)
+
+    def _perform_in_place(
+        self,
+        name: str,
+        agreed: tuple[object, ...],
+        tensors: list[Tensor],
+        options: Any,
+        collective: Callable[..., Steps],
+        *arguments: object,
+    ) -> Operation:
+        """Submit an operation that works in place: a call of ``collective`` for each tensor."""
+
+        def steps() -> Steps:
+            for tensor in tensors:
+                flat = to_host(tensor)
+                yield from collective([flat], *arguments)
+                copy_back(tensor, flat)
+
+        return self._operation(name, agreed, tensors, steps(), options)
 
     def _root(self, name: str, options: Any) -> int:
         """Return the root of an operation.
@@ -224,8 +226,7 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         reduction = _reduction(opts, tensors)
         agreed = (reduction.name, *_shapes_of(tensors))
         if not any(tensor.is_sparse for tensor in tensors):
-            collective = partial(self._collectives.all_reduce, reduction=reduction)
-            return self._perform(name, agreed, [([tensor],) for tensor in tensors], collective, opts)
+            return self._perform_in_place(name, agreed, tensors, opts, self._collectives.all_reduce, reduction)
         if not reduction.is_sum:
             raise ValueError(f"{name} of sparse tensors supports SUM and AVG only, not {reduction.name}")
         steps = chain.from_iterable(self._collectives.all_reduce_sparse(tensor, reduction) for tensor in tensors)
@@ -233,13 +234,13 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
 
     def reduce(self, tensors: list[Tensor], opts: Any = None) -> Operation:
         reduction, root = _reduction(opts, tensors), self._root("reduce", opts)
-        collective = partial(self._collectives.reduce, reduction=reduction, root=root)
-        return self._perform("reduce", (reduction.name, root, *_shapes_of(tensors)), [(tensors,)], collective, opts)
+        agreed = (reduction.name, root, *_shapes_of(tensors))
+        return self._perform_in_place("reduce", agreed, tensors, opts, self._collectives.reduce, reduction, root)
 
     def broadcast(self, tensors: list[Tensor], opts: Any = None) -> Operation:
         root = self._root("broadcast", opts)
-        collective = partial(self._collectives.broadcast, root=root)
-        return self._perform("broadcast", (root, *_shapes_of(tensors)), [(tensors,)], collective, opts)
+        agreed = (root, *_shapes_of(tensors))
+        return self._perform_in_place("broadcast", agreed, tensors, opts, self._collectives.broadcast, root)
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Operation:
         return self._all_gather("all_gather", outputs, inputs, opts)
@@ -252,7 +253,7 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         for row, tensor in zip(outputs, inputs, strict=True):
             check_sizes(row, tensor, self.size(), name)
         calls = [(row, [tensor]) for row, tensor in zip(outputs, inputs, strict=True)]
-        return self._perform(name, _shapes_of(inputs), calls, self._collectives.all_gather, opts)
+        return self._perform(name, _shapes_of(inputs), calls, opts, self._collectives.all_gather)
 
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Operation:
         return self.all_gather_single_coalesced([output], [tensor], opts)
@@ -260,23 +261,23 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
     def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Operation:
         check_parts(outputs, inputs, self.size(), "the output")
         calls = [([output], [tensor]) for output, tensor in zip(outputs, inputs, strict=True)]
-        return self._perform("all_gather_into_tensor", _shapes_of(inputs), calls, self._collectives.all_gather, opts)
+        return self._perform("all_gather_into_tensor", _shapes_of(inputs), calls, opts, self._collectives.all_gather)
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Operation:
         (tensor,), root = inputs, self._root("gather", opts)
         row = outputs[0] if outputs and self.rank() == root else []
         if row:
             check_sizes(row, tensor, self.size(), "gather")
-        collective = partial(self._collectives.gather, root=root)
-        return self._perform("gather", (root, *_shapes_of(inputs)), [(row, inputs)], collective, opts)
+        agreed = (root, *_shapes_of(inputs))
+        return self._perform("gather", agreed, [(row, inputs)], opts, self._collectives.gather, root)
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Operation:
         (tensor,), root = outputs, self._root("scatter", opts)
         row = inputs[0] if inputs and self.rank() == root else []
         if row:
             check_sizes(row, tensor, self.size(), "scatter")
-        collective = partial(self._collectives.scatter, root=root)
-        return self._perform("scatter", (root, *_shapes_of(outputs)), [(outputs, row)], collective, opts)
+        agreed = (root, *_shapes_of(outputs))
+        return self._perform("scatter", agreed, [(outputs, row)], opts, self._collectives.scatter, root)
 
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Operation:
         for row, output in zip(inputs, outputs, strict=True):
@@ -295,12 +296,12 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
     def _reduce_scatter(self, name: str, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> Operation:
         reduction = _reduction(opts, outputs)
         calls = [([output], row) for output, row in zip(outputs, inputs, strict=True)]
-        collective = partial(self._collectives.reduce_scatter, reduction=reduction)
-        return self._perform(name, (reduction.name, *_shapes_of(outputs)), calls, collective, opts)
+        agreed = (reduction.name, *_shapes_of(outputs))
+        return self._perform(name, agreed, calls, opts, self._collectives.reduce_scatter, reduction)
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Operation:
-        collective = partial(self._collectives.all_to_all, equal=False)
-        return self._perform("all_to_all", (str(inputs[0].dtype),), [(outputs, inputs)], collective, opts)
+        agreed = (str(inputs[0].dtype),)
+        return self._perform("all_to_all", agreed, [(outputs, inputs)], opts, self._collectives.all_to_all, False)
 
     def all_to_all_single(
         self, output: Tensor, tensor: Tensor, output_sizes: Sequence[int], input_sizes: Sequence[int], opts: Any = None
@@ -313,7 +314,7 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
             return self._collectives.all_to_all(received[0].split(received_rows), sent[0].split(sent_rows), equal)
 
         agreed = _shapes_of([tensor]) if equal else (str(tensor.dtype), *tensor.shape[1:])
-        return self._perform("all_to_all_single", agreed, [([output], [tensor])], collective, opts)
+        return self._perform("all_to_all_single", agreed, [([output], [tensor])], opts, collective)
 
     # Messages between two ranks; these are not collective.
 
@@ -321,7 +322,7 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         (tensor,) = tensors
         flat = to_host(tensor)
         requests = [self._members.messages.Isend(part, rank, tag) for part in messages_of(flat)]
-        return self._message(f"send to rank {rank}", tensor, requests, None, flat, lambda: None, rank)
+        return self._message(f"send to rank {rank}", rank, requests, tensor, flat, None)
 
     def recv(self, tensors: list[Tensor], rank: int, tag: int = 0) -> Message:
         return self._receive(tensors, rank, tag, f"recv from rank {rank}")
@@ -336,30 +337,17 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         if len(parts) > 1 and rank == MPI.ANY_SOURCE:
             raise ValueError(f"recv from any rank takes at most 256 MiB; the tensor has {flat.nbytes} bytes")
         requests = [self._members.messages.Irecv(part, rank, tag) for part in parts]
-
-        def receive() -> None:
-            copy_back(tensor, flat)
-
-        return self._message(text, tensor, requests, parts[-1][0].nbytes, flat, receive, rank)
+        return self._message(text, rank, requests, tensor, flat, parts[-1][0].nbytes)
 
     def _message(
-        self,
-        text: str,
-        tensor: Tensor,
-        requests: list[MPI.Request],
-        nbytes: int | None,
-        flat: Tensor,
-        completed: Callable[[], object],
-        rank: int,
+        self, text: str, rank: int, requests: list[MPI.Request], tensor: Tensor, flat: Tensor, nbytes: int | None
     ) -> Message:
         text = f"rank {self.rank()} of process group {self._members.name!r}, {text}, {_text_of(_shapes_of([tensor]))}"
-        local = self._members.ranks_of_node(self._members.node)
 
         def has_ended() -> bool:
-            return rank in local and self._staging.has_ended(local.index(rank))
+            return rank != MPI.ANY_SOURCE and self._members.has_ended(rank)
 
-        ends = (completed, has_ended, process_end.end_process)
-        return Message(text, requests, flat, nbytes, [tensor], self._timeout_s, *ends)
+        return Message(text, requests, tensor, flat, nbytes, self._timeout_s, has_ended)
 
     # Names that older releases of PyTorch use.
     _allgather_base = all_gather_single
@@ -373,11 +361,12 @@ def _reduction(options: Any, tensors: Sequence[Tensor]) -> Reduction:
     return reduction_of(dist.ReduceOp.SUM if options is None else options.reduceOp, tensors[0].dtype)
 
 
-def _describe(name: str, agreed: tuple[object, ...]) -> tuple[str, int]:
-    """Return the text and the signature of an operation."""
+def _describe(name: str, agreed: tuple[object, ...]) -> tuple[str, bytes, int]:
+    """Return the text of an operation, also as bytes for ``Staging.sign``, and its signature."""
     text = " ".join([name, *map(_text_of, agreed)])
-    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-    return text, int.from_bytes(digest, "little", signed=True)
+    encoded = text.encode()
+    digest = hashlib.blake2b(encoded, digest_size=8).digest()
+    return text, encoded[: TEXT_BYTES - 1] + b"\0", int.from_bytes(digest, "little", signed=True)
 
 
 def _text_of(value: object) -> str:

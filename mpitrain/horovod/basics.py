@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ..backend.members import start_with_threads
+from ..backend.members import create_comm, start_with_threads
 from ..comm.mpi import MPI
 from . import world
 from .process_sets import ProcessSet, global_process_set, take
@@ -61,12 +61,7 @@ def _duplicate(everyone: MPI.Intracomm, comm: MPI.Intracomm | Sequence[int] | No
     ranks = list(comm)
     if everyone.rank not in ranks:
         raise ValueError(f"init(comm={ranks}): rank {everyone.rank} is not one of these ranks; it must not call init")
-    group = everyone.Get_group()
-    members = group.Incl(ranks)
-    made = everyone.Create_group(members)
-    members.Free()
-    group.Free()
-    return made
+    return create_comm(everyone, ranks)
 
 
 def _at_exit(pid: int) -> None:

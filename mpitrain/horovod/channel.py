@@ -19,11 +19,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..backend import process_end
 from ..backend.collectives import Collectives
 from ..backend.internode import Condition, Steps
 from ..backend.members import members_of
-from ..backend.staging import Staging, shared_bytes_per_rank
 from ..comm.mpi import MPI
 from ..core import activity
 from ..core.layout import Array
@@ -62,10 +60,9 @@ class Channel:
     def __init__(
         self, comm: MPI.Intracomm, name: str, ranks: Sequence[int], settings: Settings, timeline: Timeline
     ) -> None:
-        self.members = members_of(comm, name, shared_bytes_per_rank(comm.size))
+        self.members = members_of(comm, name)
         self.rank, self.size, self.ranks = comm.rank, comm.size, ranks
-        self._staging = Staging(self.members.hierarchy)
-        self._collectives = Collectives(self.members, self._staging)
+        self._staging, self._collectives = self.members.staging, Collectives(self.members)
         self._settings, self._timeline = settings, timeline
         self._negotiation = Negotiation(ranks)
         self._execution = Execution(
@@ -93,7 +90,6 @@ class Channel:
         self.committed = False
         self.completed = 0.0
         self.error: Exception | None = None
-        process_end.watch(self._staging)
 
     # Submission by programs.
 
@@ -110,7 +106,6 @@ class Channel:
                 raise self.error
             if not request.name:
                 self._number = self._number % _LARGEST_NUMBER + 1
-                handle.number = self._number
                 handle.key = (request.kind, "", self._number)
             if self._open.setdefault(handle.key, handle) is not handle:
                 raise ValueError(
@@ -215,7 +210,7 @@ class Channel:
             at = self._negotiation.number_of(handle.request)
             if at is None:
                 at = new.setdefault(handle.request, -1 - len(new))
-            words += at, self._number if handle.request.kind == "join" else handle.number
+            words += at, self._number if handle.request.kind == "join" else handle.key[-1]
         text = pickle.dumps([tuple(request) for request in new]) if new else b""
         words[:_HEADER] = len(handles), len(text)
         return handles, words, text
@@ -233,12 +228,10 @@ class Channel:
 
     def _exchange(self, rows: Array, text: bytes) -> Generator[Condition, None, list[list[Request]]]:
         """Return the new requests of all ranks. Collective over the set."""
+        own = torch.tensor(list(text), dtype=torch.uint8, device="cpu")
         lengths = rows[:, 1].tolist()
-        own = torch.zeros(max(lengths), dtype=torch.uint8, device="cpu")
-        own.numpy()[: len(text)] = np.frombuffer(text, np.uint8)
-        received = torch.zeros((self.size, len(own)), dtype=torch.uint8, device="cpu")
-        yield from self._collectives.all_gather(received.unbind(), [own])
-        texts = [row.numpy()[:n].tobytes() for row, n in zip(received, lengths, strict=True)]
+        (joined,) = yield from self._collectives.all_gather_rows([own])
+        texts = [part.numpy().tobytes() for part in joined.split(lengths)]
         return [[Request(*fields) for fields in pickle.loads(one)] if one else [] for one in texts]
 
     def _take(self, ready: Sequence[Ready]) -> Sequence[Operation]:
@@ -284,8 +277,7 @@ class Channel:
         self._notices.receive()
         gone = {rank for rank, cycles in self._notices.left.items() if cycles <= self._cycles}
         if self._steps is not None:
-            local = self.members.ranks_of_node(self.members.node)
-            gone |= {local[index] for index in self._staging.behind() if self._staging.has_ended(index)}
+            gone |= {rank for rank in self.members.behind() if self.members.has_ended(rank)}
         if gone:
             self._fail(f"{self._text(gone)} shut down or ended, so that no operation of all ranks is possible")
         elif self._open:
@@ -318,7 +310,7 @@ class Channel:
             waits = f"{title(*handle.key)} has waited {now - handle.submitted:.0f} s for"
             ranks = absent.get(handle.key)
             if ranks is None:  # the cycle that announces the request is not complete
-                behind = [self.members.ranks_of_node(self.members.node)[index] for index in self._staging.behind()]
+                behind = self.members.behind()
                 who = self._text(behind) if behind else "a rank of another node"
                 lines.append(f"{waits} {who}, which does not answer")
             elif for_all or self.rank == min(set(range(self.size)) - set(ranks)):
@@ -350,7 +342,6 @@ class Channel:
             until: The latest time to wait, on the clock of ``perf_counter``.
         """
         if self._notices.agree_to_free(self._abandoned is None, until):
-            process_end.forget(self._staging)
             self.members.free()
             return True
         self._staging.mark_ended()

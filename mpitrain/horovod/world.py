@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import perf_counter
 
-from ..backend.members import split_by_node
+from ..backend.members import create_comm, split_by_node
 from ..comm.mpi import MPI
 from .channel import Channel
 from .engine import Engine
@@ -103,12 +103,7 @@ class World:
         number, self._next_set = self._next_set, self._next_set + 1
         self.sets[number] = list(ranks)
         if self.rank in ranks:
-            group = self._comm.Get_group()
-            members = group.Incl(list(ranks))
-            comm = self._comm.Create_group(members, number % 32767)
-            members.Free()
-            group.Free()
-            name = f"process set {number}"
+            comm, name = create_comm(self._comm, ranks, number), f"process set {number}"
             self.engine.channels[number] = Channel(comm, name, ranks, self._settings, self.timeline)
         return number
 
