@@ -3,7 +3,7 @@
 An operation is a generator. It yields a phase of the node's barrier or an MPI request when it must wait, and is resumed
 when that phase or request is complete. The calling thread can therefore start an operation, and another thread can
 finish it. Every operation is collective over the group, and each rank publishes at least one phase of its node's
-barrier.
+barrier. An operation takes lists of tensors, first those that it writes, then those that it only reads.
 
 Values are added in the order of the ranks on a node, then in the order of the nodes, for all sizes. Sums therefore do
 not depend on timing or on the MPI library, and are bit-identical on all ranks.
@@ -11,17 +11,16 @@ not depend on timing or on the MPI library, and are bit-identical on all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from ..comm.mpi import MPI
 from ..core.ranges import aligned_range
-from .internode import MESSAGE_BYTES, Steps, messages_of, reduce_chunk
+from .internode import MESSAGE_BYTES, Condition, Steps, messages_of, reduce_chunk
 from .members import Members
 from .reductions import Reduction
-from .staging import Staging
 
 _DIVIDED_BYTES = 32 << 10  # each rank reduces smaller blocks completely; larger blocks are divided among the ranks
 
@@ -29,10 +28,10 @@ _DIVIDED_BYTES = 32 << 10  # each rank reduces smaller blocks completely; larger
 class Collectives:
     """The operations of one process group."""
 
-    def __init__(self, members: Members, staging: Staging) -> None:
-        self._members, self._staging = members, staging
-        self._rank, self._size = staging.rank, staging.size
-        self._alone, self._one_node = staging.size == 1, members.on_one_node
+    def __init__(self, members: Members) -> None:
+        self._members, self._staging = members, members.staging
+        self._rank, self._size = members.staging.rank, members.staging.size
+        self._alone, self._one_node = self._size == 1, members.on_one_node
         self._internode = members.hierarchy.internode
 
     def barrier(self) -> Steps:
@@ -132,39 +131,46 @@ class Collectives:
 
     def _node_broadcast(self, flat: Tensor, root: int) -> Steps:
         """Copy ``flat``, shape (n,), from the node's rank ``root`` to its other ranks."""
-        if self._alone:
-            return
-        staging, block = self._staging, self._block(flat)
-        for lo in range(0, flat.numel(), block):
-            part = flat[lo : lo + block]
-            buffer = staging.next_buffers(flat.dtype)[root][: part.numel()]
-            if self._rank == root:
-                buffer.copy_(part)
-            yield staging.publish()
-            if self._rank != root:
-                part.copy_(buffer)
+        sent, received = ([(0, flat)], []) if self._rank == root else ([], [(root, 0, flat)])
+        if not self._alone:
+            yield from self._pass(sent, received, flat, flat.numel())
+
+    def _pass(
+        self,
+        sent: Sequence[tuple[int, Tensor]],
+        received: Sequence[tuple[int, int, Tensor]],
+        like: Tensor,
+        n: int,
+        places: int = 1,
+    ) -> Steps:
+        """Pass tensors of the type of ``like`` to other ranks of the node, block by block.
+
+        Args:
+            sent: This rank's tensors, each with its place in this rank's buffer.
+            received: Tensors to fill, each with the index of the sender, and the place in the sender's buffer.
+            n: The number of elements of the longest tensor of any rank.
+            places: The number of places into which each buffer is divided.
+        """
+        block = self._block(like, places)
+        for lo in range(0, n, block):
+            buffers = self._staging.next_buffers(like.dtype)
+            for place, tensor in sent:
+                part = tensor[lo : lo + block]
+                buffers[self._rank][place * block : place * block + part.numel()].copy_(part)
+            yield self._staging.publish()
+            for rank, place, tensor in received:
+                part = tensor[lo : lo + block]
+                part.copy_(buffers[rank][place * block : place * block + part.numel()])
 
     # The operations.
 
-    def all_reduce(self, flat: Tensor, reduction: Reduction) -> Steps:
-        """Reduce ``flat``, shape (n,), over all ranks, in place."""
-        if not flat.numel():
-            yield self._staging.publish()
-            return
-        if self._alone:
-            yield self._staging.publish()
-        yield from self._node_all_reduce([flat], reduction)
-        if not self._one_node:
-            yield from self._reduce_between_nodes(flat, reduction)
-            reduction.finish(flat, self._members.size)
-
     def stage(self, flats: Sequence[Tensor]) -> bool:
-        """Write the first block for a later ``all_reduce_fused``; return whether a block was written. Local.
+        """Write the first block for a later ``all_reduce``; return whether a block was written. Local.
 
         The block is published with this rank's next phase. Even if no operation follows, all ranks must call this or
         ``skip``: blocks alternate between two buffers.
         """
-        if not self._one_node or self._alone or not any(flat.numel() for flat in flats):
+        if not self._one_node or self._alone or not any(map(Tensor.numel, flats)):
             return False
         self._write_block(next(_blocks(flats, self._block(flats[0]))))
         return True
@@ -173,34 +179,56 @@ class Collectives:
         """Write nothing in place of ``stage``. Local."""
         self._staging.next_buffers(torch.uint8)
 
-    def all_reduce_fused(self, flats: Sequence[Tensor], reduction: Reduction, is_staged: bool = False) -> Steps:
+    def all_reduce(self, flats: Sequence[Tensor], reduction: Reduction, is_staged: bool = False) -> Steps:
         """Reduce tensors of one type, each of shape (n,), over all ranks, in place and with few exchanges.
 
         Args:
             is_staged: Whether ``stage`` has written the first block, which all ranks have published since.
         """
-        if self._one_node and not self._alone and any(flat.numel() for flat in flats):
+        is_empty = not flats[0].numel() and not any(map(Tensor.numel, flats))
+        if is_empty or self._alone:
+            yield self._staging.publish()
+        if is_empty:
+            return
+        if self._one_node:
             yield from self._node_all_reduce(flats, reduction, is_staged=is_staged)
-        elif len(flats) == 1:
-            yield from self.all_reduce(flats[0], reduction)
-        else:
-            buffer = torch.cat(list(flats))
-            yield from self.all_reduce(buffer, reduction)
-            torch._foreach_copy_(list(flats), list(buffer.split([flat.numel() for flat in flats])))
+            return
+        flat = flats[0] if len(flats) == 1 else torch.cat(list(flats))
+        yield from self._node_all_reduce([flat], reduction)
+        yield from self._reduce_between_nodes(flat, reduction)
+        reduction.finish(flat, self._members.size)
+        if len(flats) > 1:
+            torch._foreach_copy_(list(flats), list(flat.split([flat.numel() for flat in flats])))
 
-    def reduce(self, flat: Tensor, reduction: Reduction, root: int) -> Steps:
-        """Reduce ``flat``, shape (n,), in place on ``root``; on other ranks, ``flat`` does not change."""
+    def all_reduce_sparse(self, tensor: Tensor, reduction: Reduction) -> Steps:
+        """Add a sparse tensor in COO format over all ranks, in place.
+
+        Every rank gathers the indices and values of all ranks, and adds them in the order of the ranks.
+
+        Args:
+            tensor: The sparse tensor; ranks may have different non-zero elements, and different numbers of them.
+        """
+        own = tensor.detach().coalesce()
+        indices, values = yield from self.all_gather_rows([own.indices().t().contiguous(), own.values()])
+        total = torch.sparse_coo_tensor(indices.t(), values, own.shape).coalesce()
+        reduction.finish(total.values(), self._members.size)
+        with torch.no_grad():  # copy to ``tensor`` itself: ``tensor.detach()`` has its own indices
+            tensor.copy_(total)
+
+    def reduce(self, flats: Sequence[Tensor], reduction: Reduction, root: int) -> Steps:
+        """Reduce a tensor of shape (n,), in place on ``root``; on other ranks, it does not change."""
+        (flat,) = flats
         is_root = self._members.rank == root
         if self._one_node and not self._alone and flat.numel():
             divided = self._size > 2 and flat.numel() * flat.element_size() >= _DIVIDED_BYTES
             target = flat if is_root or not divided else flat.clone()
             yield from self._node_all_reduce([target], reduction, receives=is_root)
             return
-        yield from self.all_reduce(flat if is_root else flat.clone(), reduction)
+        yield from self.all_reduce([flat if is_root else flat.clone()], reduction)
 
-    def broadcast(self, flat: Tensor, root: int) -> Steps:
-        """Copy ``flat``, shape (n,), from ``root`` to all ranks."""
-        members = self._members
+    def broadcast(self, flats: Sequence[Tensor], root: int) -> Steps:
+        """Copy a tensor of shape (n,) from ``root`` to all ranks."""
+        (flat,), members = flats, self._members
         on_root_node = members.node == members.node_of[root]
         if self._alone or not self._one_node or not flat.numel():
             yield self._staging.publish()
@@ -214,68 +242,50 @@ class Collectives:
         if not on_root_node:
             yield from self._node_broadcast(flat, 0)
 
-    def all_gather(self, outputs: Sequence[Tensor], flat: Tensor) -> Steps:
-        """Copy each rank's ``flat``, shape (n,), to all ranks' ``outputs[rank]``."""
-        if not self._one_node:
-            yield from self._exchange_by_mpi([flat] * len(outputs), outputs)
-            return
-        yield from self._collect(outputs, flat, is_sender=True)
+    def all_gather(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Steps:
+        """Copy each rank's input, shape (n,), to all ranks' ``outputs[rank]``; these may be parts of a tensor."""
+        (flat,), outputs = inputs, self._parts(outputs)
+        yield from self._exchange([flat] * len(outputs), outputs, flat.numel(), is_same=True)
 
-    def _collect(self, outputs: Sequence[Tensor], flat: Tensor, is_sender: bool) -> Steps:
-        """Copy the ``flat`` of the node's senders to ``outputs``, which is empty on ranks that receive nothing."""
-        staging, block = self._staging, self._block(flat)
-        if outputs and outputs[self._rank].data_ptr() != flat.data_ptr():
-            outputs[self._rank].copy_(flat)
-        if self._alone or not flat.numel():
-            yield staging.publish()
-            return
-        for lo in range(0, flat.numel(), block):
-            part = flat[lo : lo + block]
-            m = part.numel()
-            buffers = staging.next_buffers(flat.dtype)
-            if is_sender:
-                buffers[self._rank][:m].copy_(part)
-            yield staging.publish()
-            for rank, output in enumerate(outputs):
-                if rank != self._rank:
-                    output[lo : lo + m].copy_(buffers[rank][:m])
+    def all_gather_rows(self, tensors: Sequence[Tensor]) -> Generator[Condition, None, list[Tensor]]:
+        """Return each tensor joined with those of the other ranks along the first dimension, which may differ."""
+        size, joined = self._members.size, list[Tensor]()
+        rows = torch.tensor([len(tensor) for tensor in tensors], device="cpu")
+        counts = [torch.empty_like(rows) for _ in range(size)]
+        yield from self.all_gather(counts, [rows])
+        for tensor, of_ranks in zip(tensors, torch.stack(counts, 1).tolist(), strict=True):
+            gathered = tensor.new_empty((size, max(of_ranks), *tensor.shape[1:]))
+            yield from self.all_gather([gathered.view(-1)], [padded(tensor, gathered[0])])
+            if min(of_ranks) == max(of_ranks) and gathered.numel():
+                joined.append(gathered.view(-1, *tensor.shape[1:]))
+            else:
+                joined.append(torch.cat([gathered[rank, :count] for rank, count in enumerate(of_ranks)]))
+        return joined
 
-    def gather(self, outputs: Sequence[Tensor], flat: Tensor, root: int) -> Steps:
-        """Copy each rank's ``flat``, shape (n,), to ``outputs[rank]`` of ``root``; ``outputs`` is empty elsewhere."""
-        if not self._one_node:
-            empty = flat[:0]
-            sent = [flat if rank == root else empty for rank in range(self._members.size)]
-            yield from self._exchange_by_mpi(sent, list(outputs) or [empty] * self._members.size)
-            return
-        yield from self._collect(outputs, flat, is_sender=not outputs)
+    def _parts(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return one tensor per rank: these tensors, or the parts of a single tensor."""
+        whole, size = tensors[0], self._members.size
+        if len(tensors) == size:
+            return tensors
+        return whole.view(size, -1).unbind() if whole.numel() else [whole] * size
 
-    def scatter(self, out: Tensor, inputs: Sequence[Tensor], root: int) -> Steps:
-        """Copy ``inputs[rank]`` of ``root`` to each rank's ``out``, shape (n,); ``inputs`` is empty elsewhere."""
-        if not self._one_node:
-            empty = out[:0]
-            received = [out if rank == root else empty for rank in range(self._members.size)]
-            yield from self._exchange_by_mpi(list(inputs) or [empty] * self._members.size, received)
-            return
-        staging, block = self._staging, self._block(out, self._size)
-        if inputs:
-            out.copy_(inputs[root])
-        if self._alone or not out.numel():
-            yield staging.publish()
-            return
-        for lo in range(0, out.numel(), block):
-            part = out[lo : lo + block]
-            m = part.numel()
-            buffer = staging.next_buffers(out.dtype)[root]
-            for rank, sent in enumerate(inputs):
-                if rank != root:
-                    buffer[rank * block : rank * block + m].copy_(sent[lo : lo + m])
-            yield staging.publish()
-            if not inputs:
-                part.copy_(buffer[self._rank * block : self._rank * block + m])
+    def gather(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], root: int) -> Steps:
+        """Copy each rank's input, shape (n,), to ``outputs[rank]`` of ``root``; ``outputs`` is empty elsewhere."""
+        (flat,) = inputs
+        empty = flat[:0]
+        sent = [flat if rank == root else empty for rank in range(self._members.size)]
+        yield from self._exchange(sent, list(outputs) or [empty] * len(sent), flat.numel(), is_same=True)
 
-    def reduce_scatter(self, out: Tensor, inputs: Sequence[Tensor], reduction: Reduction) -> Steps:
-        """Set ``out``, shape (n,), to the reduction of all ranks' ``inputs[rank]``, each of shape (n,)."""
-        rank, size = self._rank, self._members.size
+    def scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], root: int) -> Steps:
+        """Copy ``inputs[rank]`` of ``root`` to each rank's output, shape (n,); ``inputs`` is empty elsewhere."""
+        (out,) = outputs
+        empty = out[:0]
+        received = [out if rank == root else empty for rank in range(self._members.size)]
+        yield from self._exchange(list(inputs) or [empty] * len(received), received, out.numel())
+
+    def reduce_scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], reduction: Reduction) -> Steps:
+        """Set the output, shape (n,), to the reduction of all ranks' ``inputs[rank]``, or parts of a single input."""
+        (out,), inputs, rank, size = outputs, self._parts(inputs), self._rank, self._members.size
         if not self._one_node:
             received = out.new_empty((size, out.numel()))
             yield from self._exchange_by_mpi(inputs, list(received.unbind()))
@@ -315,29 +325,34 @@ class Collectives:
         if not equal:
             sizes = torch.tensor([sent.numel() for sent in inputs], dtype=torch.int64, device="cpu")
             all_sizes = [torch.empty_like(sizes) for _ in inputs]
-            yield from self.all_gather(all_sizes, sizes)
+            yield from self.all_gather(all_sizes, [sizes])
             self._compare_sizes(outputs, all_sizes)
             longest = max(int(row.max()) for row in all_sizes)
+        yield from self._exchange(inputs, outputs, longest)
+
+    def _exchange(
+        self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], longest: int, is_same: bool = False
+    ) -> Steps:
+        """Copy ``inputs[j]`` of each rank i to ``outputs[i]`` of rank j; some of them may be empty.
+
+        Args:
+            longest: The number of elements of the longest tensor of any rank.
+            is_same: Whether every rank sends a single tensor, to one rank or to all, so that it is written only once.
+        """
         if not self._one_node:
             yield from self._exchange_by_mpi(inputs, outputs)
             return
-        rank, size = self._rank, self._size
-        outputs[rank].copy_(inputs[rank])
+        rank = self._rank
+        if outputs[rank].data_ptr() != inputs[rank].data_ptr():
+            outputs[rank].copy_(inputs[rank])
         if self._alone or not longest:
             yield self._staging.publish()
             return
-        block = self._block(outputs[0], size)
-        for lo in range(0, longest, block):
-            buffers = self._staging.next_buffers(outputs[0].dtype)
-            for other, sent in enumerate(inputs):
-                part = sent[lo : lo + block]
-                if other != rank and part.numel():
-                    buffers[rank][other * block : other * block + part.numel()].copy_(part)
-            yield self._staging.publish()
-            for other, output in enumerate(outputs):
-                part = output[lo : lo + block]
-                if other != rank and part.numel():
-                    part.copy_(buffers[other][rank * block : rank * block + part.numel()])
+        sent = [(other, tensor) for other, tensor in enumerate(inputs) if other != rank and tensor.numel()]
+        received = [(other, rank, tensor) for other, tensor in enumerate(outputs) if other != rank and tensor.numel()]
+        if is_same:
+            sent, received = [(0, tensor) for _, tensor in sent[:1]], [(other, 0, out) for other, _, out in received]
+        yield from self._pass(sent, received, outputs[0], longest, 1 if is_same else self._size)
 
     def _compare_sizes(self, outputs: Sequence[Tensor], all_sizes: Sequence[Tensor]) -> None:
         for rank, (output, sizes) in enumerate(zip(outputs, all_sizes, strict=True)):
@@ -373,6 +388,15 @@ class Collectives:
             comm.Irecv(message, other) for other in reversed(others) for message in messages_of(outputs[other])
         ] + [comm.Isend(message, other) for other in others for message in messages_of(inputs[other])]
         yield from requests
+
+
+def padded(part: Tensor, whole: Tensor) -> Tensor:
+    """Return ``part`` as a contiguous tensor of shape (n,) with as many elements as ``whole``."""
+    if part.numel() == whole.numel():
+        return part.reshape(-1)
+    result = whole.new_zeros(whole.numel())
+    result[: part.numel()].copy_(part.reshape(-1))
+    return result
 
 
 def _blocks(flats: Sequence[Tensor], block: int) -> Iterator[list[Tensor]]:

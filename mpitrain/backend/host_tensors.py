@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -39,25 +38,6 @@ def copy_back(tensor: Tensor, flat: Tensor) -> None:
     """Copy ``flat``, shape (n,), to ``tensor`` unless ``flat`` is a view of ``tensor``."""
     if flat.data_ptr() != tensor.data_ptr():
         tensor.detach().copy_(flat.view(tensor.shape))
-
-
-@contextmanager
-def on_host(tensor: Tensor, reads: bool = True, writes: bool = True) -> Iterator[Tensor]:
-    """Yield a tensor's elements as a contiguous CPU tensor; then copy them back, unless that is a view."""
-    flat = to_host(tensor, reads)
-    yield flat
-    if writes:
-        copy_back(tensor, flat)
-
-
-@contextmanager
-def all_on_host(tensors: Sequence[Tensor], reads: bool = True, writes: bool = True) -> Iterator[list[Tensor]]:
-    """Do the same as ``on_host`` for several tensors."""
-    flats = [to_host(tensor, reads) for tensor in tensors]
-    yield flats
-    if writes:
-        for tensor, flat in zip(tensors, flats, strict=True):
-            copy_back(tensor, flat)
 
 
 def split_rows(tensor: Tensor, sizes: Sequence[int], ranks: int) -> list[int]:

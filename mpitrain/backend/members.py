@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -14,6 +15,8 @@ from ..comm.mpi import MPI, library_name, start
 from ..comm.shared_memory import sharing_problem
 from ..core.words import numbered
 from ..errors import LaunchError
+from . import process_end
+from .staging import Staging, shared_bytes_per_rank
 
 _LARGEST_TAG = 32767  # the MPI standard guarantees tags up to this value
 
@@ -29,6 +32,7 @@ class Members:
         headers: A communicator on which the first ranks of all nodes compare operations; None elsewhere and on one
             node.
         hierarchy: Communicators within and between nodes.
+        staging: The memory through which the ranks of a node exchange tensors.
         node_of: For each rank, the index of its node.
         index_of: For each rank, its index on its node.
     """
@@ -38,6 +42,7 @@ class Members:
     messages: MPI.Intracomm
     headers: MPI.Intracomm | None
     hierarchy: Hierarchy
+    staging: Staging
     node_of: list[int]
     index_of: list[int]
 
@@ -62,8 +67,18 @@ class Members:
         """Return the group's ranks on a node, by their index there."""
         return [rank for rank, on in enumerate(self.node_of) if on == node]
 
+    def behind(self) -> list[int]:
+        """Return the ranks of this node that have not published this rank's phase."""
+        local = self.ranks_of_node(self.node)
+        return [local[index] for index in self.staging.behind()]
+
+    def has_ended(self, rank: int) -> bool:
+        """Return whether a rank of this node has left, or its process has ended; False for ranks of other nodes."""
+        return self.node_of[rank] == self.node and self.staging.has_ended(self.index_of[rank])
+
     def free(self) -> None:
         """Free communicators and shared memory. Collective over ``comm``."""
+        process_end.forget(self.staging)
         self.hierarchy.free()
         if self.hierarchy.node != MPI.COMM_SELF:
             self.hierarchy.node.Free()
@@ -97,34 +112,40 @@ def start_with_threads(user: str) -> MPI.Intracomm:
     return world
 
 
-def join(store: Any, rank: int, size: int, name: str, timeout: timedelta, shared_bytes: int) -> Members:
+def join(store: Any, rank: int, size: int, name: str, timeout: timedelta) -> Members:
     """Return the members of a new process group. Collective over its ranks only.
 
     Args:
         store: The group's store, through which the ranks exchange their numbers in MPI's world.
         rank, size: This rank's number in the group, and the number of its ranks.
-        shared_bytes: Bytes of shared memory per rank that the group will use on a node.
 
     Raises:
         LaunchError: MPI was not started for these ranks, or does not allow calls by several threads.
     """
     world = start_with_threads("the backend mpitrain")
     world_ranks = _exchange_ranks(store, world, rank, size, timeout)
-    members = world.group.Incl(world_ranks)
-    comm = world.Create_group(members, zlib.crc32(name.encode()) % _LARGEST_TAG)
-    members.Free()
-    return members_of(comm, name, shared_bytes)
+    return members_of(create_comm(world, world_ranks, zlib.crc32(name.encode())), name)
 
 
-def members_of(comm: MPI.Intracomm, name: str, shared_bytes: int) -> Members:
-    """Return the ranks of a communicator, which the members own from now on. Collective over ``comm``.
+def create_comm(comm: MPI.Intracomm, ranks: Sequence[int], number: int = 0) -> MPI.Intracomm:
+    """Return a communicator of some ranks of ``comm``. Collective over these ranks.
 
     Args:
-        shared_bytes: Bytes of shared memory per rank that will be used on a node.
+        number: Distinguishes communicators that are created at the same time.
     """
+    group = comm.Get_group()
+    members = group.Incl(list(ranks))
+    created = comm.Create_group(members, number % _LARGEST_TAG)
+    members.Free()
+    group.Free()
+    return created
+
+
+def members_of(comm: MPI.Intracomm, name: str) -> Members:
+    """Return the ranks of a communicator, which the members own from now on. Collective over ``comm``."""
     node = split_by_node(comm)
     cores = len(set().union(*node.allgather(os.sched_getaffinity(0))))
-    problems = comm.allgather(sharing_problem(node, shared_bytes * node.size))
+    problems = comm.allgather(sharing_problem(node, shared_bytes_per_rank(comm.size) * node.size))
     if any(problems):
         node = MPI.Intracomm(MPI.COMM_SELF)  # ranks that cannot share memory use messages, as if on separate nodes
     hierarchy = Hierarchy(comm, node, cores)
@@ -135,7 +156,9 @@ def members_of(comm: MPI.Intracomm, name: str, shared_bytes: int) -> Members:
     headers = None
     if hierarchy.internode is not None and hierarchy.n_nodes > 1 and node.rank == 0:
         headers = hierarchy.internode.Dup()
-    return Members(name, comm, comm.Dup(), headers, hierarchy, node_of, index_of)
+    staging = Staging(hierarchy)
+    process_end.watch(staging)
+    return Members(name, comm, comm.Dup(), headers, hierarchy, staging, node_of, index_of)
 
 
 def _exchange_ranks(store: Any, world: MPI.Intracomm, rank: int, size: int, timeout: timedelta) -> list[int]:

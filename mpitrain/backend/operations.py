@@ -12,11 +12,9 @@ from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from time import perf_counter
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.futures import Future
 
 from ..core import activity
 from .internode import Condition, Steps
@@ -39,7 +37,7 @@ class Operation(TensorWork):
     """
 
     def __init__(self, queue: OperationQueue, text: str, outputs: list[Tensor]) -> None:
-        super().__init__(outputs, queue.end_process)
+        super().__init__(outputs, queue.ending)
         self.text, self.number = text, -1
         self.steps: Steps = iter(())
         self.timeout_s = queue.timeout_s
@@ -61,25 +59,6 @@ class Operation(TensorWork):
             raise self.error
         return True
 
-    def end(self, error: Exception | None = None) -> None:
-        """Mark the operation as complete or failed. Its queue calls this."""
-        self.error, self.steps, self.done = error, iter(()), True  # frees the steps, which refer to this operation
-        if self.future is not None:
-            self.complete_future()
-
-    def get_future(self) -> Any:
-        """Return a future of the output tensors. If the operation fails, the process ends with the reason.
-
-        A future with an exception would make the reducer of DistributedDataParallel dereference a null pointer.
-        """
-        with self._queue.ending:
-            if self.future is None:
-                devices: list[Any] = list({tensor.device for tensor in self.outputs if tensor.is_cuda})
-                self.future = Future(devices=devices) if devices else Future()
-                if self.done:
-                    self.complete_future()
-        return self.future
-
     def is_completed(self) -> bool:
         """Return whether the operation has ended."""
         if not self.done:
@@ -93,29 +72,19 @@ class OperationQueue:
     Args:
         name: The name of the thread, which starts when it is needed.
         timeout_s: Timeout of each operation in seconds.
-        start: Called with an operation when its turn comes.
         wait: Waits for a condition of an operation; raises an exception if the operation fails.
         poll: Returns whether a condition is met, now or within microseconds.
-        end_process: Ends all ranks, after printing an error.
 
     Attributes:
         ending: Held while an operation ends.
         failed: The first error; later operations fail with it, too.
     """
 
-    def __init__(
-        self,
-        name: str,
-        timeout_s: float,
-        start: Callable[[Operation], None],
-        wait: Wait,
-        poll: Poll,
-        end_process: Callable[[Exception], None],
-    ) -> None:
-        self.timeout_s, self.end_process = timeout_s, end_process
+    def __init__(self, name: str, timeout_s: float, wait: Wait, poll: Poll) -> None:
+        self.timeout_s = timeout_s
         self.ending = threading.RLock()
         self.failed: Exception | None = None
-        self._name, self._start, self._wait, self._poll = name, start, wait, poll
+        self._name, self._wait, self._poll = name, wait, poll
         self._pending: deque[Operation] = deque()
         self._executing = threading.RLock()  # the thread that performs operations holds this lock
         self._in_callbacks = 0  # the thread that calls futures' callbacks
@@ -185,7 +154,6 @@ class OperationQueue:
         try:
             if self.failed is not None:
                 raise self.failed
-            self._start(operation)
             operation.condition = next(operation.steps)
         except StopIteration:
             self._end(operation, None)
@@ -215,6 +183,7 @@ class OperationQueue:
             self.failed = error if isinstance(error, Exception) else RuntimeError("interrupted")
         with self.ending:
             outer, self._in_callbacks = self._in_callbacks, threading.get_ident()
+            operation.steps = iter(())  # frees the steps, which refer to the operation
             operation.end(self.failed if error is not None else None)
             self._in_callbacks = outer
         if error is None:

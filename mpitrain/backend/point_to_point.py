@@ -7,15 +7,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from time import perf_counter
-from typing import Any
 
 from torch import Tensor
-from torch.futures import Future
 
 from ..comm.backoff import Backoff
 from ..comm.mpi import MPI
 from ..core import activity
 from ..errors import CollectiveFailed
+from .host_tensors import copy_back
 from .work import TensorWork
 
 
@@ -25,31 +24,26 @@ class Message(TensorWork):
     Args:
         text: Describes the message in errors.
         requests: The MPI requests, one for each part of the message.
-        buffer: The buffer that MPI sends or receives; it must exist until the message is complete.
+        tensor: The tensor, to which a received message is copied.
+        flat: The elements that MPI sends or receives; they must exist until the message is complete.
         nbytes: The size in bytes that the last part of a received message must have; None for a message that is sent.
-        outputs: The tensors.
-        completed: Called once after the message is complete, such as to copy it to its tensor.
         has_ended: Returns whether the other rank's process has ended.
-        end_process: Ends all ranks, after printing an error.
     """
 
     def __init__(
         self,
         text: str,
         requests: list[MPI.Request],
-        buffer: Tensor,
+        tensor: Tensor,
+        flat: Tensor,
         nbytes: int | None,
-        outputs: list[Tensor],
         timeout_s: float,
-        completed: Callable[[], object],
         has_ended: Callable[[], bool],
-        end_process: Callable[[Exception], None],
     ) -> None:
-        super().__init__(outputs, end_process)
-        self._text, self._requests, self._buffer = text, requests, buffer
+        super().__init__([tensor], threading.Lock())
+        self._text, self._requests, self._flat = text, requests, flat
         self._nbytes, self._deadline = nbytes, perf_counter() + timeout_s
-        self._completed, self._has_ended = completed, has_ended
-        self._lock = threading.Lock()
+        self._has_ended = has_ended
         self._looked, self._source = 0.0, -1
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -85,15 +79,12 @@ class Message(TensorWork):
                 received = status.Get_count(MPI.BYTE)
                 if received != self._nbytes:
                     return self._end(f"the message has {received} bytes, but the tensor {self._nbytes}")
-            self._completed()
+                copy_back(self.outputs[0], self._flat)
             activity.mark_progress()
             return self._end("")
 
     def _end(self, problem: str) -> bool:
-        self.error = CollectiveFailed(f"{self._text}: {problem}") if problem else None
-        self.done = True
-        if self.future is not None:
-            self.complete_future()
+        self.end(CollectiveFailed(f"{self._text}: {problem}") if problem else None)
         return True
 
     def _look(self) -> None:
@@ -110,16 +101,8 @@ class Message(TensorWork):
             if not self.done:
                 self._end(problem)
 
-    def get_future(self) -> Any:
-        """Return a future of the tensors; a thread completes it."""
-        with self._lock:
-            if self.future is None:
-                self.future = Future()
-                if self.done:
-                    self.complete_future()
-                else:
-                    threading.Thread(target=self._wait_quietly, daemon=True).start()
-        return self.future
+    def _end_later(self) -> None:
+        threading.Thread(target=self._wait_quietly, daemon=True).start()
 
     def _wait_quietly(self) -> None:
         with suppress(CollectiveFailed):  # after such an error, the future has ended the process

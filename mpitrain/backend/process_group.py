@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from itertools import chain
 from typing import Any
 
 import torch
@@ -11,18 +13,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..comm.mpi import MPI
-from . import process_end, sparse
 from .collectives import Collectives
-from .host_tensors import all_on_host, check_parts, check_sizes, copy_back, on_host, split_rows, to_host
+from .host_tensors import check_parts, check_sizes, copy_back, split_rows, to_host
 from .internode import Steps, messages_of
 from .members import join
 from .operations import Operation, OperationQueue
 from .point_to_point import Message
-from .reductions import reduction_of
-from .signatures import describe, shapes_of, text_of
-from .staging import Staging, shared_bytes_per_rank
+from .reductions import Reduction, reduction_of
+from .staging import TEXT_BYTES
 from .waiting import Waiting
 
+_NO_TIMEOUT = timedelta(0)
 _LEAVE_S = 10.0  # maximum time for the other ranks to destroy the group
 
 # Releases after 2.13 have a base class for backends in Python.
@@ -46,22 +47,12 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         super().__init__(rank, size)
         self._store = store
         self._timeout_s = timeout.total_seconds()
-        self._members = join(store, rank, size, name, timeout, shared_bytes_per_rank(size))
-        self._staging = Staging(self._members.hierarchy)
-        self._collectives = Collectives(self._members, self._staging)
-        self._waiting = Waiting(self._members, self._staging, store, self._members.hierarchy.cores)
-        self._queue = OperationQueue(
-            f"mpitrain {name}",
-            self._timeout_s,
-            self._number,
-            self._waiting.wait,
-            self._waiting.poll,
-            process_end.end_process,
-        )
-        self._calls: dict[object, tuple[str, int]] = {}
-        self._count = 0
+        self._members = join(store, rank, size, name, timeout)
+        self._collectives = Collectives(self._members)
+        self._waiting = Waiting(self._members, store)
+        self._queue = OperationQueue(f"mpitrain {name}", self._timeout_s, self._waiting.wait, self._waiting.poll)
+        self._calls: dict[object, tuple[str, bytes, int]] = {}
         self._left = False
-        process_end.watch(self._staging)
 
     # Properties of the group.
 
@@ -96,7 +87,7 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         """Do nothing: operations are counted from 0."""
 
     def _get_sequence_number_for_group(self) -> int:
-        return self._count
+        return self._waiting.count
 
     def shutdown(self) -> None:
         """Free the group. If other ranks do not, its memory is freed when the process ends."""
@@ -106,9 +97,8 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         self._queue.close()
         if self._queue.failed is None and self._agree_to_leave():
             self._members.free()
-            process_end.forget(self._staging)
         else:
-            self._staging.mark_ended()
+            self._members.staging.mark_ended()
 
     def _agree_to_leave(self) -> bool:
         """Return whether all ranks destroy the group; the same on all ranks.
@@ -120,20 +110,13 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
             self._queue.timeout_s = timeout_s
             try:
                 self._operation("destroy_process_group", (), [], self._collectives.barrier()).wait()
-            except RuntimeError:
+            except (RuntimeError, ValueError):  # a ValueError if the group can never be used
                 return False
         return True
 
     abort = shutdown
 
     # Performing operations.
-
-    def _number(self, operation: Operation) -> None:
-        """Assign a sequence number to an operation that starts."""
-        if not self._count:
-            self._check_devices()
-        operation.number = self._count
-        self._count += 1
 
     def _operation(
         self, name: str, agreed: tuple[object, ...], outputs: list[Tensor], steps: Steps, options: Any = None
@@ -143,18 +126,64 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         Args:
             agreed: The properties that must be the same on all ranks: shapes, data types, reductions, roots.
         """
+        if not self._calls:
+            self._check_devices()
         key = (name, *agreed)
         call = self._calls.get(key)
         if call is None:
-            call = self._calls[key] = describe(name, agreed)
-        text, signature = call
+            call = self._calls[key] = _describe(name, agreed)
+        text, encoded, signature = call
         operation = Operation(self._queue, text, outputs)
-        operation.steps = self._waiting.signed(operation, signature, steps)
+        operation.steps = self._waiting.signed(operation, encoded, signature, steps)
         on_gpu = bool(outputs) and not outputs[0].is_cpu  # copies are ordered with the calling thread's CUDA stream
         blocking = on_gpu or (options is not None and not getattr(options, "asyncOp", True))
-        if options is not None and options.timeout > timedelta(0):
+        if options is not None and options.timeout > _NO_TIMEOUT:
             operation.timeout_s = options.timeout.total_seconds()
         return self._queue.submit(operation, blocking)
+
+    def _perform(
+        self,
+        name: str,
+        agreed: tuple[object, ...],
+        calls: Sequence[tuple[Sequence[Tensor], Sequence[Tensor]]],
+        options: Any,
+        collective: Callable[..., Steps],
+        *arguments: object,
+    ) -> Operation:
+        """Submit an operation on tensors of any layout and device.
+
+        Args:
+            calls: For each call of ``collective`` the tensors that it writes, and those that it reads.
+            collective: Takes these tensors as contiguous CPU tensors of shape (n,), and then ``arguments``.
+        """
+
+        def steps() -> Steps:
+            for outputs, inputs in calls:
+                flats = [to_host(tensor, reads=False) for tensor in outputs]
+                yield from collective(flats, [to_host(tensor) for tensor in inputs], *arguments)
+                for tensor, flat in zip(outputs, flats, strict=True):
+                    copy_back(tensor, flat)
+
+        return self._operation(name, agreed, [tensor for outputs, _ in calls for tensor in outputs], steps(), options)
+
+    def _perform_in_place(
+        self,
+        name: str,
+        agreed: tuple[object, ...],
+        tensors: list[Tensor],
+        options: Any,
+        collective: Callable[..., Steps],
+        *arguments: object,
+    ) -> Operation:
+        """Submit an operation that works in place: a call of ``collective`` for each tensor."""
+
+        def steps() -> Steps:
+            for tensor in tensors:
+                flat = to_host(tensor)
+                yield from collective([flat], *arguments)
+                copy_back(tensor, flat)
+
+        return self._operation(name, agreed, tensors, steps(), options)
 
     def _root(self, name: str, options: Any) -> int:
         """Return the root of an operation.
@@ -194,40 +223,24 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         return self._all_reduce("all_reduce_coalesced", tensors, opts)
 
     def _all_reduce(self, name: str, tensors: list[Tensor], opts: Any) -> Operation:
-        reduction = reduction_of(_reduce_op(opts), tensors[0].dtype)
-        if any(tensor.is_sparse for tensor in tensors) and reduction.name not in ("sum", "avg"):
+        reduction = _reduction(opts, tensors)
+        agreed = (reduction.name, *_shapes_of(tensors))
+        if not any(tensor.is_sparse for tensor in tensors):
+            return self._perform_in_place(name, agreed, tensors, opts, self._collectives.all_reduce, reduction)
+        if not reduction.is_sum:
             raise ValueError(f"{name} of sparse tensors supports SUM and AVG only, not {reduction.name}")
-
-        def steps() -> Steps:
-            for tensor in tensors:
-                if tensor.is_sparse:
-                    yield from sparse.all_reduce(self._collectives, tensor, reduction, self.size())
-                    continue
-                flat = to_host(tensor)
-                yield from self._collectives.all_reduce(flat, reduction)
-                copy_back(tensor, flat)
-
-        return self._operation(name, (reduction.name, *shapes_of(tensors)), tensors, steps(), opts)
+        steps = chain.from_iterable(self._collectives.all_reduce_sparse(tensor, reduction) for tensor in tensors)
+        return self._operation(name, agreed, tensors, steps, opts)
 
     def reduce(self, tensors: list[Tensor], opts: Any = None) -> Operation:
-        (tensor,) = tensors
-        reduction, root = reduction_of(_reduce_op(opts), tensor.dtype), self._root("reduce", opts)
-
-        def steps() -> Steps:
-            with on_host(tensor) as flat:
-                yield from self._collectives.reduce(flat, reduction, root)
-
-        return self._operation("reduce", (reduction.name, root, *shapes_of(tensors)), tensors, steps(), opts)
+        reduction, root = _reduction(opts, tensors), self._root("reduce", opts)
+        agreed = (reduction.name, root, *_shapes_of(tensors))
+        return self._perform_in_place("reduce", agreed, tensors, opts, self._collectives.reduce, reduction, root)
 
     def broadcast(self, tensors: list[Tensor], opts: Any = None) -> Operation:
-        (tensor,) = tensors
         root = self._root("broadcast", opts)
-
-        def steps() -> Steps:
-            with on_host(tensor) as flat:
-                yield from self._collectives.broadcast(flat, root)
-
-        return self._operation("broadcast", (root, *shapes_of(tensors)), tensors, steps(), opts)
+        agreed = (root, *_shapes_of(tensors))
+        return self._perform_in_place("broadcast", agreed, tensors, opts, self._collectives.broadcast, root)
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Operation:
         return self._all_gather("all_gather", outputs, inputs, opts)
@@ -236,66 +249,40 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         rows = [[row[index] for row in outputs] for index in range(len(inputs))] if outputs else []
         return self._all_gather("all_gather_coalesced", rows, inputs, opts)
 
+    def _all_gather(self, name: str, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> Operation:
+        for row, tensor in zip(outputs, inputs, strict=True):
+            check_sizes(row, tensor, self.size(), name)
+        calls = [(row, [tensor]) for row, tensor in zip(outputs, inputs, strict=True)]
+        return self._perform(name, _shapes_of(inputs), calls, opts, self._collectives.all_gather)
+
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Operation:
         return self.all_gather_single_coalesced([output], [tensor], opts)
 
     def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Operation:
         check_parts(outputs, inputs, self.size(), "the output")
-
-        def steps() -> Steps:
-            for output, tensor in zip(outputs, inputs, strict=True):
-                with on_host(output) as flat, on_host(tensor, writes=False) as own:
-                    yield from self._collectives.all_gather(
-                        flat.chunk(self.size()) if flat.numel() else [flat] * self.size(), own
-                    )
-
-        return self._operation("all_gather_into_tensor", shapes_of(inputs), outputs, steps(), opts)
-
-    def _all_gather(self, name: str, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> Operation:
-        def steps() -> Steps:
-            for row, tensor in zip(outputs, inputs, strict=True):
-                with all_on_host(row, reads=False) as flats, on_host(tensor, writes=False) as own:
-                    yield from self._collectives.all_gather(flats, own)
-
-        for row, tensor in zip(outputs, inputs, strict=True):
-            check_sizes(row, tensor, self.size(), name)
-        return self._operation(name, shapes_of(inputs), [t for row in outputs for t in row], steps(), opts)
+        calls = [([output], [tensor]) for output, tensor in zip(outputs, inputs, strict=True)]
+        return self._perform("all_gather_into_tensor", _shapes_of(inputs), calls, opts, self._collectives.all_gather)
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Operation:
         (tensor,), root = inputs, self._root("gather", opts)
         row = outputs[0] if outputs and self.rank() == root else []
         if row:
             check_sizes(row, tensor, self.size(), "gather")
-
-        def steps() -> Steps:
-            with all_on_host(row, reads=False) as flats, on_host(tensor, writes=False) as own:
-                yield from self._collectives.gather(flats, own, root)
-
-        return self._operation("gather", (root, *shapes_of(inputs)), row, steps(), opts)
+        agreed = (root, *_shapes_of(inputs))
+        return self._perform("gather", agreed, [(row, inputs)], opts, self._collectives.gather, root)
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Operation:
         (tensor,), root = outputs, self._root("scatter", opts)
         row = inputs[0] if inputs and self.rank() == root else []
         if row:
             check_sizes(row, tensor, self.size(), "scatter")
-
-        def steps() -> Steps:
-            with on_host(tensor, reads=False) as out, all_on_host(row, writes=False) as flats:
-                yield from self._collectives.scatter(out, flats, root)
-
-        return self._operation("scatter", (root, *shapes_of(outputs)), outputs, steps(), opts)
+        agreed = (root, *_shapes_of(outputs))
+        return self._perform("scatter", agreed, [(outputs, row)], opts, self._collectives.scatter, root)
 
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Operation:
-        reduction = reduction_of(_reduce_op(opts), outputs[0].dtype)
         for row, output in zip(inputs, outputs, strict=True):
             check_sizes(row, output, self.size(), "reduce_scatter", of="input")
-
-        def steps() -> Steps:
-            for output, row in zip(outputs, inputs, strict=True):
-                with on_host(output, reads=False) as out, all_on_host(row, writes=False) as flats:
-                    yield from self._collectives.reduce_scatter(out, flats, reduction)
-
-        return self._operation("reduce_scatter", (reduction.name, *shapes_of(outputs)), outputs, steps(), opts)
+        return self._reduce_scatter("reduce_scatter", outputs, inputs, opts)
 
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Operation:
         return self.reduce_scatter_single_coalesced([output], [tensor], opts)
@@ -304,38 +291,30 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> Operation:
         check_parts(inputs, outputs, self.size(), "the input")
-        reduction = reduction_of(_reduce_op(opts), outputs[0].dtype)
+        return self._reduce_scatter("reduce_scatter_tensor", outputs, [[tensor] for tensor in inputs], opts)
 
-        def steps() -> Steps:
-            for output, tensor in zip(outputs, inputs, strict=True):
-                with on_host(output, reads=False) as out, on_host(tensor, writes=False) as flat:
-                    parts = flat.view(self.size(), -1).unbind() if flat.numel() else [flat] * self.size()
-                    yield from self._collectives.reduce_scatter(out, parts, reduction)
-
-        return self._operation("reduce_scatter_tensor", (reduction.name, *shapes_of(outputs)), outputs, steps(), opts)
+    def _reduce_scatter(self, name: str, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> Operation:
+        reduction = _reduction(opts, outputs)
+        calls = [([output], row) for output, row in zip(outputs, inputs, strict=True)]
+        agreed = (reduction.name, *_shapes_of(outputs))
+        return self._perform(name, agreed, calls, opts, self._collectives.reduce_scatter, reduction)
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Operation:
-        def steps() -> Steps:
-            with all_on_host(outputs, reads=False) as received, all_on_host(inputs, writes=False) as sent:
-                yield from self._collectives.all_to_all(received, sent, equal=False)
-
-        return self._operation("all_to_all", (str(inputs[0].dtype),), outputs, steps(), opts)
+        agreed = (str(inputs[0].dtype),)
+        return self._perform("all_to_all", agreed, [(outputs, inputs)], opts, self._collectives.all_to_all, False)
 
     def all_to_all_single(
         self, output: Tensor, tensor: Tensor, output_sizes: Sequence[int], input_sizes: Sequence[int], opts: Any = None
     ) -> Operation:
         equal = not output_sizes and not input_sizes
-        received_rows, sent_rows = (
-            split_rows(output, output_sizes, self.size()),
-            split_rows(tensor, input_sizes, self.size()),
-        )
+        received_rows = split_rows(output, output_sizes, self.size())
+        sent_rows = split_rows(tensor, input_sizes, self.size())
 
-        def steps() -> Steps:
-            with on_host(output, reads=False) as received, on_host(tensor, writes=False) as sent:
-                yield from self._collectives.all_to_all(received.split(received_rows), sent.split(sent_rows), equal)
+        def collective(received: list[Tensor], sent: list[Tensor]) -> Steps:
+            return self._collectives.all_to_all(received[0].split(received_rows), sent[0].split(sent_rows), equal)
 
-        agreed = shapes_of([tensor]) if equal else (str(tensor.dtype), *tensor.shape[1:])
-        return self._operation("all_to_all_single", agreed, [output], steps(), opts)
+        agreed = _shapes_of([tensor]) if equal else (str(tensor.dtype), *tensor.shape[1:])
+        return self._perform("all_to_all_single", agreed, [([output], [tensor])], opts, collective)
 
     # Messages between two ranks; these are not collective.
 
@@ -343,7 +322,7 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         (tensor,) = tensors
         flat = to_host(tensor)
         requests = [self._members.messages.Isend(part, rank, tag) for part in messages_of(flat)]
-        return self._message(f"send to rank {rank}", tensor, requests, None, flat, lambda: None, rank)
+        return self._message(f"send to rank {rank}", rank, requests, tensor, flat, None)
 
     def recv(self, tensors: list[Tensor], rank: int, tag: int = 0) -> Message:
         return self._receive(tensors, rank, tag, f"recv from rank {rank}")
@@ -358,30 +337,17 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         if len(parts) > 1 and rank == MPI.ANY_SOURCE:
             raise ValueError(f"recv from any rank takes at most 256 MiB; the tensor has {flat.nbytes} bytes")
         requests = [self._members.messages.Irecv(part, rank, tag) for part in parts]
-
-        def receive() -> None:
-            copy_back(tensor, flat)
-
-        return self._message(text, tensor, requests, parts[-1][0].nbytes, flat, receive, rank)
+        return self._message(text, rank, requests, tensor, flat, parts[-1][0].nbytes)
 
     def _message(
-        self,
-        text: str,
-        tensor: Tensor,
-        requests: list[MPI.Request],
-        nbytes: int | None,
-        flat: Tensor,
-        completed: Callable[[], object],
-        rank: int,
+        self, text: str, rank: int, requests: list[MPI.Request], tensor: Tensor, flat: Tensor, nbytes: int | None
     ) -> Message:
-        text = f"rank {self.rank()} of process group {self._members.name!r}, {text}, {text_of(shapes_of([tensor]))}"
-        local = self._members.ranks_of_node(self._members.node)
+        text = f"rank {self.rank()} of process group {self._members.name!r}, {text}, {_text_of(_shapes_of([tensor]))}"
 
         def has_ended() -> bool:
-            return rank in local and self._staging.has_ended(local.index(rank))
+            return rank != MPI.ANY_SOURCE and self._members.has_ended(rank)
 
-        ends = (completed, has_ended, process_end.end_process)
-        return Message(text, requests, flat, nbytes, [tensor], self._timeout_s, *ends)
+        return Message(text, requests, tensor, flat, nbytes, self._timeout_s, has_ended)
 
     # Names that older releases of PyTorch use.
     _allgather_base = all_gather_single
@@ -391,5 +357,29 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
     alltoall_base = all_to_all_single
 
 
-def _reduce_op(options: Any) -> Any:
-    return dist.ReduceOp.SUM if options is None else options.reduceOp
+def _reduction(options: Any, tensors: Sequence[Tensor]) -> Reduction:
+    return reduction_of(dist.ReduceOp.SUM if options is None else options.reduceOp, tensors[0].dtype)
+
+
+def _describe(name: str, agreed: tuple[object, ...]) -> tuple[str, bytes, int]:
+    """Return the text of an operation, also as bytes for ``Staging.sign``, and its signature."""
+    text = " ".join([name, *map(_text_of, agreed)])
+    encoded = text.encode()
+    digest = hashlib.blake2b(encoded, digest_size=8).digest()
+    return text, encoded[: TEXT_BYTES - 1] + b"\0", int.from_bytes(digest, "little", signed=True)
+
+
+def _text_of(value: object) -> str:
+    """Return a text such as ``float32``, ``(3, 4)`` or both."""
+    if isinstance(value, torch.Size):
+        return str(tuple(value))
+    if isinstance(value, tuple):
+        return " ".join(map(_text_of, value))
+    return str(value).removeprefix("torch.")
+
+
+def _shapes_of(tensors: Sequence[Tensor]) -> tuple[object, ...]:
+    """Return the data types and shapes of tensors, which must be the same on all ranks."""
+    if len(tensors) == 1:
+        return (tensors[0].dtype, tensors[0].shape)
+    return tuple((tensor.dtype, tensor.shape) for tensor in tensors)

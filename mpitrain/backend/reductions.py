@@ -96,14 +96,14 @@ _BY_KIND = {int(kind): reduction for kind, reduction in _REDUCTIONS}
 _BY_KIND_NUMPY = {kind: replace(r, combine=_by_numpy(r.combine)) for kind, r in _BY_KIND.items()}
 
 
-def reduction_of(op: ReduceOp, dtype: torch.dtype) -> Reduction:
+def reduction_of(op: Any, dtype: torch.dtype) -> Reduction:
     """Return the reduction of a ``ReduceOp`` for a data type.
 
     Raises:
         ValueError: There is no such reduction, such as the minimum of complex numbers.
     """
     reductions = _BY_KIND_NUMPY if dtype in _BY_NUMPY else _BY_KIND
-    kind: Any = getattr(op, "op", op)  # a ReduceOp, or one of its values
+    kind = getattr(op, "op", op)  # a ReduceOp, or one of its values
     reduction = reductions.get(int(kind))
     if reduction is None:
         raise ValueError(

@@ -8,7 +8,7 @@ Blocks alternate between the two buffers, so one wait per block is enough:
       after it has seen phase k+1 of all ranks,
       which each rank publishes only after it has read block k.
 
-Signatures of operations alternate between two words in the same way, one for every operation.
+Signatures and texts of operations alternate between two places in the same way, one for every operation.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ..core.kernels import kernel
 from ..core.layout import PAGE, Array
 from ..process.pid import process_state
 
-_PID, _NAMESPACE, _ENDED, _DESCRIBED = 2, 3, 4, 5  # words 0 and 1 are signatures
-_TEXT_BYTES = 512
+_PID, _NAMESPACE, _ENDED = 2, 3, 4  # words 0 and 1 are signatures
+TEXT_BYTES = 512
 _SHARED_BYTES = 32 << 20  # maximum total size of a node's buffers if there are many ranks
 _LARGEST_BLOCK, _SMALLEST_BLOCK = 1 << 20, 64 << 10  # bytes
 
@@ -64,7 +64,8 @@ class Staging:
         self.block_bytes = block_bytes(self.size)
         shared = hierarchy.shared
         self._words = shared.allocate((self.size * WORDS,), np.int64)
-        self._texts = shared.allocate((self.size, _TEXT_BYTES), np.uint8)
+        self._texts = shared.allocate((2, self.size, TEXT_BYTES), np.uint8)
+        self._own_texts = [memoryview(rows[self.rank]) for rows in self._texts]
         own = self._words[self.rank * WORDS : (self.rank + 1) * WORDS]
         own[:] = 0
         own[_PID], own[_NAMESPACE] = os.getpid(), _pid_namespace()
@@ -96,25 +97,22 @@ class Staging:
         self.barrier.publish(self.phase)
         return self.phase
 
-    def sign(self, operation: int, signature: int) -> None:
-        """Set the signature of this rank's operation; it is visible with the next published phase."""
+    def sign(self, operation: int, text: bytes, signature: int) -> None:
+        """Set the text and the signature of this rank's operation; they are visible with the next published phase.
+
+        Args:
+            text: At most ``TEXT_BYTES`` bytes; ends with a zero byte.
+        """
         self._own[operation & 1] = signature
+        self._own_texts[operation & 1][: len(text)] = text
 
     def disagrees(self, operation: int) -> bool:
         """Return whether the ranks have signed different operations; call after waiting for a phase of an operation."""
         return _disagrees(self._words, self.size, operation & 1)  # type: ignore[no-any-return]
 
-    def describe(self, operation: int, text: str) -> None:
-        """Publish which operation this rank has called."""
-        encoded = text.encode()[: _TEXT_BYTES - 1] + b"\0"
-        self._texts[self.rank, : len(encoded)] = np.frombuffer(encoded, np.uint8)
-        self._own[_DESCRIBED] = operation + 1
-
-    def description(self, operation: int, rank: int) -> str | None:
-        """Return the description that a rank has published of an operation; None if there is none yet."""
-        if self._words[rank * WORDS + _DESCRIBED] <= operation:
-            return None
-        return self._texts[rank].tobytes().split(b"\0", 1)[0].decode(errors="replace")
+    def texts(self, operation: int) -> list[str]:
+        """Return the texts of the ranks' operations; call after ``disagrees``."""
+        return [row.tobytes().split(b"\0", 1)[0].decode(errors="replace") for row in self._texts[operation & 1]]
 
     def mark_ended(self) -> None:
         """Announce that this rank takes part in no further operations."""

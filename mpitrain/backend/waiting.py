@@ -17,46 +17,52 @@ from ..errors import CollectiveFailed
 from .internode import Condition, Steps
 from .members import Members
 from .operations import Operation
-from .staging import Staging
 
 _POLLS = 2000  # about 20 us before this rank yields its core
 _JOIN_S = 200e-6  # an operation that all ranks join within this time is performed by the calling thread
 _MESSAGE_S = 1e-3  # time that a rank waiting for a message yields its core before it sleeps; a block takes less time
 _LOOK_S = 0.25  # interval of the checks for ranks that have ended
-_EXPLAIN_S = 2.0  # maximum time for other ranks to report which operation they have called
+_EXPLAIN_S = 2.0  # maximum time for the headers of other nodes to arrive
 _LATE_S = 1.0  # time, after a timeout, for other nodes to report which ranks have arrived
 _HEADER_BYTES = 256
 
 
 class Waiting:
-    """The waits of a group's operations. Every method is local, but returns when other ranks have acted."""
+    """The waits of a group's operations. Every method is local, but returns when other ranks have acted.
 
-    def __init__(self, members: Members, staging: Staging, store: Any, cores: int) -> None:
-        self._members, self._staging, self._store = members, staging, store
-        self._local = members.ranks_of_node(members.node)
-        self._polls = 1 if staging.size > cores else _POLLS
-        self._backoff = Backoff(oversubscribed=staging.size > cores, yield_s=_MESSAGE_S)
+    Attributes:
+        count: The number of operations that have started.
+    """
+
+    def __init__(self, members: Members, store: Any) -> None:
+        self._members, self._staging, self._store = members, members.staging, store
+        is_oversubscribed = members.staging.size > members.hierarchy.cores
+        self._polls = 1 if is_oversubscribed else _POLLS
+        self._backoff = Backoff(is_oversubscribed, yield_s=_MESSAGE_S)
         self._operation: Operation | None = None
+        self.count = 0
         self._looked = 0.0
         self._header: MPI.Request | None = None
         self._headers = np.zeros((members.hierarchy.n_nodes, _HEADER_BYTES), np.uint8)
 
-    def signed(self, operation: Operation, signature: int, steps: Steps) -> Steps:
+    def signed(self, operation: Operation, text: bytes, signature: int, steps: Steps) -> Steps:
         """Perform an operation, and check that all ranks have called the same operation.
 
         Within a node the ranks compare signatures when all have arrived. Between nodes their first ranks exchange
         headers while the operation's messages are under way.
         """
         staging, self._operation = self._staging, operation
-        staging.sign(operation.number, signature)
+        operation.number, self.count = self.count, self.count + 1
+        staging.sign(operation.number, text, signature)
         if self._members.headers is not None:
             own = np.zeros(_HEADER_BYTES, np.uint8)
-            encoded = operation.text.encode()[:_HEADER_BYTES]
-            own[: len(encoded)] = np.frombuffer(encoded, np.uint8)
+            shown = np.frombuffer(text, np.uint8, min(len(text), _HEADER_BYTES))
+            own[: len(shown)] = shown
             self._header = self._members.headers.Iallgather(own, self._headers)
         yield next(steps)
         if staging.size > 1 and staging.disagrees(operation.number):
-            raise self._disagreement(operation)
+            texts = zip(self._members.ranks_of_node(self._members.node), staging.texts(operation.number), strict=True)
+            raise self._different(dict(texts), "rank")
         yield from steps
         while self._header is not None:
             yield self._header
@@ -104,20 +110,17 @@ class Waiting:
         if now < self._looked + _LOOK_S:
             return
         if self._looked:
-            ended = [index for index in self._staging.behind() if self._staging.has_ended(index)]
+            ended = [rank for rank in self._members.behind() if self._members.has_ended(rank)]
             if ended:
-                ranks = numbered("rank", (self._local[index] for index in ended))
-                raise self._failed(f"{ranks} of this node ended before the operation")
+                raise self._failed(f"{numbered('rank', ended)} of this node ended before the operation")
         self._looked = now
 
     def _timeout(self, operation: Operation) -> CollectiveFailed:
-        arrived = {self._members.rank}
-        behind = {self._local[index] for index in self._staging.behind()}
-        arrived |= set(self._local) - behind
-        if not self._members.on_one_node:
+        members, seconds = self._members, operation.timeout_s
+        arrived = {members.rank, *members.ranks_of_node(members.node)} - {*members.behind()}
+        if not members.on_one_node:
             arrived |= self._arrived_elsewhere(operation)
-        seconds = operation.timeout_s
-        absent = [rank for rank in range(self._members.size) if rank not in arrived]
+        absent = [rank for rank in range(members.size) if rank not in arrived]
         return self._failed(
             f"exceeded the timeout of {seconds:g} s; {numbered('rank', absent)} did not join it"
             if absent
@@ -139,7 +142,7 @@ class Waiting:
         if (self._headers == self._headers[0]).all():
             return
         texts = [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in self._headers]
-        self._raise_different(dict(enumerate(texts)), "node")
+        raise self._different(dict(enumerate(texts)), "node")
 
     def _explain_message_error(self) -> None:
         """Raise the cause of an MPI error, such as a message of the wrong size, if the headers show it."""
@@ -147,30 +150,14 @@ class Waiting:
         while self._header is not None and perf_counter() < until:
             self._check_headers()
 
-    def _disagreement(self, operation: Operation) -> CollectiveFailed:
-        """Return the error of ranks of this node that have called different operations."""
-        staging, texts = self._staging, dict[int, str]()
-        staging.describe(operation.number, operation.text)
-        until = perf_counter() + _EXPLAIN_S
-        while len(texts) < staging.size and perf_counter() < until:
-            for index, rank in enumerate(self._local):
-                text = staging.description(operation.number, index)
-                if text is not None:
-                    texts[rank] = text
-            time.sleep(1e-3)
-        try:
-            self._raise_different(texts, "rank")
-        except CollectiveFailed as error:
-            return error
-        return self._failed("another rank has called a different operation")
-
-    def _raise_different(self, texts: dict[int, str], where: str) -> None:
+    def _different(self, texts: dict[int, str], where: str) -> CollectiveFailed:
         by_text: dict[str, list[int]] = {}
         for place, text in sorted(texts.items()):
             by_text.setdefault(text, []).append(place)
-        if len(by_text) > 1:
-            called = "; ".join(f"{numbered(where, places)}: {text}" for text, places in by_text.items())
-            raise self._failed(f"the {where}s have called different operations: {called}")
+        if len(by_text) == 1:  # the texts differ only in the part that is cut off
+            return self._failed(f"another {where} has called a different operation")
+        called = "; ".join(f"{numbered(where, places)}: {text}" for text, places in by_text.items())
+        return self._failed(f"the {where}s have called different operations: {called}")
 
     def _failed(self, reason: str) -> CollectiveFailed:
         operation = self._operation

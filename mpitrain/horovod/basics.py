@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ..backend.members import start_with_threads
+from ..backend.members import create_comm, start_with_threads
 from ..comm.mpi import MPI
 from . import world
 from .process_sets import ProcessSet, global_process_set, take
@@ -20,8 +20,6 @@ __all__ = """
     local_rank local_size mpi_built mpi_enabled mpi_threads_supported nccl_built rank rocm_built shutdown size
     start_timeline stop_timeline
 """.split()
-
-_registered = False
 
 
 def init(
@@ -48,7 +46,8 @@ def init(
     world.replace(started)
     global_process_set.ranks = list(range(started.size))
     global_process_set.mpi_comm = comm if isinstance(comm, MPI.Comm) else None
-    _register()
+    atexit.unregister(_at_exit)
+    atexit.register(_at_exit, os.getpid())  # the functions of ``process_end`` are called after it
     if settings.without_effect and started.rank == 0:
         print(f"mpitrain: these variables have no effect: {', '.join(settings.without_effect)}", file=sys.stderr)
     take(sets)
@@ -62,19 +61,7 @@ def _duplicate(everyone: MPI.Intracomm, comm: MPI.Intracomm | Sequence[int] | No
     ranks = list(comm)
     if everyone.rank not in ranks:
         raise ValueError(f"init(comm={ranks}): rank {everyone.rank} is not one of these ranks; it must not call init")
-    group = everyone.Get_group()
-    members = group.Incl(ranks)
-    made = everyone.Create_group(members)
-    members.Free()
-    group.Free()
-    return made
-
-
-def _register() -> None:
-    global _registered
-    if not _registered:
-        _registered = True
-        atexit.register(_at_exit, os.getpid())
+    return create_comm(everyone, ranks)
 
 
 def _at_exit(pid: int) -> None:
@@ -136,48 +123,24 @@ def mpi_threads_supported() -> bool:
 
 
 def mpi_built() -> bool:
-    """Return True."""
+    """Return True: the ranks communicate over MPI."""
     return True
 
 
-def mpi_enabled() -> bool:
-    """Return True."""
-    return True
+mpi_enabled = mpi_built
 
 
 def gloo_built() -> bool:
-    """Return False: only MPI is used."""
+    """Return False: the ranks communicate only over MPI, and CUDA tensors are copied through host memory."""
     return False
 
 
-def gloo_enabled() -> bool:
-    """Return False: only MPI is used."""
-    return False
+gloo_enabled = ddl_built = ccl_built = cuda_built = rocm_built = gloo_built
 
 
 def nccl_built() -> int:
-    """Return 0: CUDA tensors are copied through host memory."""
+    """Return 0, like the others."""
     return 0
-
-
-def ddl_built() -> bool:
-    """Return False: only MPI is used."""
-    return False
-
-
-def ccl_built() -> bool:
-    """Return False: only MPI is used."""
-    return False
-
-
-def cuda_built() -> bool:
-    """Return False: there is no extension that was compiled for CUDA."""
-    return False
-
-
-def rocm_built() -> bool:
-    """Return False: there is no extension that was compiled for ROCm."""
-    return False
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
@@ -189,7 +152,8 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     Raises:
         ValueError: ``init`` has not been called.
     """
-    current().start_timeline(file_path, mark_cycles)
+    if current().rank == 0:
+        current().timeline.start(file_path, mark_cycles)
 
 
 def stop_timeline() -> None:
@@ -198,4 +162,4 @@ def stop_timeline() -> None:
     Raises:
         ValueError: ``init`` has not been called.
     """
-    current().stop_timeline()
+    current().timeline.stop()

@@ -19,11 +19,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..backend import process_end
 from ..backend.collectives import Collectives
 from ..backend.internode import Condition, Steps
 from ..backend.members import members_of
-from ..backend.staging import Staging, shared_bytes_per_rank
 from ..comm.mpi import MPI
 from ..core import activity
 from ..core.layout import Array
@@ -34,13 +32,13 @@ from .negotiation import Negotiation, Ready
 from .notices import Notices
 from .request import Handle, Request, title
 from .settings import Settings
-from .stalls import Action, StallCheck
 from .timeline import Timeline
 
 _WORDS = 1024  # words of a rank's announcement: the number of pairs, bytes of new requests, and the pairs
 _HEADER = 2
 _LARGEST_NUMBER = 1 << 30
 _LOOK_S = 0.25  # interval of the checks for ranks that have ended
+_ANSWER_S = 2.0  # time for the other ranks to report what they have submitted
 _PAUSE_S = 5e-3  # pause after a cycle in which no rank has announced anything
 
 
@@ -62,10 +60,9 @@ class Channel:
     def __init__(
         self, comm: MPI.Intracomm, name: str, ranks: Sequence[int], settings: Settings, timeline: Timeline
     ) -> None:
-        self.members = members_of(comm, name, shared_bytes_per_rank(comm.size))
+        self.members = members_of(comm, name)
         self.rank, self.size, self.ranks = comm.rank, comm.size, ranks
-        self._staging = Staging(self.members.hierarchy)
-        self._collectives = Collectives(self.members, self._staging)
+        self._staging, self._collectives = self.members.staging, Collectives(self.members)
         self._settings, self._timeline = settings, timeline
         self._negotiation = Negotiation(ranks)
         self._execution = Execution(
@@ -89,11 +86,10 @@ class Channel:
         self._not_before = 0.0  # when the next cycle may begin if there is nothing to announce
         self._notices = Notices(self.members.messages)
         self._looked = 0.0
-        self._stalls = StallCheck(settings.stall_s, settings.shutdown_s)
+        self._asked, self._next_report = False, 0.0  # of operations that have waited long
         self.committed = False
         self.completed = 0.0
         self.error: Exception | None = None
-        process_end.watch(self._staging)
 
     # Submission by programs.
 
@@ -110,7 +106,6 @@ class Channel:
                 raise self.error
             if not request.name:
                 self._number = self._number % _LARGEST_NUMBER + 1
-                handle.number = self._number
                 handle.key = (request.kind, "", self._number)
             if self._open.setdefault(handle.key, handle) is not handle:
                 raise ValueError(
@@ -215,7 +210,7 @@ class Channel:
             at = self._negotiation.number_of(handle.request)
             if at is None:
                 at = new.setdefault(handle.request, -1 - len(new))
-            words += at, self._number if handle.request.kind == "join" else handle.number
+            words += at, self._number if handle.request.kind == "join" else handle.key[-1]
         text = pickle.dumps([tuple(request) for request in new]) if new else b""
         words[:_HEADER] = len(handles), len(text)
         return handles, words, text
@@ -228,17 +223,15 @@ class Channel:
             yield self._staging.publish()
             return rows
         self._own.numpy()[: len(words)] = words
-        yield from self._collectives.all_gather(list(self._rows.unbind()), self._own)
+        yield from self._collectives.all_gather(self._rows.unbind(), [self._own])
         return self._rows.numpy()
 
     def _exchange(self, rows: Array, text: bytes) -> Generator[Condition, None, list[list[Request]]]:
         """Return the new requests of all ranks. Collective over the set."""
+        own = torch.tensor(list(text), dtype=torch.uint8, device="cpu")
         lengths = rows[:, 1].tolist()
-        own = torch.zeros(max(lengths), dtype=torch.uint8, device="cpu")
-        own.numpy()[: len(text)] = np.frombuffer(text, np.uint8)
-        received = torch.zeros((self.size, len(own)), dtype=torch.uint8, device="cpu")
-        yield from self._collectives.all_gather(list(received.unbind()), own)
-        texts = [row.numpy()[:n].tobytes() for row, n in zip(received, lengths, strict=True)]
+        (joined,) = yield from self._collectives.all_gather_rows([own])
+        texts = [part.numpy().tobytes() for part in joined.split(lengths)]
         return [[Request(*fields) for fields in pickle.loads(one)] if one else [] for one in texts]
 
     def _take(self, ready: Sequence[Ready]) -> Sequence[Operation]:
@@ -284,22 +277,27 @@ class Channel:
         self._notices.receive()
         gone = {rank for rank, cycles in self._notices.left.items() if cycles <= self._cycles}
         if self._steps is not None:
-            local = self.members.ranks_of_node(self.members.node)
-            gone |= {local[index] for index in self._staging.behind() if self._staging.has_ended(index)}
+            gone |= {rank for rank in self.members.behind() if self.members.has_ended(rank)}
         if gone:
             self._fail(f"{self._text(gone)} shut down or ended, so that no operation of all ranks is possible")
         elif self._open:
             self._check_stalled(now)
 
     def _check_stalled(self, now: float) -> None:
-        match self._stalls.check(now, [handle.submitted for handle in self._waiting()]):
-            case Action.ASK:
-                self._notices.ask()
-            case Action.REPORT:
-                for line in self._late(now, for_all=False):
-                    print(f"mpitrain: {line}", file=sys.stderr, flush=True)
-            case Action.FAIL:
-                self._fail(f"not submitted by all ranks in time: {'; '.join(self._late(now, for_all=True))}")
+        """Report operations that have waited long, after asking what the other ranks have submitted."""
+        stall_s, shutdown_s = self._settings.stall_s, self._settings.shutdown_s
+        age = now - min((handle.submitted for handle in self._waiting()), default=now)
+        if shutdown_s is not None and age > shutdown_s:
+            self._fail(f"not submitted by all ranks in time: {'; '.join(self._late(now, for_all=True))}")
+        elif stall_s is None or age <= stall_s or now < self._next_report:
+            return
+        elif not self._asked:
+            self._notices.ask()
+            self._asked, self._next_report = True, now + _ANSWER_S
+        else:
+            for line in self._late(now, for_all=False):
+                print(f"mpitrain: {line}", file=sys.stderr, flush=True)
+            self._asked, self._next_report = False, now + stall_s
 
     def _late(self, now: float, for_all: bool) -> list[str]:
         """Describe the operations that wait for other ranks.
@@ -312,7 +310,7 @@ class Channel:
             waits = f"{title(*handle.key)} has waited {now - handle.submitted:.0f} s for"
             ranks = absent.get(handle.key)
             if ranks is None:  # the cycle that announces the request is not complete
-                behind = [self.members.ranks_of_node(self.members.node)[index] for index in self._staging.behind()]
+                behind = self.members.behind()
                 who = self._text(behind) if behind else "a rank of another node"
                 lines.append(f"{waits} {who}, which does not answer")
             elif for_all or self.rank == min(set(range(self.size)) - set(ranks)):
@@ -344,7 +342,6 @@ class Channel:
             until: The latest time to wait, on the clock of ``perf_counter``.
         """
         if self._notices.agree_to_free(self._abandoned is None, until):
-            process_end.forget(self._staging)
             self.members.free()
             return True
         self._staging.mark_ended()

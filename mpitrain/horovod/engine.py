@@ -18,8 +18,6 @@ from ..comm.backoff import Backoff
 from ..core import activity
 from .channel import Channel
 from .request import Handle
-from .settings import Settings
-from .timeline import Timeline
 
 _IDLE_S = 20e-3  # interval at which the background thread looks for requests
 _BUSY_S = 5e-3  # the interval while operations are pending, and for some time after the last one
@@ -33,16 +31,16 @@ class Engine:
 
     Args:
         channel: The channel of the set of all ranks.
+        cycle_s: Seconds between two cycles that no thread waits for.
 
     Attributes:
         channels: The channels of this rank's process sets, by the number of the set.
     """
 
-    def __init__(self, channel: Channel, settings: Settings, timeline: Timeline) -> None:
-        self.channels = {0: channel}
-        self.settings, self.timeline = settings, timeline
+    def __init__(self, channel: Channel, cycle_s: float) -> None:
+        self.channels, self._cycle_s = {0: channel}, cycle_s
         hierarchy = channel.members.hierarchy
-        self.overlaps = hierarchy.cores > hierarchy.node.size or hierarchy.n_nodes > 1
+        self._overlaps = hierarchy.cores > hierarchy.node.size or hierarchy.n_nodes > 1
         self._backoff = Backoff(oversubscribed=hierarchy.node.size > hierarchy.cores)
         self._performing = threading.Lock()  # held by the thread that performs a part of a cycle
         self._closing = threading.Event()
@@ -79,7 +77,6 @@ class Engine:
         channels = [self.release(number) for number in [*self.channels]]
         until = perf_counter() + (0.0 if process_end.is_raising() else _LEAVE_S)
         has_freed = [channel.free(until) for channel in reversed(channels) if channel is not None]
-        self.timeline.stop()
         return all(has_freed)
 
     def _advance(self, polls: int) -> None:
@@ -109,11 +106,11 @@ class Engine:
             return _ACTIVE_S
         recently = perf_counter() - _RECENT_S
         if any(channel.pending or channel.completed > recently for channel in channels):
-            return min(self.settings.cycle_s, _BUSY_S) if self.overlaps else _BUSY_S
+            return min(self._cycle_s, _BUSY_S) if self._overlaps else _BUSY_S
         return _IDLE_S
 
     def _should_perform(self, channel: Channel) -> bool:
-        return channel.is_awaited or (self.overlaps and channel.announces)
+        return channel.is_awaited or (self._overlaps and channel.announces)
 
     def _perform(self) -> None:
         """Begin and continue cycles; complete those that all ranks have begun."""

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..backend.collectives import Collectives
+from ..backend.collectives import Collectives, padded
 from ..backend.internode import Steps
 from ..backend.reductions import Reduction, reduction_of
 from .adasum import combine
@@ -106,18 +106,18 @@ class Execution:
                 yield from self._adasum(flat)
         else:
             reduction = reduction_for(request.op, request.dtype)
-            _scale_all(flats, before)
+            scale(flats, before)
             for part in _batches(flats, self._fusion_bytes):
-                yield from self._collectives.all_reduce_fused(part, reduction, is_staged)
+                yield from self._collectives.all_reduce(part, reduction, is_staged)
                 is_staged = False
-            _scale_all(flats, after)
+            scale(flats, after)
         for _, handle in group:
             if handle is not None:
                 self._ended(handle, handle.tensors)
 
     def _adasum(self, flat: Tensor) -> Steps:
         parts = [torch.empty_like(flat) for _ in range(self._size)]
-        yield from self._collectives.all_gather(parts, flat)
+        yield from self._collectives.all_gather(parts, [flat])
         flat.copy_(combine(parts))
 
     def _reducescatter(self, request: Request, handle: Handle) -> Steps:
@@ -129,10 +129,10 @@ class Execution:
             output = tensor.new_empty((counts[0], *tensor.shape[1:]))  # the first ranks have the largest shares
             if request.scales[0] != 1.0:
                 tensor = tensor.clone()  # the input must not change
-                scale(tensor, request.scales[0])
-            parts = [_padded(part, output) for part in tensor.split(counts)]
-            yield from self._collectives.reduce_scatter(output.view(-1), parts, reduction)
-            scale(output, request.scales[1])
+                scale([tensor], request.scales[0])
+            parts = [padded(part, output) for part in tensor.split(counts)]
+            yield from self._collectives.reduce_scatter([output.view(-1)], parts, reduction)
+            scale([output], request.scales[1])
             outputs.append(output[: counts[self._rank]])
         self._ended(handle, outputs)
 
@@ -141,28 +141,16 @@ class Execution:
     def _broadcast(self, request: Request, handle: Handle) -> Steps:
         assert request.root is not None
         for tensor in handle.tensors:
-            yield from self._collectives.broadcast(tensor, request.root)
+            yield from self._collectives.broadcast([tensor], request.root)
         self._ended(handle, handle.tensors)
 
     def _allgather(self, request: Request, handle: Handle) -> Steps:
-        rows = torch.tensor([tensor.shape[0] for tensor in handle.tensors], device="cpu")
-        counts = [torch.empty_like(rows) for _ in range(self._size)]
-        yield from self._collectives.all_gather(counts, rows)
-        outputs = []
-        for tensor, of_ranks in zip(handle.tensors, torch.stack(counts, 1).tolist(), strict=True):
-            largest, shape = max(of_ranks), tensor.shape[1:]
-            gathered = tensor.new_empty((self._size, largest, *shape))
-            own = _padded(tensor, gathered[0])
-            yield from self._collectives.all_gather(list(gathered.view(self._size, -1).unbind()), own)
-            equal = all(count == largest for count in of_ranks)
-            parts = [gathered[rank, :count] for rank, count in enumerate(of_ranks)]
-            outputs.append(gathered.view(-1, *shape) if equal and gathered.numel() else torch.cat(parts))
-        self._ended(handle, outputs)
+        self._ended(handle, (yield from self._collectives.all_gather_rows(handle.tensors)))
 
     def _alltoall(self, request: Request, handle: Handle) -> Steps:
         assert handle.splits is not None
         splits = [torch.empty_like(handle.splits) for _ in range(self._size)]
-        yield from self._collectives.all_gather(splits, handle.splits)
+        yield from self._collectives.all_gather(splits, [handle.splits])
         received = [int(row[self._rank]) for row in splits]
         (tensor,) = handle.tensors
         output = tensor.new_empty((sum(received), *tensor.shape[1:]))
@@ -213,28 +201,12 @@ def _shares(n: int, size: int) -> list[int]:
     return [n // size + (rank < n % size) for rank in range(size)]
 
 
-def _padded(part: Tensor, whole: Tensor) -> Tensor:
-    """Return ``part`` as a contiguous tensor of shape (n,) with as many elements as ``whole``."""
-    if part.numel() == whole.numel():
-        return part.reshape(-1)
-    padded = whole.new_zeros(whole.numel())
-    padded[: part.numel()].copy_(part.reshape(-1))
-    return padded
-
-
-def _scale_all(tensors: Sequence[Tensor], factor: float) -> None:
-    if factor != 1.0:
-        for tensor in tensors:
-            scale(tensor, factor)
-
-
-def scale(tensor: Tensor, factor: float) -> None:
+def scale(tensors: Sequence[Tensor], factor: float) -> None:
     """Multiply in place: integers as float64, rounded toward zero; 16-bit floating-point numbers as float32."""
-    if factor == 1.0:
-        return
-    if not (tensor.is_floating_point() or tensor.is_complex()):
-        tensor.copy_(tensor.double() * factor)
-    elif tensor.element_size() == 2:
-        tensor.copy_(tensor.float() * factor)
-    else:
-        tensor.mul_(factor)
+    for tensor in tensors if factor != 1.0 else ():
+        if not (tensor.is_floating_point() or tensor.is_complex()):
+            tensor.copy_(tensor.double() * factor)
+        elif tensor.element_size() == 2:
+            tensor.copy_(tensor.float() * factor)
+        else:
+            tensor.mul_(factor)

@@ -78,15 +78,15 @@ class Handle:
         splits: For an alltoall, the rows for each rank.
 
     Attributes:
-        number: Distinguishes requests without a name; 0 for requests with a name.
-        key: The key by which ranks match the operation: kind, name and number.
+        key: The key by which ranks match the operation: kind, name, and a number that distinguishes requests without a
+            name; it is 0 for requests with a name.
         done: Whether the operation has ended.
         error: Why the operation failed; None if it did not.
         result: The output tensors, or a number.
         submitted: The time of submission, on the clock of ``perf_counter``.
     """
 
-    __slots__ = ("done", "error", "finish", "key", "number", "request", "result", "splits", "submitted", "tensors")
+    __slots__ = ("done", "error", "finish", "key", "request", "result", "splits", "submitted", "tensors")
 
     def __init__(
         self,
@@ -97,7 +97,6 @@ class Handle:
     ) -> None:
         self.request, self.tensors, self.splits = request, tensors, splits
         self.finish = finish
-        self.number = 0
         self.key = (request.kind, request.name, 0)
         self.done = False
         self.error: Exception | None = None

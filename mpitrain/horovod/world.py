@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import perf_counter
 
-from ..backend.members import split_by_node
+from ..backend.members import create_comm, split_by_node
 from ..comm.mpi import MPI
 from .channel import Channel
 from .engine import Engine
@@ -27,12 +27,13 @@ class World:
         local_rank, local_size: The same on this host.
         cross_rank, cross_size: The same among the ranks with the same local rank on all hosts.
         is_homogeneous: Whether every host has the same number of ranks.
+        timeline: The timeline of the first rank.
         engine: Performs the operations.
         sets: The ranks of each process set, by its number.
     """
 
     def __init__(self, comm: MPI.Intracomm, settings: Settings) -> None:
-        self._comm, self._settings, self._timeline = comm, settings, Timeline()
+        self._comm, self._settings, self.timeline = comm, settings, Timeline()
         self.rank, self.size = comm.rank, comm.size
         node = split_by_node(comm)
         self.local_rank, self.local_size = node.rank, node.size
@@ -44,10 +45,10 @@ class World:
         everyone = list(range(self.size))
         self.sets = {0: everyone}
         self._next_set = 1
-        channel = Channel(comm.Dup(), "all ranks", everyone, settings, self._timeline)
-        self.engine = Engine(channel, settings, self._timeline)
-        if settings.timeline:
-            self.start_timeline(settings.timeline, settings.mark_cycles)
+        channel = Channel(comm.Dup(), "all ranks", everyone, settings, self.timeline)
+        self.engine = Engine(channel, settings.cycle_s)
+        if settings.timeline and self.rank == 0:
+            self.timeline.start(settings.timeline, settings.mark_cycles)
 
     def channel(self, process_set: int) -> Channel:
         """Return the channel of a process set. Local.
@@ -77,15 +78,6 @@ class World:
         ours.Free()
         return sorted(ranks)
 
-    def start_timeline(self, path: str, mark_cycles: bool) -> None:
-        """Start the timeline of the first rank. Local."""
-        if self.rank == 0:
-            self._timeline.start(path, mark_cycles)
-
-    def stop_timeline(self) -> None:
-        """Complete the file of the timeline. Local."""
-        self._timeline.stop()
-
     def agree(self, kind: str, ranks: Sequence[int]) -> None:
         """Return when all ranks have called this with the same arguments; performed in order with the other operations.
 
@@ -111,13 +103,8 @@ class World:
         number, self._next_set = self._next_set, self._next_set + 1
         self.sets[number] = list(ranks)
         if self.rank in ranks:
-            group = self._comm.Get_group()
-            members = group.Incl(list(ranks))
-            comm = self._comm.Create_group(members, number % 32767)
-            members.Free()
-            group.Free()
-            name = f"process set {number}"
-            self.engine.channels[number] = Channel(comm, name, ranks, self._settings, self._timeline)
+            comm, name = create_comm(self._comm, ranks, number), f"process set {number}"
+            self.engine.channels[number] = Channel(comm, name, ranks, self._settings, self.timeline)
         return number
 
     def remove_set(self, number: int) -> None:
@@ -133,7 +120,9 @@ class World:
 
     def close(self) -> None:
         """Leave: pending operations of other ranks fail. Waits at most ten seconds for these ranks to leave. Local."""
-        if self.engine.close():
+        is_freed = self.engine.close()
+        self.timeline.stop()
+        if is_freed:
             self._comm.Free()
 
 

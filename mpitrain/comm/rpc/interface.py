@@ -1,4 +1,7 @@
-"""The roles of client and server, and the ranks that have them."""
+"""The roles of client and server, the ranks that have them, and the headers of their requests and replies.
+
+A header is a sequence number, a kind, a message, and a checksum in the last word.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,18 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ...core.kernels import kernel
 from ...core.layout import Array
 from ...core.ranges import Range
+from ..backoff import Backoff
 from ..mpi import MPI
 from ..vector_codec import VectorCodec
 
 EMPTY = np.zeros((), [])  # a message without fields
+HEADER = 16  # words
+MESSAGE = slice(2, HEADER - 1)
+_YIELD_S = 2e-3  # time that a worker polls for a reply before it sleeps, in addition to the vector's transfer time
+_SLOW_BYTES_PER_S = 0.5e9
 
 
 @dataclass(frozen=True)
@@ -126,3 +135,40 @@ class RpcServer(Protocol):
 def unpack(message: Array, dtype: np.dtype[Any]) -> Any:
     """Return the record of this dtype that was sent as a message."""
     return message.view(np.uint8)[: dtype.itemsize].view(dtype)[0] if dtype.itemsize else EMPTY[()]
+
+
+def make_header(number: int, kind: int, message: Array) -> Array:
+    """Return the header of a request or a reply, int64, shape (HEADER,).
+
+    Args:
+        message: Shape (), a structured dtype of at most 104 bytes.
+    """
+    words = np.zeros(HEADER, np.int64)
+    words[0], words[1] = number, kind
+    if message.nbytes:
+        words[MESSAGE].view(np.uint8)[: message.nbytes] = message.reshape(1).view(np.uint8)
+    words[-1] = _checksum(words)
+    return words
+
+
+@kernel
+def has_arrived(headers: Array, index: int, number: int) -> bool:
+    """Return whether a header with this sequence number is complete in ``headers[index]``."""
+    return headers[index, 0] == number and headers[index, -1] == _checksum(headers[index])  # type: ignore[no-any-return]
+
+
+@kernel
+def _checksum(words: Array) -> int:
+    total = np.uint64(0x9E3779B97F4A7C15)
+    for i in range(words.size - 1):
+        total = (total ^ np.uint64(words[i])) * np.uint64(0xBF58476D1CE4E5B9)
+        total ^= total >> np.uint64(31)
+    return np.int64(total >> np.uint64(1))  # type: ignore[no-any-return]
+
+
+def reply_backoff(routes: Routes) -> Backoff:
+    """Return how a worker waits for replies."""
+    # Do not spin, and sleep late: MPI makes no progress while this rank spins or sleeps, which delays data.
+    capacity = max((routes.capacity(server) for server in routes.servers(routes.comm.rank)), default=0)
+    yield_s = _YIELD_S + capacity * routes.dtype.itemsize / _SLOW_BYTES_PER_S
+    return Backoff(oversubscribed=True, progress=routes.comm.Iprobe, yield_s=yield_s)

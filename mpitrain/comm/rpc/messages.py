@@ -13,9 +13,7 @@ import numpy as np
 from ...core.layout import Array
 from ..mpi import MPI
 from .coding import Decoder, Encoder
-from .header import HEADER, MESSAGE, make_header
-from .interface import EMPTY, Routes
-from .waiting import ReplyWaiting
+from .interface import EMPTY, HEADER, MESSAGE, Routes, make_header, reply_backoff
 
 _REQUEST, _REPLY, _VECTOR, _EXTRA = 101, 102, 103, 104  # tags
 _HAS_VECTOR, _HAS_EXTRA = 1, 2  # flags in the first word of a header
@@ -41,7 +39,7 @@ class MessageClient:
 
     def __init__(self, routes: Routes) -> None:
         self._routes, self._comm, self._outbox = routes, routes.comm, _Outbox(routes.comm)
-        self._encoder, self._waiting = Encoder(routes), ReplyWaiting(routes)
+        self._encoder, self._waiting = Encoder(routes), reply_backoff(routes)
         self.residual = self._encoder.residual
         self.vector = np.zeros(routes.size if routes.servers(routes.comm.rank) else 0, routes.dtype)
         self.extra = np.zeros(routes.n_extra, np.int64)
@@ -53,7 +51,7 @@ class MessageClient:
             self._outbox.send(np.concatenate([np.zeros(0, np.uint8), *pieces]), server, _VECTOR)
 
     def wait_reply(self, server: int) -> Array:
-        self._waiting.until(server, lambda: self._comm.Iprobe(server, _REPLY))
+        self._waiting.until(lambda spins: self._comm.Iprobe(server, _REPLY), blocking_rank=lambda: server)
         header = np.empty(HEADER, np.int64)
         self._comm.Recv(header, server, _REPLY)
         if header[0] & _HAS_VECTOR:

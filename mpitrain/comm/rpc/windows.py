@@ -39,9 +39,7 @@ import numpy as np
 from ...core.layout import Array
 from ..mpi import MPI, mpi_type
 from .coding import Decoder, Encoder
-from .header import HEADER, MESSAGE, has_arrived, make_header
-from .interface import EMPTY, Routes
-from .waiting import ReplyWaiting
+from .interface import EMPTY, HEADER, MESSAGE, Routes, has_arrived, make_header, reply_backoff
 
 _WORD = 8  # bytes
 _LINE = 64  # bytes of a cache line
@@ -157,7 +155,7 @@ class WindowClient:
         self._slots = {server: routes.clients[server].index(rank) for server in self._servers}
         self._request_nbytes = {server: routes.request_nbytes(server) for server in self._servers}
         self._numbers = np.zeros(len(self._servers), np.int64)
-        self._encoder, self._waiting = Encoder(routes), ReplyWaiting(routes)
+        self._encoder, self._waiting = Encoder(routes), reply_backoff(routes)
         self.residual = self._encoder.residual
         self.window = Window(routes, routes.size * routes.dtype.itemsize if self._servers else 0)
         self.vector = self.window.vectors.view(routes.dtype)
@@ -178,7 +176,7 @@ class WindowClient:
     def wait_reply(self, server: int) -> Array:
         index = self._servers.index(server)
         headers, number = self.window.headers, int(self._numbers[index])
-        self._waiting.until(server, lambda: has_arrived(headers, index, number))
+        self._waiting.until(lambda spins: has_arrived(headers, index, number), blocking_rank=lambda: server)
         self.window.sync()
         return headers[index, MESSAGE].copy()  # the next reply overwrites the header
 

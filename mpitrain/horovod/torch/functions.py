@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import cloudpickle
@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from .. import world
 from ..process_sets import ProcessSet, global_process_set
-from .allgather import allgather
-from .broadcast import broadcast_, broadcast_async_
+from .operations import allgather, broadcast_, broadcast_async_
 from .submission import synchronize
 
 
@@ -52,7 +51,12 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
     if not state["state"]:
         _set_missing_gradients(optimizer)
     tensors: list[Tensor] = []
-    skeleton = _without_tensors(state, tensors)
+
+    def place(tensor: Tensor) -> _Place:
+        tensors.append(tensor)
+        return _Place(len(tensors) - 1)
+
+    skeleton = _replaced(state, Tensor, place)
     skeleton, forms = broadcast_object(
         (skeleton, [(tensor.shape, tensor.dtype, tensor.device.type) for tensor in tensors]),
         root_rank,
@@ -63,7 +67,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
     for index, tensor in enumerate(tensors):
         broadcast_(tensor, root_rank, f"optimizer state {index}")
     if world.current().rank != root_rank:
-        optimizer.load_state_dict(_with_tensors(skeleton, tensors))
+        optimizer.load_state_dict(_replaced(skeleton, _Place, lambda place: tensors[place.index]))
 
 
 def _set_missing_gradients(optimizer: torch.optim.Optimizer) -> None:
@@ -81,24 +85,14 @@ class _Place:
         self.index = index
 
 
-def _without_tensors(value: Any, tensors: list[Tensor]) -> Any:
-    if isinstance(value, Tensor):
-        tensors.append(value)
-        return _Place(len(tensors) - 1)
+def _replaced(value: Any, kind: type, replace: Callable[[Any], Any]) -> Any:
+    """Return a copy of nested dicts, lists and tuples, in which each object of a type is replaced."""
+    if isinstance(value, kind):
+        return replace(value)
     if isinstance(value, dict):
-        return {key: _without_tensors(item, tensors) for key, item in value.items()}
+        return {key: _replaced(item, kind, replace) for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_without_tensors(item, tensors) for item in value)
-    return value
-
-
-def _with_tensors(value: Any, tensors: list[Tensor]) -> Any:
-    if isinstance(value, _Place):
-        return tensors[value.index]
-    if isinstance(value, dict):
-        return {key: _with_tensors(item, tensors) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_with_tensors(item, tensors) for item in value)
+        return type(value)(_replaced(item, kind, replace) for item in value)
     return value
 
 

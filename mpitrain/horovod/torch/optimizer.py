@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from ..process_sets import ProcessSet, global_process_set
 from ..request import Handle, ReduceOp
-from .allreduce import allreduce_, grouped_allreduce_async_
 from .compression import Compression, Compressor, check_compression, compress
 from .functions import broadcast_object
-from .sparse import sparse_allreduce_async
+from .operations import allreduce_, grouped_allreduce_async_, sparse_allreduce_async
 from .submission import Adasum, Average, synchronize
 
 Named = list[tuple[str, nn.Parameter]]
@@ -54,7 +53,7 @@ def DistributedOptimizer(  # noqa: N802
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(f"DistributedOptimizer takes an optimizer of torch.optim, not {type(optimizer).__name__}")
-    if is_distributed(optimizer):
+    if isinstance(optimizer, _Distributed):
         raise ValueError("the optimizer is distributed already; call DistributedOptimizer once")
     op = ReduceOp(op)
     check_compression(compression)
@@ -76,11 +75,6 @@ def DistributedOptimizer(  # noqa: N802
     wrapped._set_up(named, compression, backward_passes_per_step, op, gradient_predivide_factor, sparse_as_dense)
     wrapped._start(groups, process_set)
     return wrapped
-
-
-def is_distributed(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether ``DistributedOptimizer`` has made the optimizer. Local."""
-    return isinstance(optimizer, _Distributed)
 
 
 def _named(optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, nn.Parameter]] | None) -> Named:

@@ -13,6 +13,8 @@ from .. import world
 from ..process_sets import ProcessSet, global_process_set
 from ..request import Handle, ReduceOp, Request
 
+__all__ = "Adasum Average Max Min Product Sum barrier join poll synchronize".split()
+
 Average, Sum, Adasum = ReduceOp.Average, ReduceOp.Sum, ReduceOp.Adasum
 Min, Max, Product = ReduceOp.Min, ReduceOp.Max, ReduceOp.Product
 
@@ -102,13 +104,13 @@ def rows_on_host(tensors: Sequence[Tensor], kind: str) -> list[Tensor]:
     return [host.view(tensor.shape) for host, tensor in zip(hosts, tensors, strict=True)]
 
 
-def in_place(tensors: Sequence[Tensor], is_group: bool) -> Callable[[Sequence[Tensor]], Any]:
+def in_place(tensors: Sequence[Tensor]) -> Callable[[Sequence[Tensor]], list[Tensor]]:
     """Return a function that copies results to ``tensors``, unless they share memory, and returns ``tensors``."""
 
-    def finish(hosts: Sequence[Tensor]) -> Any:
+    def finish(hosts: Sequence[Tensor]) -> list[Tensor]:
         for tensor, host in zip(tensors, hosts, strict=True):
             copy_back(tensor, host)
-        return list(tensors) if is_group else tensors[0]
+        return list(tensors)
 
     return finish
 

@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...pytorch.sync_batch_norm import normalize
 from .. import world
-from .allreduce import allreduce_
+from .operations import allreduce_
 from .submission import Sum
 
 

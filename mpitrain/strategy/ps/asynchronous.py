@@ -7,7 +7,7 @@ server, 2013, section 3) no worker runs more than ``--staleness`` steps ahead of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -22,9 +22,9 @@ from ...optim import Updater
 from ...plan.plan import Plan
 from ..base import StepResult
 from .client import PsStrategy
-from .counted_steps import CountedSteps, LocalStepCounter
-from .remote import RemoteShard, RemoteStepCounter
-from .shard import Push, ShardClient
+from .counted_steps import CountedSteps
+from .remote import RemoteCoordinator
+from .shard import Push
 from .store import ParameterStore
 from .worker_momentum import WorkerMomentum
 
@@ -40,12 +40,6 @@ class AsyncStore(ParameterStore):
         max_lead = config.parallel.max_staleness if config.mode.bounds_staleness else None
         return CountedSteps(shared, self.plan.workers, max_lead)
 
-    def step_coordinator(self, shards: Sequence[ShardClient]) -> LocalStepCounter | RemoteStepCounter:
-        if isinstance(self.memory.coordinator, CountedSteps):
-            return LocalStepCounter(self.memory.coordinator, self.cluster.task_index, self.waiting)
-        assert isinstance(shards[0], RemoteShard)
-        return RemoteStepCounter(self.first_server(), shards[0])
-
 
 class Async(PsStrategy):
     """Applies every gradient as one step, on arrival; in ``ssp``, workers also wait for the slowest worker.
@@ -57,7 +51,7 @@ class Async(PsStrategy):
         devices: The devices of this worker.
     """
 
-    coordinator: LocalStepCounter | RemoteStepCounter
+    coordinator: CountedSteps | RemoteCoordinator
 
     def __init__(self, store: ParameterStore, devices: Sequence[Device], state: TrainingState) -> None:
         super().__init__(store, state)
@@ -73,7 +67,8 @@ class Async(PsStrategy):
         # A script may change the gradient after the backward pass.
         self._early = devices[0].is_gpu and self._measure is None and self._momentum is None and not plan.shows_grads
         self._counts_lead = plan.config.mode.bounds_staleness
-        self._posted: set[int] = set()  # the shards that this gradient was sent to
+        # For each shard that has this gradient, the function that waits until it is applied.
+        self._posted: dict[int, Callable[[], int]] = {}
 
     def unsent(self) -> dict[str, Array]:
         velocity = {} if self._momentum is None else {"velocity": self._momentum.velocity}
@@ -91,7 +86,7 @@ class Async(PsStrategy):
         if self._counts_lead:
             staleness = self.lead
         with span("wait"):
-            done = self.coordinator.finish(loss, staleness, self.take_reads(), not updated)
+            done = self.coordinator.finish(self.worker, loss, staleness, self.take_reads(), not updated)
         self.advance_to(done)
         self.result = StepResult(loss, updated)
 
@@ -102,8 +97,7 @@ class Async(PsStrategy):
             self._momentum.apply(self.grads, clip)
             clip = 1.0
         self._post(0, clip)
-        self._posted.clear()
-        staleness, *_ = [shard.wait_apply() for shard in self.shards]
+        staleness, *_ = [self._posted.pop(s)() for s in range(len(self.shards))]
         return staleness
 
     def _post(self, start: int, clip: float) -> None:
@@ -111,8 +105,7 @@ class Async(PsStrategy):
         for s in self.shard_order:
             if s not in self._posted and (start == 0 or _complete_from(start, self.shards[s].ranges)):
                 push = Push(self.versions[s], clip, self.plan.config.parallel.staleness_scaling)
-                self.shards[s].post_apply(self.grads, push)
-                self._posted.add(s)
+                self._posted[s] = self.shards[s].apply(self.grads, push)
 
     def _clip(self) -> float:
         """Return the factor that limits the gradient's norm to ``clip_norm``; 1.0 if this worker does not clip."""

@@ -24,10 +24,10 @@ from ...plan.plan import Plan
 from ...plan.progress import Progress
 from ..base import StepResult
 from .client import PsStrategy
-from .collected_steps import NO_PLACE, CollectedSteps, LocalStepCollector, StepGradients
+from .collected_steps import NO_PLACE, CollectedSteps, StepGradients
 from .messages import Kind
-from .remote import RemoteStepCollector
-from .shard import LocalShard, ShardClient
+from .remote import RemoteCoordinator
+from .shard import LocalShard
 from .store import ParameterStore
 
 
@@ -71,16 +71,11 @@ class BackupStore(ParameterStore):
     def _allocate_coordinator(self, shared: SharedArrays) -> CollectedSteps:
         return CollectedSteps(shared, self.plan.workers, self.plan.gradients_per_step, self.on_one_node)
 
-    def step_coordinator(self, shards: Sequence[ShardClient]) -> LocalStepCollector | RemoteStepCollector:
-        if isinstance(self.memory.coordinator, CollectedSteps):
-            return LocalStepCollector(self.memory.coordinator, self.cluster.task_index, self.waiting)
-        return RemoteStepCollector(self.first_server())
-
 
 class BackupWithServers(PsStrategy):
     """A worker of ``--mode backup`` if the workers and servers are on several nodes."""
 
-    coordinator: LocalStepCollector | RemoteStepCollector
+    coordinator: CollectedSteps | RemoteCoordinator
 
     def __init__(self, store: BackupStore, state: TrainingState) -> None:
         self._shared_gradients = store.gradients  # gradients that a server on this node sums in place
@@ -100,7 +95,7 @@ class BackupWithServers(PsStrategy):
     @span("push")
     def finish(self) -> None:
         loss, step = self.take_loss(), self.work.step
-        place = self.coordinator.admit(self.item, step, loss, self.take_reads())
+        place = self.coordinator.admit(self.worker, self.item, step, loss, self.take_reads())
         own = loss * self.plan.gradients_per_step  # estimates the loss of the step from this worker's share
         if place != NO_PLACE:
             self._push(step, loss)
@@ -123,11 +118,11 @@ class BackupWithServers(PsStrategy):
 class BackupOnOneNode(PsStrategy):
     """A worker of ``--mode backup`` if all workers and servers share one node."""
 
-    coordinator: LocalStepCollector | RemoteStepCollector
+    coordinator: CollectedSteps
 
     def __init__(self, store: BackupStore, state: TrainingState) -> None:
-        assert isinstance(store.memory.coordinator, CollectedSteps) and store.gradients is not None
-        self._steps, self._shared_gradients = store.memory.coordinator, store.gradients
+        assert store.gradients is not None
+        self._shared_gradients = store.gradients
         super().__init__(store, state)
         cluster = store.cluster
         self._updater = store.plan.updater(store.memory.vectors, store.memory.frozen)
@@ -148,8 +143,8 @@ class BackupOnOneNode(PsStrategy):
 
     @span("push")
     def finish(self) -> None:
-        loss, step, steps, waiting = self.take_loss(), self.work.step, self._steps, self.store.waiting
-        place = self.coordinator.admit(self.item, step, loss, self.take_reads())
+        loss, step, steps, waiting = self.take_loss(), self.work.step, self.coordinator, self.store.waiting
+        place = steps.admit(self.worker, self.item, step, loss, self.take_reads())
         if place == NO_PLACE:
             self.result = StepResult(loss * self.plan.gradients_per_step, False)
             return
@@ -172,5 +167,5 @@ class BackupOnOneNode(PsStrategy):
             return
         sums[place] = updater.prepare(lo, hi, rows, self.grads, step, order=order)
         with span("wait"):
-            self._steps.wait_for_sums(self.store.waiting)
+            self.coordinator.wait_for_sums(self.store.waiting)
         updater.finish(lo, hi, self.grads, sums[: len(order)].sum(axis=0), step)

@@ -9,7 +9,6 @@ from ...monitor.trace import span
 from ..non_finite import NonFinitePolicy
 from .backup import BackupStore
 from .collected_steps import CollectedSteps
-from .messages import Kind, encode_reply
 from .server import Server
 
 
@@ -26,7 +25,8 @@ class BackupServer(Server):
     def __init__(self, store: BackupStore) -> None:
         super().__init__(store)
         plan = store.plan
-        self._gradients = store.gradients
+        assert self._coordinator is None or isinstance(self._coordinator, CollectedSteps)
+        self._steps, self._gradients = self._coordinator, store.gradients
         self._servers = store.cluster.training.comm
         self._gradients_per_step = plan.gradients_per_step
         self._non_finite = NonFinitePolicy(plan.config.training.nan, plan.workers)
@@ -35,10 +35,6 @@ class BackupServer(Server):
 
     def _is_changed_by_workers(self) -> bool:
         return False
-
-    def _admit(self, client: int, item: int, step: int, loss: float, reads: int) -> None:
-        place = self._require_steps().admit(self._worker_of[client], item, step, loss, reads)
-        self._reply(client, encode_reply(Kind.ADMIT, place))
 
     def _collect(self, client: int, item: int, step: int, loss: float) -> None:
         assert self._rpc is not None
@@ -74,8 +70,8 @@ class BackupServer(Server):
             for index, grads in enumerate(gradients):
                 self._shard.accumulate(grads, self._sum, first=index == 0)
             self._shard.apply_step(self._sum, self._sum_over_servers)
-        if self._coordinator is not None:
-            self._require_steps().step_done(loss, skipped)
+        if self._steps is not None:
+            self._steps.step_done(loss, skipped)
 
     def _sum_over_servers(self, own: Array) -> Array:
         """Return the sum over all servers, in server order, for norms of whole vectors. Collective over the servers."""
@@ -83,8 +79,3 @@ class BackupServer(Server):
         self._servers.Allgather(own, all_servers)
         total: Array = all_servers.sum(axis=0)
         return total
-
-    def _require_steps(self) -> CollectedSteps:
-        coordinator = self._require_coordinator()
-        assert isinstance(coordinator, CollectedSteps)
-        return coordinator

@@ -20,7 +20,7 @@ from ...monitor.trace import span
 from ...plan.progress import ConsistentPoint, Progress, WorkItem
 from ..base import PauseRequests, Stats, StepInParts, StepResult
 from ..non_finite import NonFinitePolicy
-from .coordinator import END, PAUSE, CoordinatorState, StepCoordinator
+from .coordinator import END, PAUSE, WAIT, Assignment
 from .remote import PrefetchingShard, RemoteShard
 from .store import ParameterStore
 
@@ -75,7 +75,7 @@ class PsStrategy(StepInParts):
         # all wait for the same one.
         first = self.worker % max(1, len(local))
         self.shard_order = remote + local[first:] + local[:first]
-        self.coordinator: StepCoordinator = store.step_coordinator(self.shards)
+        self.coordinator = store.step_coordinator(self.shards)
         self._gradient_nbytes = store.gradient_nbytes()
         self._pauses = PauseRequests(cluster.workers)
         self.versions = [0] * len(self.shards)
@@ -102,13 +102,25 @@ class PsStrategy(StepInParts):
             self._leave_point()
         if self.has_ended:
             return None
-        item, step, self.lead = self.coordinator.next()
+        item, step, self.lead = self._await_assignment()
         if item in (PAUSE, END):
             self.has_ended = item == END
             return self._pause()
         self.item, self.work = item, WorkItem(step, self._cursor_of(item))
         self.read_params(step)
         return self.work
+
+    def _await_assignment(self) -> Assignment:
+        """Return a work item, a pause, or the end; wait until there is one of them."""
+        assignment = Assignment(WAIT, 0, 0)
+
+        def is_assigned(spins: int) -> bool:
+            nonlocal assignment
+            assignment = self.coordinator.next(self.worker)
+            return assignment.item != WAIT
+
+        self.store.waiting.until(is_assigned)
+        return assignment
 
     def _pause(self) -> ConsistentPoint:
         """Wait until all workers pause, and read the parameters. Collective over the workers."""
@@ -122,7 +134,7 @@ class PsStrategy(StepInParts):
 
     def _complete(self, spins: int) -> bool:
         """Return whether all begun steps are applied; store the coordinator's state."""
-        state = self._coordinator_state = self._state_now()
+        state = self._coordinator_state = self.coordinator.state()
         return state.done == state.begun
 
     def _leave_point(self) -> None:
@@ -144,10 +156,6 @@ class PsStrategy(StepInParts):
     def request_stop(self) -> None:
         self.coordinator.stop()
 
-    def _state_now(self) -> CoordinatorState:
-        """Return the progress of training, and the statistics of each worker since this run began."""
-        return self.coordinator.state()
-
     def _cursor_of(self, item: int) -> int:
         """Return the index of the first example of a work item."""
         return self._began.data_cursor + (item - self._began.step) * self.plan.batch
@@ -166,10 +174,9 @@ class PsStrategy(StepInParts):
         if self._paused:  # all steps are complete, and prefetched parameters may be older
             for shard in self._prefetching_shards:
                 shard.discard()
-        for s in self.shard_order:
-            self.shards[s].post_read(least)
-        for s in self.shard_order:
-            self.versions[s] = self.shards[s].wait_read()
+        reads = {s: self.shards[s].read(least) for s in self.shard_order}
+        for s, wait in reads.items():
+            self.versions[s] = wait()
         if not self._paused:
             for shard in self._prefetching_shards:
                 shard.prefetch()
@@ -178,10 +185,7 @@ class PsStrategy(StepInParts):
         """Return one of the vectors; ``next`` has read ``params``."""
         if name == "params":
             return self.params
-        vector, params = (
-            np.zeros_like(self.params),
-            self.params.copy(),
-        )  # replies from other nodes overwrite ``self.params``
+        vector, params = np.zeros_like(self.params), self.params.copy()  # replies overwrite ``self.params``
         for shard in self.shards:
             shard.read_vector(name, vector)
         self.params[:] = params
@@ -264,7 +268,7 @@ class PsStrategy(StepInParts):
         """Do nothing: the gradient is submitted as a whole."""
 
     def stats(self) -> Stats:
-        state = self._state_now()
+        state = self.coordinator.state()
         steps = state.done - self._began.step - state.skipped
         sizes = self._gradient_nbytes
         return Stats(state.done, state.loss, steps, state.skipped, state.worker_stats, gradient_nbytes=sizes)

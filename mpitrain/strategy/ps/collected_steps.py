@@ -30,7 +30,6 @@ from .coordinator import (
     WAIT,
     Assignment,
     CoordinatorMemory,
-    LocalCoordinator,
     close_step,
     count_gradient,
     pause_or_end,
@@ -177,13 +176,6 @@ class CollectedSteps(CoordinatorMemory):
 
     def _earliest_end(self) -> int:
         return int(self._words[_STEP]) + 1  # workers may have begun gradients of this step
-
-
-class LocalStepCollector(LocalCoordinator[CollectedSteps]):
-    """The ``StepCoordinator`` for a worker on the coordinator's node."""
-
-    def admit(self, item: int, step: int, loss: float, reads: int) -> int:
-        return self._memory.admit(self._worker, item, step, loss, reads)
 
 
 class StepGradients:

@@ -20,8 +20,7 @@ words with acquire order also reads the values that were written before. Losses 
 
 The operations of every step are compiled, and take a fraction of a microsecond. How items are assigned, and when a step
 is done, depends on the mode: ``counted_steps`` for ``async`` and ``ssp``, ``collected_steps`` for ``backup``. Workers
-use the memory as a ``StepCoordinator``: in place (``LocalCoordinator``), or by requests to the first server
-(``remote.RemoteCoordinator``).
+on other nodes send requests to the first server, which makes the calls (``remote.RemoteCoordinator``).
 """
 
 from __future__ import annotations
@@ -29,12 +28,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
 from ...comm.atomics import WORDS, lock, release
-from ...comm.backoff import Backoff
 from ...comm.shared_memory import SharedArrays
 from ...core.kernels import kernel
 from ...core.layout import Array
@@ -103,25 +101,6 @@ class CoordinatorState(NamedTuple):
 # A ``CoordinatorState`` without the statistics, as a message.
 STATE = np.dtype([("done", "i8"), ("begun", "i8"), ("items", "i8"), ("loss", "f8"), ("skipped", "i8")])
 STATS_WORDS = ROW
-
-
-class StepCoordinator(Protocol):
-    """The step coordinator as one worker uses it. Local, or one request to the first server."""
-
-    def next(self) -> Assignment:
-        """Return a work item, a pause, or the end; waits until there is one of them."""
-
-    def set_pause_step(self, step: int) -> None:
-        """Assign work items only for steps before ``step``; begun steps are still completed."""
-
-    def request_pause(self) -> None:
-        """Assign no further work items, except those that a begun step needs, until the pause step is moved."""
-
-    def stop(self) -> None:
-        """End training as soon as the begun steps are completed."""
-
-    def state(self) -> CoordinatorState:
-        """Return the progress of training, and the statistics of each worker since this run began."""
 
 
 @kernel
@@ -199,24 +178,24 @@ class CoordinatorMemory(ABC):
         """Return the earliest step at which training can end: no worker has begun it. The caller holds the lock."""
 
     def set_pause_step(self, step: int) -> None:
-        """See ``StepCoordinator``."""
+        """Assign work items only for steps before ``step``; begun steps are still completed."""
         with self._locked():
             self._words[PAUSE_STEP] = max(step, self._earliest_end())
 
     def request_pause(self) -> None:
-        """See ``StepCoordinator``."""
+        """Assign no further work items, except those that a begun step needs, until the pause step is moved."""
         with self._locked():
             earliest = max(self._earliest_end(), self._words[POINT] + 1)
             self._words[PAUSE_STEP] = min(self._words[PAUSE_STEP], earliest)
 
     def stop(self) -> None:
-        """See ``StepCoordinator``."""
+        """End training as soon as the begun steps are completed."""
         with self._locked():
             # At a pause: after one more step, so that workers do not reach the same point twice.
             self._words[END_STEP] = min(self._words[END_STEP], max(self._earliest_end(), self._words[POINT] + 1))
 
     def state(self) -> CoordinatorState:
-        """Return the progress of training."""
+        """Return the progress of training, and the statistics of each worker since this run began."""
         return unpack_state(*self.raw_state())
 
     def raw_state(self) -> tuple[Array, Array]:
@@ -234,34 +213,6 @@ class CoordinatorMemory(ABC):
             yield
         finally:
             release(self._words, LOCK)
-
-
-M = TypeVar("M", bound=CoordinatorMemory)
-
-
-class LocalCoordinator(Generic[M]):
-    """The step coordinator for a worker on the coordinator's node; see ``StepCoordinator``.
-
-    Args:
-        worker: Index of the worker.
-        waiting: How the worker waits for a work item.
-    """
-
-    def __init__(self, memory: M, worker: int, waiting: Backoff) -> None:
-        self._memory, self._worker, self._waiting = memory, worker, waiting
-        self.set_pause_step, self.request_pause, self.stop = memory.set_pause_step, memory.request_pause, memory.stop
-        self.state = memory.state
-
-    def next(self) -> Assignment:
-        assignment = self._memory.next(self._worker)
-        if assignment.item == WAIT:
-            self._waiting.until(self._poll)
-            assignment = self._polled
-        return assignment
-
-    def _poll(self, spins: int) -> bool:
-        self._polled = self._memory.next(self._worker)
-        return self._polled.item != WAIT
 
 
 def unpack_state(state: Array, rows: Array) -> CoordinatorState:

@@ -18,7 +18,6 @@ from .coordinator import (
     WAIT,
     Assignment,
     CoordinatorMemory,
-    LocalCoordinator,
     close_step,
     count_gradient,
     pause_or_end,
@@ -83,10 +82,3 @@ class CountedSteps(CoordinatorMemory):
 
     def _earliest_end(self) -> int:
         return int(self._words[NEXT])
-
-
-class LocalStepCounter(LocalCoordinator[CountedSteps]):
-    """The ``StepCoordinator`` for a worker on the coordinator's node."""
-
-    def finish(self, loss: float, staleness: int, reads: int, skipped: bool) -> int:
-        return self._memory.finish(self._worker, loss, staleness, reads, skipped)

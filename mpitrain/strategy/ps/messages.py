@@ -42,8 +42,8 @@ class Operation(NamedTuple):
     Attributes:
         request: The type of the request's record.
         reply: The type of the reply's record.
-        method: The method of ``CoordinatorMemory`` that the server calls with the request's fields; empty if the server
-            has a method for this kind.
+        method: The method of the step coordinator that the server calls with the request's fields; it returns the reply
+            if that has a field. Empty if the server has a method for this kind.
     """
 
     request: np.dtype[Any]
@@ -59,15 +59,17 @@ def _record(**fields: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(list(fields.items()))
 
 
-_ASSIGNMENT = {"item": _INT, "step": _INT, "lead": _INT}
-_COUNTED = {"loss": _FLOAT, "staleness": _INT, "reads": _INT, "skipped": _BOOL}
+_COUNTED = _record(worker=_INT, loss=_FLOAT, staleness=_INT, reads=_INT, skipped=_BOOL, brings_params=_BOOL)
+_ASSIGNED = _record(done=_INT, item=_INT, step=_INT, lead=_INT, version=_INT)
 OPERATIONS = {
     Kind.APPLY: Operation(_record(version=_INT, clip=_FLOAT, scaled=_BOOL), _record(staleness=_INT)),
     Kind.READ: Operation(_record(version=_INT), _record(version=_INT)),
     Kind.VECTOR: Operation(_record(index=_INT), _NOTHING),
-    Kind.NEXT: Operation(_NOTHING, _record(**_ASSIGNMENT)),
-    Kind.FINISH: Operation(_record(**_COUNTED, brings_params=_BOOL), _record(done=_INT, **_ASSIGNMENT, version=_INT)),
-    Kind.ADMIT: Operation(_record(item=_INT, step=_INT, loss=_FLOAT, reads=_INT), _record(place=_INT)),
+    Kind.NEXT: Operation(_record(worker=_INT), _ASSIGNED),
+    Kind.FINISH: Operation(_COUNTED, _ASSIGNED),
+    Kind.ADMIT: Operation(
+        _record(worker=_INT, item=_INT, step=_INT, loss=_FLOAT, reads=_INT), _record(place=_INT), "admit"
+    ),
     Kind.COLLECT: Operation(_record(item=_INT, step=_INT, loss=_FLOAT), _NOTHING),
     Kind.STATE: Operation(_NOTHING, STATE),
     Kind.PAUSE_STEP: Operation(_record(step=_INT), _NOTHING, "set_pause_step"),
@@ -78,21 +80,11 @@ OPERATIONS = {
 }
 
 
-def encode_request(kind: Kind, *values: float) -> Array:
-    """Return a request's message; ``values`` are its fields in order."""
-    return np.array(values, OPERATIONS[kind].request)
+def encode(record: np.dtype[Any], *values: float) -> Array:
+    """Return the message with these fields, in order."""
+    return np.array(values, record)
 
 
-def decode_request(kind: Kind, message: Array) -> tuple[Any, ...]:
-    """Return the fields of a request."""
-    return unpack(message, OPERATIONS[kind].request).item()  # type: ignore[no-any-return]
-
-
-def encode_reply(kind: Kind, *values: float) -> Array:
-    """Return the message of the reply to a request."""
-    return np.array(values, OPERATIONS[kind].reply)
-
-
-def decode_reply(kind: Kind, message: Array) -> tuple[Any, ...]:
-    """Return the fields of a reply."""
-    return unpack(message, OPERATIONS[kind].reply).item()  # type: ignore[no-any-return]
+def decode(record: np.dtype[Any], message: Array) -> tuple[Any, ...]:
+    """Return the fields of a message."""
+    return unpack(message, record).item()  # type: ignore[no-any-return]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -11,8 +11,8 @@ from ...comm.rpc import RpcClient
 from ...core.layout import Array
 from ...core.ranges import Range
 from .coordinator import END, PAUSE, STATE, Assignment, CoordinatorState, unpack_state
-from .messages import Kind, decode_reply, encode_request
-from .shard import Push
+from .messages import OPERATIONS, Kind, decode, encode
+from .shard import LocalShard, Push
 
 
 class ServerCalls:
@@ -30,11 +30,11 @@ class ServerCalls:
 
     def post(self, kind: Kind, *values: Any, vector: Array | None = None) -> None:
         """Send a request with these fields; ``wait`` must follow."""
-        self.rpc.send_request(self._server, kind, encode_request(kind, *values), vector)
+        self.rpc.send_request(self._server, kind, encode(OPERATIONS[kind].request, *values), vector)
 
     def wait(self, kind: Kind) -> tuple[Any, ...]:
         """Wait for the reply, and return its fields."""
-        return decode_reply(kind, self.rpc.wait_reply(self._server))
+        return decode(OPERATIONS[kind].reply, self.rpc.wait_reply(self._server))
 
     def call(self, kind: Kind, *values: Any) -> tuple[Any, ...]:
         """Send a request, and return the fields of its reply."""
@@ -43,7 +43,7 @@ class ServerCalls:
 
 
 class RemoteShard:
-    """A shard on another node; see ``shard.ShardClient``. The parameters arrive in ``RpcClient.vector``.
+    """A shard on another node; see ``shard.LocalShard``. The parameters arrive in ``RpcClient.vector``.
 
     Args:
         server: The calls to the shard's server.
@@ -61,13 +61,13 @@ class RemoteShard:
         self._frozen = frozen.copy()  # the value that the server has
         self.arrived: int | None = None
 
-    def post_read(self, least: int) -> None:
-        if self.arrived is None:
-            self.server.post(Kind.READ, least)
-
-    def wait_read(self) -> int:
-        version, self.arrived = self.arrived, None
-        return self.server.wait(Kind.READ)[0] if version is None else version
+    def read(self, least: int) -> Callable[[], int]:
+        arrived, self.arrived = self.arrived, None
+        if arrived is not None:
+            version = arrived
+            return lambda: version
+        self.server.post(Kind.READ, least)
+        return lambda: int(self.server.wait(Kind.READ)[0])
 
     def read_vector(self, name: str, out: Array) -> None:
         self.server.call(Kind.VECTOR, self._names.index(name))
@@ -83,11 +83,9 @@ class RemoteShard:
         """Set one of the optimizer's ``live_rates`` on the server's node."""
         self.server.call(Kind.RATE, index, rate)
 
-    def post_apply(self, grads: Array, push: Push) -> None:
+    def apply(self, grads: Array, push: Push) -> Callable[[], int]:
         self.server.post(Kind.APPLY, *push, vector=grads)
-
-    def wait_apply(self) -> int:
-        return int(self.server.wait(Kind.APPLY)[0])
+        return lambda: int(self.server.wait(Kind.APPLY)[0])
 
 
 class PrefetchingShard(RemoteShard):
@@ -112,20 +110,21 @@ class PrefetchingShard(RemoteShard):
         self._is_pending = False
 
     def prefetch(self) -> None:
-        """Request the newest parameters for the next ``wait_read``."""
+        """Request the newest parameters for the next ``read``."""
         self._reads.post(Kind.READ, 0)
         self._is_pending = True
 
     def discard(self) -> None:
-        """Wait for parameters that have been requested, and ignore them: the next ``wait_read`` gets newer ones."""
+        """Wait for parameters that have been requested, and ignore them: the next ``read`` gets newer ones."""
         if self._is_pending:
             self._wait()
 
-    def post_read(self, least: int) -> None:
+    def read(self, least: int) -> Callable[[], int]:
         if not self._is_pending:
             self.prefetch()
+        return self._receive
 
-    def wait_read(self) -> int:
+    def _receive(self) -> int:
         version = self._wait()
         for lo, hi in self.ranges:
             self._params[lo:hi] = self._reads.rpc.vector[lo:hi]
@@ -136,18 +135,42 @@ class PrefetchingShard(RemoteShard):
         return int(self._reads.wait(Kind.READ)[0])
 
 
+ShardClient: TypeAlias = "LocalShard | RemoteShard"  # a shard as a worker uses it
+
+
 class RemoteCoordinator:
-    """The step coordinator on another node; see ``coordinator.StepCoordinator``.
+    """The step coordinator on another node; has the methods of ``CoordinatorMemory`` and its subclasses.
+
+    The reply to ``finish`` brings the next assignment and, unless they are prefetched, the parameters of the first
+    server. A step of ``async`` and ``ssp`` therefore takes two round trips to this server: the gradient and ``finish``.
 
     Args:
         server: The first server.
+        shard: The first server's shard.
     """
 
-    def __init__(self, server: ServerCalls) -> None:
-        self._server = server
+    def __init__(self, server: ServerCalls, shard: RemoteShard) -> None:
+        self._server, self._shard = server, shard
+        self._assigned: Assignment | None = None
+        self._brings_params = not isinstance(shard, PrefetchingShard)
 
-    def next(self) -> Assignment:
-        return Assignment(*self._server.call(Kind.NEXT))
+    def next(self, worker: int) -> Assignment:
+        """Return a work item, a pause, or the end, when the server assigns one of them."""
+        assignment, self._assigned = self._assigned, None
+        if assignment is None:
+            _, *fields, _ = self._server.call(Kind.NEXT, worker)
+            assignment = Assignment(*fields)
+        return assignment
+
+    def finish(self, worker: int, loss: float, staleness: int, reads: int, skipped: bool) -> int:
+        words = (worker, loss, staleness, reads, skipped, self._brings_params)
+        done, item, step, lead, version = self._server.call(Kind.FINISH, *words)
+        self._assigned = Assignment(item, step, lead)
+        self._shard.arrived = version if self._brings_params and item not in (PAUSE, END) else None
+        return int(done)
+
+    def admit(self, worker: int, item: int, step: int, loss: float, reads: int) -> int:
+        return int(self._server.call(Kind.ADMIT, worker, item, step, loss, reads)[0])
 
     def set_pause_step(self, step: int) -> None:
         self._server.call(Kind.PAUSE_STEP, step)
@@ -160,38 +183,3 @@ class RemoteCoordinator:
 
     def state(self) -> CoordinatorState:
         return unpack_state(np.array(self._server.call(Kind.STATE), STATE), self._server.rpc.extra)
-
-
-class RemoteStepCounter(RemoteCoordinator):
-    """The ``StepCoordinator`` of ``async`` and ``ssp`` on another node.
-
-    The reply to ``finish`` brings the next assignment and, unless they are prefetched, the parameters of the first
-    server. A step therefore takes two round trips to this server: the gradient and ``finish``.
-
-    Args:
-        shard: The first server's shard.
-    """
-
-    def __init__(self, server: ServerCalls, shard: RemoteShard) -> None:
-        super().__init__(server)
-        self._shard = shard
-        self._assigned: Assignment | None = None
-        self._brings_params = not isinstance(shard, PrefetchingShard)
-
-    def next(self) -> Assignment:
-        assignment, self._assigned = self._assigned, None
-        return Assignment(*self._server.call(Kind.NEXT)) if assignment is None else assignment
-
-    def finish(self, loss: float, staleness: int, reads: int, skipped: bool) -> int:
-        brings_params = self._brings_params
-        done, item, step, lead, version = self._server.call(Kind.FINISH, loss, staleness, reads, skipped, brings_params)
-        self._assigned = Assignment(item, step, lead)
-        self._shard.arrived = version if brings_params and item not in (PAUSE, END) else None
-        return int(done)
-
-
-class RemoteStepCollector(RemoteCoordinator):
-    """The ``StepCoordinator`` of ``backup`` on another node."""
-
-    def admit(self, item: int, step: int, loss: float, reads: int) -> int:
-        return int(self._server.call(Kind.ADMIT, item, step, loss, reads)[0])

@@ -22,7 +22,7 @@ from ...monitor.trace import span
 from ...plan.progress import Progress
 from .coordinator import END, PAUSE, WAIT, CoordinatorMemory
 from .counted_steps import CountedSteps
-from .messages import OPERATIONS, Kind, decode_request, encode_reply
+from .messages import OPERATIONS, Kind, decode, encode
 from .shard import Push
 from .store import ParameterStore
 
@@ -47,7 +47,6 @@ class Server:
         self.initial_vectors, self.shared_vectors = store.initial_vectors, store.shared_vectors
         self._number = cluster.task_index
         self._shard = store.memory.shards[self._number]
-        self._worker_of = {rank: index for index, rank in enumerate(cluster.worker_ranks)}
         self._rpc, self._reads = store.requests.server, store.reads.server
         self._names = store.plan.vectors
         self._coordinator = store.memory.coordinator if self._number == 0 else None
@@ -92,7 +91,7 @@ class Server:
             for client, number, message in self._rpc.requests():
                 worked = True
                 kind = Kind(number)
-                self._answer(client, kind, decode_request(kind, message))
+                self._answer(client, kind, decode(OPERATIONS[kind].request, message))
         if self._apply_steps():
             worked = True
         if self._deferred:
@@ -112,8 +111,8 @@ class Server:
     def _answer(self, client: int, kind: Kind, fields: tuple[Any, ...]) -> None:
         """Reply to a request with these fields, or defer the reply in ``_deferred``."""
         if method := OPERATIONS[kind].method:
-            getattr(self._require_coordinator(), method)(*fields)
-            self._reply(client)
+            result = getattr(self._require_coordinator(), method)(*fields)
+            self._reply(client, EMPTY if result is None else encode(OPERATIONS[kind].reply, result))
         else:
             getattr(self, f"_{kind.name.lower()}")(client, *fields)
         activity.set_step(self._shard.version)
@@ -130,7 +129,7 @@ class Server:
         grads = self._rpc.request_vector(client)
         with span("update"):
             staleness = self._shard.apply(grads, Push(version, clip, scaled))
-        self._reply(client, encode_reply(Kind.APPLY, staleness))
+        self._reply(client, encode(OPERATIONS[Kind.APPLY].reply, staleness))
 
     def _read(self, client: int, version: int) -> None:
         def respond() -> bool:
@@ -145,7 +144,7 @@ class Server:
         assert rpc is not None
         version, params = self._snapshot("params")
         with activity.waiting():  # a stopped client can block the reply
-            rpc.send_reply(client, encode_reply(Kind.READ, version), params)
+            rpc.send_reply(client, encode(OPERATIONS[Kind.READ].reply, version), params)
 
     def _vector(self, client: int, index: int) -> None:
         self._reply(client, vector=self._snapshot(self._names[index])[1])
@@ -157,22 +156,19 @@ class Server:
         # A copy, so that workers on this node wait only for the copy, not for the network.
         return self._shard.read(self._staging, name), self._staging
 
-    def _next(self, client: int) -> None:
-        worker, coordinator = self._worker_of[client], self._require_coordinator()
+    def _next(self, client: int, worker: int) -> None:
+        self._assign(client, worker)
 
-        def respond() -> bool:
-            assignment = coordinator.next(worker)
-            if assignment.item == WAIT:
-                return False
-            self._reply(client, encode_reply(Kind.NEXT, *assignment))
-            return True
-
-        self._when_ready(respond)
-
-    def _finish(self, client: int, loss: float, staleness: int, reads: int, skipped: bool, brings_params: bool) -> None:
-        worker, coordinator = self._worker_of[client], self._require_coordinator()
+    def _finish(
+        self, client: int, worker: int, loss: float, staleness: int, reads: int, skipped: bool, brings_params: bool
+    ) -> None:
+        coordinator = self._require_coordinator()
         assert isinstance(coordinator, CountedSteps)
-        done = coordinator.finish(worker, loss, staleness, reads, skipped)
+        self._assign(client, worker, coordinator.finish(worker, loss, staleness, reads, skipped), brings_params)
+
+    def _assign(self, client: int, worker: int, done: int = 0, brings_params: bool = False) -> None:
+        """Reply with the number of steps done and the worker's next assignment, when there is one."""
+        coordinator = self._require_coordinator()
 
         def respond() -> bool:
             assignment = coordinator.next(worker)
@@ -180,7 +176,7 @@ class Server:
                 return False
             sends_params = brings_params and assignment.item not in (PAUSE, END)
             version, params = self._snapshot("params") if sends_params else (0, None)
-            self._reply(client, encode_reply(Kind.FINISH, done, *assignment, version), vector=params)
+            self._reply(client, encode(OPERATIONS[Kind.FINISH].reply, done, *assignment, version), vector=params)
             return True
 
         self._when_ready(respond)

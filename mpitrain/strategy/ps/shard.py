@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,36 +37,6 @@ class Push(NamedTuple):
     version: int
     clip: float = 1.0
     scaled: bool = False
-
-
-class ShardClient(Protocol):
-    """A shard as one worker uses it: locally, or by requests to its server.
-
-    Operations are posted first and waited for later, so that several servers work at once.
-
-    Attributes:
-        ranges: The shard's ranges of the vector.
-    """
-
-    ranges: Sequence[Range]
-
-    def post_read(self, least: int) -> None:
-        """Request the newest parameters, of at least version ``least``; ``wait_read`` must follow."""
-
-    def wait_read(self) -> int:
-        """Wait until the requested parameters are in the worker's parameters; return their version."""
-
-    def read_vector(self, name: str, out: Array) -> None:
-        """Copy the ranges of one of the vectors to ``out``, shape (layout.size,)."""
-
-    def freeze(self, frozen: Array) -> None:
-        """Set which entries do not change from now on; see ``TrainingState.frozen``."""
-
-    def post_apply(self, grads: Array, push: Push) -> None:
-        """Request that a gradient, shape (layout.size,), is applied; ``wait_apply`` must follow."""
-
-    def wait_apply(self) -> int:
-        """Wait until the gradient is applied; return its staleness."""
 
 
 class Shard:
@@ -215,7 +185,10 @@ class Shard:
 
 
 class LocalShard:
-    """A shard on the worker's node; see ``ShardClient``.
+    """A shard on the worker's node.
+
+    ``remote.RemoteShard`` has the same methods. ``read`` and ``apply`` return functions that wait for the result, so
+    that several servers can work at once.
 
     Args:
         params: The worker's parameters, shape (layout.size,).
@@ -224,27 +197,30 @@ class LocalShard:
 
     def __init__(self, shard: Shard, params: Array, waiting: Backoff) -> None:
         self._shard, self.ranges, self._params, self._waiting = shard, shard.ranges, params, waiting
-        self._version = self._staleness = 0
 
-    def post_read(self, least: int) -> None:
+    def read(self, least: int) -> Callable[[], int]:
+        """Copy the newest parameters, of at least version ``least``, to the worker's parameters.
+
+        Returns:
+            A function that waits for them, and returns their version.
+        """
         self.await_version(least)
-        self._version = self._shard.read(self._params)
-
-    def wait_read(self) -> int:
-        return self._version
+        version = self._shard.read(self._params)
+        return lambda: version
 
     def read_vector(self, name: str, out: Array) -> None:
+        """Copy the ranges of one of the vectors to ``out``, shape (layout.size,)."""
         self._shard.read(out, name)
 
     def freeze(self, frozen: Array) -> None:
+        """Set which entries do not change from now on; see ``TrainingState.frozen``."""
         self._shard.frozen[:] = frozen
 
     @span("update")
-    def post_apply(self, grads: Array, push: Push) -> None:
-        self._staleness = self._shard.apply(grads, push)
-
-    def wait_apply(self) -> int:
-        return self._staleness
+    def apply(self, grads: Array, push: Push) -> Callable[[], int]:
+        """Apply a gradient, shape (layout.size,); return a function that waits for this, and returns its staleness."""
+        staleness = self._shard.apply(grads, push)
+        return lambda: staleness
 
     def await_version(self, least: int) -> None:
         """Wait until the parameters have at least this version."""

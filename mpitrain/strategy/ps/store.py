@@ -26,9 +26,9 @@ from ...plan.placement import ranges_of
 from ...plan.plan import Plan
 from ...plan.progress import Progress
 from ..base import SharedVectors
-from .coordinator import STATS_WORDS, CoordinatorMemory, StepCoordinator
-from .remote import PrefetchingShard, RemoteShard, ServerCalls
-from .shard import LocalShard, Shard, ShardClient
+from .coordinator import STATS_WORDS, CoordinatorMemory
+from .remote import PrefetchingShard, RemoteCoordinator, RemoteShard, ServerCalls, ShardClient
+from .shard import LocalShard, Shard
 
 _log = logging.getLogger(__name__)
 
@@ -135,10 +135,6 @@ class ParameterStore(ABC):
     def _allocate_coordinator(self, shared: SharedArrays) -> CoordinatorMemory:
         """Return the step coordinator of the mode. Collective over the node."""
 
-    @abstractmethod
-    def step_coordinator(self, shards: Sequence[ShardClient]) -> StepCoordinator:
-        """Return the step coordinator for this worker; ``shards`` are the worker's clients of all shards."""
-
     def start(self, progress: Progress) -> None:
         """Begin to train from ``initial_vectors``, which have been filled. Collective over all ranks."""
         if self.initial_vectors is not None:
@@ -181,9 +177,12 @@ class ParameterStore(ABC):
                 clients.append(PrefetchingShard(*proxy, self._calls(self.reads, holder), params))
         return clients
 
-    def first_server(self) -> ServerCalls:
-        """Return the calls to the first server, which has the step coordinator and is on another node."""
-        return self._calls(self.requests, self._holders[0])
+    def step_coordinator(self, shards: Sequence[ShardClient]) -> CoordinatorMemory | RemoteCoordinator:
+        """Return the step coordinator for this worker; ``shards`` are the worker's clients of all shards."""
+        if self.memory.coordinator is not None:
+            return self.memory.coordinator
+        assert isinstance(shards[0], RemoteShard)
+        return RemoteCoordinator(self._calls(self.requests, self._holders[0]), shards[0])
 
     @property
     def residual(self) -> Array:

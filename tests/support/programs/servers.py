@@ -85,7 +85,7 @@ def train() -> None:
     pushed = cluster.workers.allreduce(steps)
     assert pushed == count * plan.gradients_per_step, (pushed, count)
     assert (strategy.params[used] == pushed).all(), (strategy.params[used].min(), strategy.params[used].max(), pushed)
-    coordinator = strategy._state_now()
+    coordinator = strategy.coordinator.state()
     assert coordinator.done == count
     assert sum(account.steps for account in coordinator.worker_stats) == pushed
     if mode == "ssp":

@@ -12,8 +12,7 @@ from ....errors import HorovodInternalError
 from ....process.rank_status import RUN_DIR_VARIABLE
 from ... import world
 from ..functions import broadcast_object
-from .state import State
-from .store import CommitFile
+from .state import CommitFile, State
 
 _FOLDER = "horovod"
 
