@@ -67,7 +67,7 @@ def inspect(path: Path) -> None:
 @click.argument("b", type=_PATH)
 def diff(a: Path, b: Path) -> int:
     """Print one line per difference."""
-    from ..checkpoint.diff import differences
+    from ..checkpoint.summary import differences
 
     with _open(a) as first, _open(b) as second:
         names = []

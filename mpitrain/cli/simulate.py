@@ -22,12 +22,10 @@ from ..plan.config import FIELDS, RunConfig
 from ..plan.modes import MODES
 from ..plan.option import info_of
 from ..plan.options import flag_words
-from ..predict.failures import Failures, time_with_failures
 from ..predict.measurements import Probe, read_probe
 from ..predict.scenario import Scenario, parse_rate, scenario_of, shaped
-from ..predict.simulation import Prediction, predict, simulate
-from ..predict.step_times import step_factors
-from ..predict.trace_file import write_trace
+from ..predict.simulation import Failures, Prediction, predict, simulate, step_factors, time_with_failures
+from ..predict.timeline import write_trace
 from .help import help_all_option, write_options
 
 _WORKERS_PER_SERVER = 8
@@ -305,7 +303,7 @@ def table(forecasts: Sequence[Forecast]) -> str:
 
 
 def _plot(path: Path, probe: Probe, forecasts: Sequence[Forecast]) -> None:
-    from ..report.curves import SpeedCurve, write_scaling
+    from ..report.images import SpeedCurve, write_scaling
 
     curves: dict[str, list[tuple[float, float]]] = {}
     for forecast in forecasts:

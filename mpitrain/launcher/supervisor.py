@@ -23,9 +23,15 @@ from ..monitor.console import COLUMNS_VARIABLE, terminal_columns
 from ..monitor.run_record import recorded_kernels
 from ..plan.request import LaunchRequest, Workload
 from ..process import fork_server, host_watcher, launcher_env, rank_status, state_folder
-from ..process.failure import Failure, record_failure
 from ..process.pid import is_alive
-from ..process.run_directory import forget_launcher, make_run_dir, record_launcher, remove_empty
+from ..process.run_directory import (
+    Failure,
+    forget_launcher,
+    make_run_dir,
+    record_failure,
+    record_launcher,
+    remove_empty,
+)
 from ..process.signals import STOPPED_EARLY
 from .attempt import Attempt, AttemptResult
 from .command_line import compose

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from ..batch_systems.registry import current_job_ids
-from ..process.failure import FAILURE
 from ..process.pid import _text, is_alive, pid_start
+from ..process.run_directory import FAILURE
 
 STATUS = "status.json"
 BEAT_S = 5.0

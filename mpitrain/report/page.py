@@ -19,7 +19,7 @@ from ..monitor.heartbeat import State, read, states
 from ..monitor.run_record import PLACE
 from ..plan.metric import PREFIX, Goal, parse_goal
 from ..plan.options import examples
-from ..process.failure import read_failure
+from ..process.run_directory import read_failure
 from ..version import __version__
 from .charts import Chart, PlottedRun, line_style, make_charts
 from .figures import figure, library
