@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from ..core.words import nearest
-from ..errors import UserError
+from ..errors import ConfigError, UserError
 from ..plan import options as flags
 from ..plan.request import JobRequest
 from ..plan.script import ScriptRequest, is_script
@@ -149,15 +149,27 @@ class JobCommand(click.Command):
         write_options(ctx, formatter, options)
 
 
-def request_of(**values: Any) -> TrainRequest | ScriptRequest:
-    """Return the values of all flags of the current command as a request for one rank."""
+def current_command() -> JobCommand:
+    """Return the command that is being executed."""
     command = click.get_current_context().command
     assert isinstance(command, JobCommand)
-    return command.request(values)
+    return command
+
+
+def job_file_request(values: Mapping[str, Any]) -> TrainRequest:
+    """Return the values of all flags of the current command as a request for one rank.
+
+    Raises:
+        ConfigError: The command names a script in place of a job file.
+    """
+    request = current_command().request(values)
+    if isinstance(request, ScriptRequest):
+        raise ConfigError(f"{request.path} is a script, not a job file: give a job file")
+    return request
 
 
 def train_command() -> JobCommand:
     """Return ``mpitrain train``, the command that every rank runs."""
     about = f"Train on this rank; ranks that mpirun or srun has started train together. {JOB_HELP}"
     example = "mpirun -n 4 mpitrain train jobs/mnist_mlp.py --mode async"
-    return JobCommand("train", [], request_of, about, [example])
+    return JobCommand("train", [], lambda **values: current_command().request(values), about, [example])

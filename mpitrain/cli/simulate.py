@@ -14,8 +14,9 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from ..core.files import writing
 from ..core.words import counted
-from ..errors import ConfigError, RecordError
+from ..errors import ConfigError
 from ..monitor.format import amount, duration, format_table
 from ..plan import options as flags
 from ..plan.config import FIELDS, RunConfig
@@ -134,11 +135,16 @@ def _simulate(probe: Path, **values: Any) -> int:
     for what, problem in problems.items():
         click.echo(f"not predicted: {what}: {problem}")
     if values["o"] is not None:
-        _write(values["o"], json.dumps([forecast.as_mapping() for forecast in forecasts], indent=1) + "\n")
+        text = json.dumps([forecast.as_mapping() for forecast in forecasts], indent=1)
+        with writing(values["o"], "-o"):
+            values["o"].write_text(f"{text}\n", encoding="utf-8")
     if values["plot"] is not None:
         _plot(values["plot"], measured, forecasts)
     if values["trace"] is not None:
-        _trace(values["trace"], measured, forecasts[0].scenario)
+        scenario = forecasts[0].scenario
+        run = simulate(measured, scenario, _TRACED_STEPS, records=True)
+        with writing(values["trace"], "--trace"):
+            write_trace(values["trace"], scenario, run)
     return 0
 
 
@@ -311,10 +317,8 @@ def _plot(path: Path, probe: Probe, forecasts: Sequence[Forecast]) -> None:
     first = forecasts[0]
     alone = first.prediction.examples_per_s / first.prediction.efficiency / len(first.scenario.workers)
     shown = [SpeedCurve(name, tuple(points)) for name, points in curves.items()]
-    try:
+    with writing(path, "--plot"):
         write_scaling(path, f"{probe.job.name}: predicted speed", shown, alone)
-    except OSError as error:
-        raise RecordError(f"{path} cannot be written: {error.strerror}; pass another --plot") from error
 
 
 def _check_traced(scenarios: Sequence[Scenario]) -> None:
@@ -328,18 +332,3 @@ def _check_traced(scenarios: Sequence[Scenario]) -> None:
             f"--trace needs one prediction of at most {_TRACED_RANKS} ranks, but there are {len(scenarios)} with up to "
             f"{max(scenario.n_ranks for scenario in scenarios)} ranks: give --mode and one number of --nodes"
         )
-
-
-def _trace(path: Path, probe: Probe, scenario: Scenario) -> None:
-    run = simulate(probe, scenario, _TRACED_STEPS, records=True)
-    try:
-        write_trace(path, scenario, run)
-    except OSError as error:
-        raise RecordError(f"{path} cannot be written: {error.strerror}; pass another --trace") from error
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise RecordError(f"{path} cannot be written: {error.strerror}; pass another -o") from error

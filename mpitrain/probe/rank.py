@@ -14,7 +14,7 @@ import numpy as np
 from ..comm.cluster import Cluster
 from ..comm.powersgd import matrices
 from ..core import subnormals
-from ..errors import RecordError
+from ..core.files import writing
 from ..gpu.discovery import choose_devices
 from ..plan.compression import CODECS
 from ..plan.job import Job, errors_located
@@ -56,11 +56,8 @@ def run_probe(parse: Callable[[], ProbeRequest]) -> NoReturn:
         probe = _measure(cluster, request.train, rank.status)
         with cluster.agree("writing the result"):
             if cluster.rank == 0:
-                try:
+                with writing(request.output, "--output"):
                     probe.write(request.output)
-                except OSError as error:
-                    why = f"{request.output} cannot be written: {error.strerror}"
-                    raise RecordError(f"{why}; pass another --output") from error
     rank.finish(False)
     sys.exit(0)
 

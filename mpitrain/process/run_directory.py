@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from ..core.files import replace_file
 from ..errors import LaunchError
 from .pid import is_alive, pid_start
 
@@ -155,9 +156,7 @@ def record_failure(run_dir: Path, failure: Failure | None) -> None:
         if failure is None:
             (run_dir / FAILURE).unlink(missing_ok=True)
             return
-        partial = run_dir / f".{FAILURE}.partial"
-        partial.write_text(json.dumps(asdict(failure)) + "\n", encoding="utf-8")
-        os.replace(partial, run_dir / FAILURE)
+        replace_file(run_dir / FAILURE, f"{json.dumps(asdict(failure))}\n".encode())
 
 
 def read_failure(run_dir: Path) -> Failure | None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from ..core.files import writing
 from ..errors import RecordError
 from ..monitor.format import amount, duration, metric
 from ..monitor.heartbeat import State, read, states
@@ -62,14 +63,12 @@ def report_command(runs: tuple[Path, ...], output: Path | None, png: bool) -> No
     shown = collect(runs)
     base = runs[0] if len(runs) == 1 else Path()
     path = output or base / ("plots" if png else "report.html")
-    try:
+    with writing(path, "--output"):
         if png:
             written = _write_pngs(path, make_charts(shown))
         else:
             path.write_text(page(shown), encoding="utf-8", errors="backslashreplace")
             written = str(path)
-    except OSError as error:
-        raise RecordError(f"{path} cannot be written: {error.strerror}; pass another --output") from error
     print(written)
 
 
