@@ -98,10 +98,6 @@ class Scenario:
         """Gradients that one step uses."""
         return self.config.gradients_per_step(len(self.workers))
 
-    def with_ranks(self, ranks_per_node: tuple[int, ...]) -> Scenario:
-        """Return the same configuration on other ranks."""
-        return dataclasses.replace(self, ranks_per_node=ranks_per_node)
-
 
 def scenario_of(
     probe: Probe, config: RunConfig, ranks_per_node: tuple[int, ...] | None = None, batch: int | None = None
