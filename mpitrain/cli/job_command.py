@@ -114,18 +114,11 @@ class JobCommand(click.Command):
 
     def job_request(self, values: Mapping[str, Any]) -> JobRequest:
         """Return the job or script to run, from the values of all flags of the current command."""
-        context = click.get_current_context()
-
-        def without_defaults(options: Sequence[click.Option]) -> dict[str, Any]:
-            names = [str(option.name) for option in options if option is not flags.CONFIG]
-            default = ParameterSource.DEFAULT
-            return {name: values[name] for name in names if context.get_parameter_source(name) is not default}
-
-        script = context.meta.get("script_arguments")
+        script = click.get_current_context().meta.get("script_arguments")
         return JobRequest(
             values["job_file"],
-            {**self._defaults, **without_defaults(self._run)},
-            without_defaults(self._job),
+            {**self._defaults, **given_options(self._run, values)},
+            given_options(self._job, values),
             None if script is None else tuple(script),
         )
 
@@ -147,6 +140,14 @@ class JobCommand(click.Command):
         assert help_option is not None
         options = [*self._job, *self._own, *self._run, *self._program, self._help_all, help_option]
         write_options(ctx, formatter, options)
+
+
+def given_options(options: Sequence[click.Option], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of those options of the current command that do not have their defaults."""
+    context = click.get_current_context()
+    names = [str(option.name) for option in options if option is not flags.CONFIG]
+    default = ParameterSource.DEFAULT
+    return {name: values[name] for name in names if context.get_parameter_source(name) is not default}
 
 
 def current_command() -> JobCommand:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from ..core.files import writing
 from ..core.words import counted
@@ -28,6 +27,7 @@ from ..predict.scenario import Scenario, parse_rate, scenario_of, shaped
 from ..predict.simulation import Failures, Prediction, predict, simulate, step_factors, time_with_failures
 from ..predict.timeline import write_trace
 from .help import help_all_option, write_options
+from .job_command import given_options
 
 _WORKERS_PER_SERVER = 8
 _TRACED_STEPS = 20
@@ -124,7 +124,7 @@ def simulate_command() -> click.Command:
 def _simulate(probe: Path, **values: Any) -> int:
     measured = read_probe(probe)
     measured = dataclasses.replace(measured, step_factors=step_factors(values["step_times"], measured))
-    given = _given(values)
+    given = given_options(_OF_RUNS, values)
     _check(values, given)
     problems: dict[str, str] = {}
     scenarios = list(_scenarios(measured, values, given, problems))
@@ -148,14 +148,6 @@ def _simulate(probe: Path, **values: Any) -> int:
     return 0
 
 
-def _given(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a run that the user has set."""
-    context = click.get_current_context()
-    default = click.core.ParameterSource.DEFAULT
-    names = [str(option.name) for option in _OF_RUNS]
-    return {name: values[name] for name in names if context.get_parameter_source(name) is not default}
-
-
 def _check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """Check options that need other options, and ``--plot``.
 
@@ -165,7 +157,7 @@ def _check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     if values["node_mtbf"] is not None and values["examples"] is None:
         raise ConfigError("--node-mtbf has no effect without --examples N; add it")
     for name in ("save_secs", "save_time", "restart_time"):
-        if values["node_mtbf"] is None and _is_set(name):
+        if values["node_mtbf"] is None and name in given_options(_OWN, values):
             raise ConfigError(f"--{name.replace('_', '-')} has no effect without --node-mtbf S; add it")
     if values["plot"] is not None:
         if values["plot"].suffix not in (".png", ".svg"):
@@ -177,11 +169,6 @@ def _check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     for name in given:
         if "mode" not in given and not any(info_of(FIELDS[name]).is_valid_in(mode) for mode in MODES.values()):
             raise ConfigError(f"--{name.replace('_', '-')} is not valid in any mode")
-
-
-def _is_set(name: str) -> bool:
-    """Return whether the user has set an option of the current command."""
-    return click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
 
 
 def _scenarios(
