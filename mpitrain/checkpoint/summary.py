@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..core.layout import Array
-from ..monitor.format import format_table
+from ..monitor.format import format_table, printable
 from .reader import Checkpoint
 
 _FIRST = ("step", "position", "seed", "mode", "workers")
@@ -25,7 +25,9 @@ def describe(checkpoint: Checkpoint, now: datetime | None = None) -> Iterator[st
     yield f"{checkpoint.path}: {_facts(checkpoint, now or datetime.now(timezone.utc))}"
     states = sorted(name for name in checkpoint.attributes if name.startswith("run/state"))
     for name in (*states, "run/job", "run/config", "run/versions"):
-        values = ", ".join(f"{key} {printable(value)}" for key, value in checkpoint.attributes.get(name, {}).items())
+        values = ", ".join(
+            f"{key} {printable(str(value))}" for key, value in checkpoint.attributes.get(name, {}).items()
+        )
         if values:
             yield f"{name.removeprefix('run/')}: {values}"
     yield ""
@@ -50,12 +52,6 @@ def norm(array: Array) -> float:
     return float(np.sqrt(total))
 
 
-def printable(value: Any) -> str:
-    """Return a value as text, with control characters escaped: it may contain terminal commands."""
-    text = str(value)
-    return text if text.isprintable() else ascii(text)[1:-1]
-
-
 def _facts(checkpoint: Checkpoint, now: datetime) -> str:
     root = dict(checkpoint.attributes["/"])
     saved = str(root.pop("saved_at"))
@@ -73,7 +69,7 @@ def _row(checkpoint: Checkpoint, name: str) -> tuple[str, str, str, str]:
 
 
 def _number(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) else printable(value)
+    return f"{value:,}" if isinstance(value, int) else printable(str(value))
 
 
 def differences(a: Checkpoint, b: Checkpoint) -> Iterator[tuple[str, str]]:
@@ -88,7 +84,7 @@ def differences(a: Checkpoint, b: Checkpoint) -> Iterator[tuple[str, str]]:
         first, second = a.attributes.get(group, {}), b.attributes.get(group, {})
         for name in sorted({*first, *second} - {"saved_at", "run_dir"}):
             if first.get(name) != second.get(name):
-                texts = (printable(values.get(name, "missing")) for values in (first, second))
+                texts = (printable(str(values.get(name, "missing"))) for values in (first, second))
                 yield f"{group.rstrip('/')}/{name}", " | ".join(texts)
     for name in [*a.datasets, *(name for name in b.datasets if name not in a.datasets)]:
         line = _compare(a, b, name)
