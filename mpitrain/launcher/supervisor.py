@@ -246,16 +246,17 @@ class _Supervisor:
         command = compose(
             launch.launcher, spec_of_attempt, launch.machine, workload.words, workload.command, self._restarts.count > 0
         )
+        stopping = "saving a checkpoint, then exiting" if workload.keeps_checkpoints else "asking the program to stop"
         return Attempt(
-            command,
-            spec.ranks,
-            self._remote_hosts(),
-            launch.run_dir,
-            self._agent,
-            self._interrupts,
-            launch.request.options.link_timeout,
-            "saving a checkpoint, then exiting" if workload.keeps_checkpoints else "asking the program to stop",
-            self._accepts,
+            command=command,
+            ranks=spec.ranks,
+            remote_hosts=self._remote_hosts(),
+            run_dir=launch.run_dir,
+            agent=self._agent,
+            interrupts=self._interrupts,
+            link_timeout_s=launch.request.options.link_timeout,
+            stopping=stopping,
+            accepts=self._accepts,
         )
 
     def _remote_hosts(self) -> list[str]:
