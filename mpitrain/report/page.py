@@ -7,7 +7,6 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +111,7 @@ def page(shown: Sequence[PlottedRun]) -> str:
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
     state = states([run.run.folder for run in shown])
-    rows = [_Row(run, _cells(run.run, run.label, state[run.run.folder])) for run in shown]
+    rows = [_row(run, state[run.run.folder]) for run in shown]
     further = dict.fromkeys(name for run in shown for name in run.run.further_names())
     names = dict.fromkeys([*_COLUMNS, *(f"final {shown_name(name)}" for name in further)])
     charts = make_charts(shown)
@@ -121,9 +120,9 @@ def page(shown: Sequence[PlottedRun]) -> str:
         title=shown[0].label if len(shown) == 1 else f"{len(shown)} runs",
         written=time.strftime("%Y-%m-%d at %H:%M"),
         version=__version__,
-        columns=[name for name in names if any(row.cells.get(name) for row in rows)],
+        columns=[name for name in names if any(row["cells"].get(name) for row in rows)],
         words=_WORDS,
-        runs=[row.as_mapping() for row in rows],
+        runs=rows,
         differences={
             "Options that differ": differences([_without(config, _VERSIONS) for config in configs]),
             "Versions that differ": differences([{_VERSIONS: config.get(_VERSIONS, {})} for config in configs]),
@@ -176,23 +175,19 @@ def differences(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[st
     return [(name, values) for name, values in rows if len(set(values)) > 1]
 
 
-@dataclass(frozen=True)
-class _Row:
-    shown: PlottedRun
-    cells: dict[str, str]
-
-    def as_mapping(self) -> dict[str, Any]:
-        run = self.shown.run
-        status, failure = read(run.folder), read_failure(run.folder)
-        return {
-            "label": self.shown.label,
-            "color": self.shown.color,
-            "cells": self.cells,
-            "folder": str(run.folder.resolve()),
-            "config": {name: table for name, table in run.config.items() if isinstance(table, dict)},
-            "reason": failure.reason if failure is not None else status.reason if status is not None else "",
-            "traceback": failure.traceback if failure is not None else "",
-        }
+def _row(shown: PlottedRun, state: State) -> dict[str, Any]:
+    """Return a run's values for the template."""
+    run = shown.run
+    status, failure = read(run.folder), read_failure(run.folder)
+    return {
+        "label": shown.label,
+        "color": shown.color,
+        "cells": _cells(run, shown.label, state),
+        "folder": str(run.folder.resolve()),
+        "config": {name: table for name, table in run.config.items() if isinstance(table, dict)},
+        "reason": failure.reason if failure is not None else status.reason if status is not None else "",
+        "traceback": failure.traceback if failure is not None else "",
+    }
 
 
 def _cells(run: Run, label: str, state: State) -> dict[str, str]:
