@@ -17,6 +17,7 @@ from ..batch_systems.registry import end_of_time
 from ..core import activity
 from ..core.activity import ActivityPage
 from ..core.openblas import without_chosen
+from ..core.words import counted
 from ..errors import LaunchError, UserError
 from ..monitor import heartbeat
 from ..monitor.format import format_table
@@ -32,7 +33,7 @@ from ..process.reaper import end_with_parent, fork_rank
 from ..process.run_directory import make_run_dir
 from ..version import __version__
 from .output import RankOutput
-from .reaper import ProgramRank, ProgramReaper, adopt_orphans, describe_ranks
+from .reaper import ProgramRank, ProgramReaper, adopt_orphans
 from .world import World, meet, own_entry
 
 _STARTUP = Path(__file__).with_name("startup")
@@ -113,7 +114,7 @@ def _prepare(run_dir: Path, request: ProgramRequest, world: World) -> float | No
     rows = [(str(rank), entry.host, str(world.cores_of(rank))) for rank, entry in enumerate(world.entries)]
     try:
         RunRecord(run_dir, tables, request.source, format_table(_COLUMNS, rows)).write(0)
-        heartbeat.write(run_dir, heartbeat.new_status(run_dir, describe_ranks(len(world.entries))))
+        heartbeat.write(run_dir, heartbeat.new_status(run_dir, counted(len(world.entries), "rank")))
     except OSError as error:
         raise LaunchError(f"the run directory {run_dir} cannot be written: {error.strerror}") from error
     return _stop_time(request.options)
