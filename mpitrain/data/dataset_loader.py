@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from ..core.layout import Array
 from .batch import Batch, Loading
 from .random_numbers import LOOP_STREAM, seed_all
+from .trees import Allocate
 
-if TYPE_CHECKING:
-    from .split import DatasetSplit
+
+class LoadsBatches(Protocol):
+    """A split whose batches can be made in any process."""
+
+    source: str
+
+    def __len__(self) -> int: ...
+
+    def order(self, position: int, count: int, seed: int) -> Array: ...
+
+    def start(self, share: int, shares: int, is_forked: bool = False) -> None: ...
+
+    def load(self, indices: Array, seed: int, position: int, allocate: Allocate = np.empty) -> Batch: ...
+
+    def finish(self, batch: Batch, loading: Loading, indices: Array) -> Batch: ...
 
 
 class Request(NamedTuple):
@@ -37,7 +51,7 @@ class DatasetLoader:
         loading: How batches are made.
     """
 
-    def __init__(self, split: DatasetSplit, seed: int, loading: Loading) -> None:
+    def __init__(self, split: LoadsBatches, seed: int, loading: Loading) -> None:
         self._split, self._seed, self._loading = split, seed, loading
         split.start(loading.share, loading.shares)
 
@@ -70,7 +84,7 @@ class DatasetLoader:
         return self._split.load(indices, self._seed, request.position), indices
 
 
-def indices_of(split: DatasetSplit, request: Request, seed: int) -> Array:
+def indices_of(split: LoadsBatches, request: Request, seed: int) -> Array:
     """Return the indices of a batch's examples."""
     position, length, end = request
     return split.order(position, length, seed) if end is None else np.arange(position, position + length)

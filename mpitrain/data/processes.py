@@ -12,7 +12,7 @@ import signal
 import sys
 from collections import deque
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,11 +21,8 @@ from ..core.layout import Array
 from ..core.words import one_line
 from ..errors import DataError
 from .batch import Batch, Loading
-from .dataset_loader import DatasetLoader, Request, indices_of
+from .dataset_loader import DatasetLoader, LoadsBatches, Request, indices_of
 from .shared_buffers import SharedBuffers
-
-if TYPE_CHECKING:
-    from .split import DatasetSplit
 
 _PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)  # only the rank handles these
@@ -68,7 +65,7 @@ class _Process:
     A rank never waits to send: requests are small, and the number of requests of a process is limited.
     """
 
-    def __init__(self, context: Any, split: DatasetSplit, seed: int, buffers: SharedBuffers, share: int, shares: int):
+    def __init__(self, context: Any, split: LoadsBatches, seed: int, buffers: SharedBuffers, share: int, shares: int):
         self._connection, other = context.Pipe()
         arguments = other, split, seed, buffers, share, shares, os.getpid()
         self._process = context.Process(target=_serve, args=arguments)
@@ -114,7 +111,7 @@ class ProcessLoader(DatasetLoader):
     A rank that keeps batches receives the next batches through a pipe.
     """
 
-    def __init__(self, split: DatasetSplit, seed: int, loading: Loading) -> None:
+    def __init__(self, split: LoadsBatches, seed: int, loading: Loading) -> None:
         super().__init__(split, seed, loading)
         context = multiprocessing.get_context("fork")
         # Two more buffers: for the current batch and the previous batch.
@@ -210,7 +207,7 @@ class ProcessLoader(DatasetLoader):
 
 def _serve(
     connection: Connection,
-    split: DatasetSplit,
+    split: LoadsBatches,
     seed: int,
     buffers: SharedBuffers,
     share: int,
@@ -236,7 +233,7 @@ def _serve(
         connection.send(_loaded(split, request, seed, buffer, buffers))
 
 
-def _loaded(split: DatasetSplit, request: Request, seed: int, buffer: int | None, buffers: SharedBuffers) -> _Loaded:
+def _loaded(split: LoadsBatches, request: Request, seed: int, buffer: int | None, buffers: SharedBuffers) -> _Loaded:
     """Load a batch in this process."""
     arrays: list[pickle.PickleBuffer] = []
     try:

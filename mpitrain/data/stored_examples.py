@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import numpy as np
 
 from ..core.layout import Array
 from .batch import Batch
 
-if TYPE_CHECKING:
-    from .loader import Storage
-    from .split import Split
-
 SAMPLE = 16  # number of examples in a digest
+
+
+class TakesExamples(Protocol):
+    """See ``InMemory``."""
+
+    def take(self, indices: Array, scale: float, examples: Array, labels: Array) -> None: ...
+
+    def start_in_process(self) -> None: ...
 
 
 class StoredExamples:
     """The examples of a split of arrays, one by one: pairs of an example, scaled, and its label.
 
     Args:
-        split: A split of arrays.
+        split: A ``Split`` of arrays; not typed, because ``split`` imports this module.
         storage: The memory that contains the examples, if they have been loaded; None to read them from the split.
 
     Attributes:
         split: As given.
     """
 
-    def __init__(self, split: Split, storage: Storage | None = None) -> None:
+    def __init__(self, split: Any, storage: TakesExamples | None = None) -> None:
         self.split, self._storage = split, storage
         self._whole: Batch | None = None
 
@@ -55,7 +59,8 @@ class StoredExamples:
 
     def _read(self, index: int) -> Batch:
         if self.split.has_ranges or index < SAMPLE:  # the digest reads these examples alone
-            return self.split.read_batch(index, index + 1)
+            batch: Batch = self.split.read_batch(index, index + 1)
+            return batch
         if self._whole is None:
             self._whole = self.split.read_batch(0, len(self.split))
         return self._whole.part(index, index + 1)
