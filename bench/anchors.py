@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from mpitrain.core.toml import read_toml  # noqa: E402
-from mpitrain.predict.modes.ring import FusedBuffer, Ring, fuse, step_s  # noqa: E402
+from tests.support.ring import FusedBuffer, Ring, fuse, step_s  # noqa: E402
 
 SLOWEST = 1.05
 IMAGES = 1_281_167

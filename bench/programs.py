@@ -35,7 +35,7 @@ import torch
 from environment import one_thread_and_own_kernels, use_this_checkout
 
 from mpitrain.process import rank_status
-from mpitrain.process.failure import read_failure
+from mpitrain.process.run_directory import read_failure
 
 HERE = Path(__file__).parent / "programs"
 BIN = Path(sys.executable).parent

@@ -37,7 +37,7 @@ from mpitrain.predict.measurements import (  # noqa: E402
 )
 from mpitrain.predict.scenario import Scenario, parse_rate, scenario_of, shaped  # noqa: E402
 from mpitrain.predict.simulation import predict  # noqa: E402
-from mpitrain.report.curves import SpeedCurve, write_scaling  # noqa: E402
+from mpitrain.report.images import SpeedCurve, write_scaling  # noqa: E402
 
 LINKS = ("1gbit", "10gbit", "100gbit", "400gbit")
 NODES = (1, 2, 4, 8, 16, 32, 64, 128)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from ..core.files import replace_file
 from ..errors import ConfigError, LaunchError
 from ..launcher.batch.request import submit_request
 from ..launcher.batch.submit import submit_one
@@ -135,7 +136,6 @@ def _in_run_dir(workload: Workload, folder: Path, text: str | None) -> Workload:
     job = workload.with_run_dir(folder)
     if text is None or not isinstance(job, JobRequest):
         return job
-    path, partial = folder / job.path.name, folder / f".{job.path.name}.partial"
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    path = folder / job.path.name
+    replace_file(path, text.encode())
     return replace(job, path=path)

@@ -22,8 +22,7 @@ from ..monitor import heartbeat
 from ..monitor.heartbeat import ENDED
 from ..plan.job import Job
 from ..plan.network import TorchModule
-from ..process.failure import read_failure
-from ..process.run_directory import launcher_of
+from ..process.run_directory import launcher_of, read_failure
 from ..process.signals import STOPPED_EARLY
 from ..report.history import METRICS, Tail, is_run, open_run
 from ..report.page import collect, page

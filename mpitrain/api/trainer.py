@@ -9,25 +9,30 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from .. import optim
+from ..comm.cluster import Group
 from ..data.orders import Order, Sequential
 from ..data.random_numbers import seed_all
 from ..data.split import Examples, Split
 from ..data.steps import Steps
 from ..errors import ConfigError, JobError
+from ..monitor.metrics import RECORDED
 from ..monitor.trace import span
 from ..plan.config import FIELDS
-from ..plan.metric import Metric
+from ..plan.metric import PREFIX, Metric, check_metrics, is_name, number_of
 from ..plan.option import info_of
 from ..plan.options import run_config
 from ..pytorch.batches import as_split
+from ..pytorch.modes import inference
+from ..pytorch.outputs import facts_of, joined, outputs_of, share_of
+from ..training.evaluation import Parts, metrics_of
 from ..training.hooks import SAVE
 from ..training.script_rank import ScriptRank
-from .evaluation import evaluate, log
 from .script_optimizers import ScriptOptimizers
 from .script_state import HasState, ScriptState
 from .script_training import ScriptTraining, check_positive
@@ -354,7 +359,37 @@ class Trainer(ScriptTraining):
             The values by name; in ``sync`` and ``local`` the same on all workers.
         """
         with self._rank.errors_end_the_run():
-            return evaluate(self, loader, metrics)
+            group = self._measuring()
+            with group.agree("reading the arguments of trainer.evaluate"):
+                check_metrics("trainer.evaluate", metrics)
+                share = share_of(loader, group.comm.rank, group.comm.size)
+            all_facts = group.comm.allgather(facts_of(loader))
+            with group.agree("comparing the arguments of trainer.evaluate"):
+                if len(set(all_facts)) > 1:
+                    raise JobError(
+                        "trainer.evaluate got different examples on each worker: pass a DataLoader of all validation "
+                        "examples on all workers; evaluate divides its batches"
+                    )
+            parts: Parts = {}
+            dtype, loop = np.dtype(self._config.training.dtype), self._loop
+            with span("validate"), inference(self.model) if loop is None else loop.inference():
+                for number, batch in share:
+                    parts[number] = outputs_of(self.model, batch, dtype, self.device)
+            values = metrics_of(group, joined, metrics, parts)
+            if loop is not None:
+                loop.add_validation(loop.step, {PREFIX + name: value for name, value in values.items()})
+            return values
+
+    def _measuring(self) -> Group:
+        """Return the ranks that measure together: all workers, or this worker alone if workers run at their own pace.
+
+        Collective over the workers, if it returns all workers.
+        """
+        workers = self._rank.cluster.training
+        if self._loop is not None and not self._loop.synchronous:
+            return workers.alone()
+        self._wait_for_workers("trainer.evaluate")
+        return workers
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Record numbers at the present step, in ``metrics.jsonl`` and with the run's other numbers. Local.
@@ -365,7 +400,18 @@ class Trainer(ScriptTraining):
             values: Numbers, or tensors without dimensions, by name.
         """
         with self._rank.errors_end_the_run():
-            log(self, values)
+            loop = self._require_loop()
+            if not loop.cluster.chief:
+                return
+            if not isinstance(values, Mapping):
+                raise JobError(f'trainer.log got {type(values).__name__}: must be a dict, such as {{"reward": 0.5}}')
+            for name in values:
+                if not is_name(name) or name in RECORDED:
+                    raise JobError(
+                        f"trainer.log got the name {name!r}: must be letters, digits and any of _ . -, after a "
+                        f"letter, but not one that the run itself records: {', '.join(sorted(RECORDED))}"
+                    )
+            loop.log({name: number_of(f"trainer.log got {name!r}:", value) for name, value in values.items()})
 
     def save(self) -> None:
         """Request a checkpoint; it is written as soon as all workers hold the same parameters. Local.

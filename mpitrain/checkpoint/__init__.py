@@ -15,43 +15,19 @@ shapes, dtypes, attributes and byte ranges. Nothing is pickled, and reading a ch
 from __future__ import annotations
 
 from .directory import (
-    BEST,
-    Retention,
-    best,
-    find,
-    first_intact,
-    newest,
-    path_for,
-    remove_unfinished,
-    shard_paths,
-    steps,
-    verify,
+    BEST as BEST,
+    Retention as Retention,
+    best as best,
+    find as find,
+    first_intact as first_intact,
+    newest as newest,
+    path_for as path_for,
+    remove_unfinished as remove_unfinished,
+    shard_paths as shard_paths,
+    steps as steps,
+    verify as verify,
 )
-from .reader import Checkpoint
-from .snapshot import BestCheckpoint, Snapshot
-from .state import Fit, Restored, read, read_model, write
-from .weights import load_matching, match_of
-
-__all__ = [
-    "BEST",
-    "BestCheckpoint",
-    "Checkpoint",
-    "Fit",
-    "Restored",
-    "Retention",
-    "Snapshot",
-    "best",
-    "find",
-    "first_intact",
-    "load_matching",
-    "match_of",
-    "newest",
-    "path_for",
-    "read",
-    "read_model",
-    "remove_unfinished",
-    "shard_paths",
-    "steps",
-    "verify",
-    "write",
-]
+from .reader import Checkpoint as Checkpoint
+from .snapshot import BestCheckpoint as BestCheckpoint, Snapshot as Snapshot
+from .state import Fit as Fit, Restored as Restored, read as read, read_model as read_model, write as write
+from .weights import load_matching as load_matching, match_of as match_of

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+from ..core.files import replace_file
 from ..errors import CheckpointError, DamagedCheckpoint
 from .disk import flush_folder
 from .reader import Checkpoint
@@ -84,9 +85,8 @@ def record_best(folder: Path, new: BestCheckpoint) -> None:
     Raises:
         OSError: A file cannot be written or removed.
     """
-    former, partial = best(folder), folder / f"{_RECORD}.partial"
-    partial.write_text(json.dumps(new._asdict()) + "\n", encoding="utf-8")
-    os.replace(partial, folder / _RECORD)
+    former = best(folder)
+    replace_file(folder / _RECORD, f"{json.dumps(new._asdict())}\n".encode())
     flush_folder(folder)
     if former is not None and former.only_best and former.step != new.step:
         _remove(path_for(folder, former.step))

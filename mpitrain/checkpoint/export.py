@@ -17,9 +17,6 @@ from ..errors import CheckpointError, DamagedCheckpoint
 from .disk import replacing
 from .reader import Checkpoint
 
-FORMATS = ("safetensors", "npz")
-TYPES = ("float64", "float32", "float16", "bfloat16")
-
 
 def export(checkpoint: Checkpoint, path: Path, to: str, dtype: str | None = None, averages: bool = False) -> int:
     """Write the parameters, or their moving averages, to ``path``; return the number of arrays.
@@ -30,7 +27,7 @@ def export(checkpoint: Checkpoint, path: Path, to: str, dtype: str | None = None
     Args:
         checkpoint: The checkpoint to export.
         path: The output file.
-        to: One of ``FORMATS``.
+        to: ``safetensors`` or ``npz``.
         dtype: One of ``TYPES``, or None for the checkpoint's dtypes. Values are rounded to nearest, ties to even.
         averages: Whether to write the moving averages.
 

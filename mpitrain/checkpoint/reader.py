@@ -11,6 +11,7 @@ import errno
 import os
 import re
 import stat
+import zlib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -21,7 +22,6 @@ import numpy as np
 
 from ..core.layout import Array
 from ..errors import DamagedCheckpoint
-from .compression import decompressed
 from .container import memory_file, read_chunks
 from .digest import Digest, bytes_of, digest_of
 from .isolation import structure_in_child
@@ -329,3 +329,34 @@ def _open_regular(path: Path, flags: int) -> int:
 
 def _is_finite(values: Array) -> bool:
     return values.dtype.kind != "f" or bool(np.isfinite(values).all())
+
+
+def decompressed(file: int, dataset: Dataset) -> Iterator[tuple[tuple[slice, ...], Array]]:
+    """Yield index and values of each chunk of a dataset; ``file`` is the descriptor of its file.
+
+    Raises:
+        ValueError: The values are not compressed as declared.
+    """
+    for where, (start, stop) in zip(np.ndindex(*dataset.grid), dataset.chunks, strict=True):
+        values = _decompress(os.pread(file, stop - start, start), dataset)
+        first = [index * size for index, size in zip(where, dataset.chunk_shape, strict=True)]
+        # The last chunks may extend beyond the dataset.
+        index = tuple(slice(at, at + size) for at, size in zip(first, dataset.chunk_shape, strict=True))
+        yield index, values[tuple(slice(n - at) for at, n in zip(first, dataset.shape, strict=True))]
+
+
+def _decompress(data: bytes, dataset: Dataset) -> Array:
+    """Return the values of a chunk, in the file all first bytes, all second bytes and so on.
+
+    Raises:
+        ValueError: The data are not compressed like this, or do not have the chunk's shape.
+    """
+    stream = zlib.decompressobj()
+    try:
+        content = stream.decompress(data, dataset.chunk_bytes + 1)
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    if len(content) != dataset.chunk_bytes or not stream.eof or stream.unused_data:
+        raise ValueError("of another size")
+    shuffled = np.frombuffer(content, np.uint8).reshape(dataset.dtype.itemsize, -1)
+    return np.ascontiguousarray(shuffled.T).view(dataset.dtype).reshape(dataset.chunk_shape)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ..core.files import writing
 from ..errors import CheckpointError, DamagedCheckpoint
 from ..monitor.console import print_wrapped
 from ..plan.options import examples
@@ -67,7 +68,7 @@ def inspect(path: Path) -> None:
 @click.argument("b", type=_PATH)
 def diff(a: Path, b: Path) -> int:
     """Print one line per difference."""
-    from ..checkpoint.diff import differences
+    from ..checkpoint.summary import differences
 
     with _open(a) as first, _open(b) as second:
         names = []
@@ -107,10 +108,8 @@ def export(path: Path, to: str, dtype: str | None, averages: bool, output: Path 
         target = output or Path(_export_name(opened.path, to))
         if target.exists():
             raise CheckpointError(f"{target} already exists; remove it, or pass another --output")
-        try:
+        with writing(target, "--output", CheckpointError):
             count = write(opened, target, to, dtype, averages)
-        except OSError as error:
-            raise CheckpointError(f"{target} cannot be written: {error.strerror}; pass another --output") from error
     print_wrapped(f"wrote {count:,} arrays to {target}", error=False)
 
 

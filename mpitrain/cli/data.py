@@ -8,12 +8,10 @@ import click
 import numpy as np
 
 from ..data.trees import describe, leaves
-from ..errors import ConfigError
 from ..monitor.console import print_wrapped
 from ..monitor.format import amount, size_of
 from ..plan.job import errors_located
-from ..plan.script import ScriptRequest
-from .job_command import JobCommand, request_of
+from .job_command import JobCommand, job_file_request
 
 if TYPE_CHECKING:
     from ..training.data_survey import Speed, SplitFacts
@@ -24,9 +22,7 @@ _WIDEST_TEXT = 60
 def _data(n: int, seconds: float, quick: bool, **values: Any) -> int:
     from ..training.data_survey import facts_of, measure
 
-    request = request_of(**values)
-    if isinstance(request, ScriptRequest):
-        raise ConfigError(f"{request.path} is a script, not a job file: give a job file")
+    request = job_file_request(values)
     job = request.make()
     with errors_located(request.job_file, job):
         dtype = np.dtype(request.config.training.dtype)

@@ -11,60 +11,48 @@ import click
 from ..plan.options import examples
 from ..version import __version__
 
-_NOT_NEGATIVE = click.FloatRange(min=0)
 
+def _option(names: str, metavar: str | None, help: str, kind: Any = None, **more: Any) -> click.Option:
+    return click.Option(names.split(), metavar=metavar, help=help, type=kind, **more)
+
+
+_COUNT, _NOT_NEGATIVE = click.IntRange(min=1), click.FloatRange(min=0)
 # Options that are named after a variable set this variable for ``mpitrain.horovod``. Other options, except ``--mpi``
 # and the options of ssh, are named after the flag of ``mpitrain run`` that replaces them.
 _OPTIONS = [
-    click.Option(["ranks", "-np", "--num-proc"], type=click.IntRange(min=1), metavar="N", help="Number of ranks."),
-    click.Option(["hosts", "-H", "--hosts"], metavar="HOST:RANKS,...", help="Hosts, and the ranks on each."),
-    click.Option(["hostfile", "-hostfile", "--hostfile"], metavar="FILE", help="A file with hosts and ranks."),
-    click.Option(["network", "--network-interfaces", "--network-interface"], metavar="NAME", help="Network interface."),
-    click.Option(["port", "-p", "--ssh-port"], type=click.IntRange(1, 65535), metavar="PORT", help="Port of ssh."),
-    click.Option(["identity", "-i", "--ssh-identity-file"], metavar="FILE", help="Private key of ssh."),
-    click.Option(["launcher_args", "--mpi-args"], metavar="ARGS", help="Further arguments of mpirun."),
-    click.Option(
-        ["min_ranks", "--min-np", "--min-num-proc"],
-        type=click.IntRange(min=1),
-        metavar="N",
-        help="Restart without lost hosts, with at least N ranks.",
+    _option("ranks -np --num-proc", "N", "Number of ranks.", _COUNT),
+    _option("hosts -H --hosts", "HOST:RANKS,...", "Hosts, and the ranks on each."),
+    _option("hostfile -hostfile --hostfile", "FILE", "A file with hosts and ranks."),
+    _option("network --network-interfaces --network-interface", "NAME", "Network interface."),
+    _option("port -p --ssh-port", "PORT", "Port of ssh.", click.IntRange(1, 65535)),
+    _option("identity -i --ssh-identity-file", "FILE", "Private key of ssh."),
+    _option("launcher_args --mpi-args", "ARGS", "Further arguments of mpirun."),
+    _option("min_ranks --min-np --min-num-proc", "N", "Restart without lost hosts, with at least N ranks.", _COUNT),
+    _option("max_restarts --reset-limit", "N", "Maximum number of restarts.", click.IntRange(min=0)),
+    _option(
+        "HOROVOD_FUSION_THRESHOLD --fusion-threshold-mb", "MB", "Size of the buffer in which small tensors are fused.",
+        _NOT_NEGATIVE, callback=lambda ctx, option, value: None if value is None else int(value * (1 << 20)),
     ),
-    click.Option(
-        ["max_restarts", "--reset-limit"], type=click.IntRange(min=0), metavar="N", help="Maximum number of restarts."
+    _option("HOROVOD_CYCLE_TIME --cycle-time-ms", "MS", "Time between two cycles.", _NOT_NEGATIVE),
+    _option("HOROVOD_TIMELINE --timeline-filename", "FILE", "Write a timeline."),
+    _option(
+        "HOROVOD_TIMELINE_MARK_CYCLES --timeline-mark-cycles/--no-timeline-mark-cycles", None,
+        "Show cycles in the timeline.",
     ),
-    click.Option(
-        ["HOROVOD_FUSION_THRESHOLD", "--fusion-threshold-mb"],
-        type=_NOT_NEGATIVE,
-        callback=lambda ctx, option, value: None if value is None else int(value * (1 << 20)),
-        metavar="MB",
-        help="Size of the buffer in which small tensors are fused.",
+    _option(
+        "HOROVOD_STALL_CHECK_DISABLE --no-stall-check/--stall-check", None,
+        "Do not report tensors that some ranks have not submitted.",
     ),
-    click.Option(
-        ["HOROVOD_CYCLE_TIME", "--cycle-time-ms"], type=_NOT_NEGATIVE, metavar="MS", help="Time between two cycles."
+    _option(
+        "HOROVOD_STALL_CHECK_TIME_SECONDS --stall-check-warning-time-seconds", "SECONDS",
+        "Time until tensors that some ranks have not submitted are reported.", _NOT_NEGATIVE,
     ),
-    click.Option(["HOROVOD_TIMELINE", "--timeline-filename"], metavar="FILE", help="Write a timeline."),
-    click.Option(
-        ["HOROVOD_TIMELINE_MARK_CYCLES", "--timeline-mark-cycles/--no-timeline-mark-cycles"],
-        help="Show cycles in the timeline.",
+    _option(
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS --stall-check-shutdown-time-seconds", "SECONDS",
+        "Time until tensors that some ranks have not submitted are an error.", _NOT_NEGATIVE,
     ),
-    click.Option(
-        ["HOROVOD_STALL_CHECK_DISABLE", "--no-stall-check/--stall-check"],
-        help="Do not report tensors that some ranks have not submitted.",
-    ),
-    click.Option(
-        ["HOROVOD_STALL_CHECK_TIME_SECONDS", "--stall-check-warning-time-seconds"],
-        type=_NOT_NEGATIVE,
-        metavar="SECONDS",
-        help="Time until tensors that some ranks have not submitted are reported.",
-    ),
-    click.Option(
-        ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "--stall-check-shutdown-time-seconds"],
-        type=_NOT_NEGATIVE,
-        metavar="SECONDS",
-        help="Time until tensors that some ranks have not submitted are an error.",
-    ),
-    click.Option(["--mpi"], is_flag=True, expose_value=False, help="Without effect."),
-]
+    _option("--mpi", None, "Without effect.", is_flag=True, expose_value=False),
+]  # fmt: skip
 
 # Replacements for the other flags of Horovod's launcher.
 _INSTEAD = {

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 import numpy as np
 
+from ..core.files import writing
 from ..core.layout import Array
 from ..core.words import one_line
 from ..data.files import first_bytes, foreign
@@ -67,11 +68,8 @@ def predict(run: Path, given: Path, output: Path, averages: bool) -> None:
         raise DataError(f"{output} already exists; remove it, or pass another --output")
     examples = _read(given)
     outputs = Predictor(restore(run, averages=averages))(examples)
-    try:
-        with output.open("xb") as file:
-            np.save(file, outputs)
-    except OSError as error:
-        raise DataError(f"{output} cannot be written: {error.strerror}; pass another --output") from error
+    with writing(output, "--output", DataError), output.open("xb") as file:
+        np.save(file, outputs)
     click.echo(f"wrote {output}: shape {outputs.shape}, {outputs.dtype}")
 
 

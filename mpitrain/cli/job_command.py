@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from ..core.words import nearest
-from ..errors import UserError
+from ..errors import ConfigError, UserError
 from ..plan import options as flags
 from ..plan.request import JobRequest
 from ..plan.script import ScriptRequest, is_script
@@ -114,18 +114,11 @@ class JobCommand(click.Command):
 
     def job_request(self, values: Mapping[str, Any]) -> JobRequest:
         """Return the job or script to run, from the values of all flags of the current command."""
-        context = click.get_current_context()
-
-        def without_defaults(options: Sequence[click.Option]) -> dict[str, Any]:
-            names = [str(option.name) for option in options if option is not flags.CONFIG]
-            default = ParameterSource.DEFAULT
-            return {name: values[name] for name in names if context.get_parameter_source(name) is not default}
-
-        script = context.meta.get("script_arguments")
+        script = click.get_current_context().meta.get("script_arguments")
         return JobRequest(
             values["job_file"],
-            {**self._defaults, **without_defaults(self._run)},
-            without_defaults(self._job),
+            {**self._defaults, **given_options(self._run, values)},
+            given_options(self._job, values),
             None if script is None else tuple(script),
         )
 
@@ -149,15 +142,35 @@ class JobCommand(click.Command):
         write_options(ctx, formatter, options)
 
 
-def request_of(**values: Any) -> TrainRequest | ScriptRequest:
-    """Return the values of all flags of the current command as a request for one rank."""
+def given_options(options: Sequence[click.Option], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of those options of the current command that do not have their defaults."""
+    context = click.get_current_context()
+    names = [str(option.name) for option in options if option is not flags.CONFIG]
+    default = ParameterSource.DEFAULT
+    return {name: values[name] for name in names if context.get_parameter_source(name) is not default}
+
+
+def current_command() -> JobCommand:
+    """Return the command that is being executed."""
     command = click.get_current_context().command
     assert isinstance(command, JobCommand)
-    return command.request(values)
+    return command
+
+
+def job_file_request(values: Mapping[str, Any]) -> TrainRequest:
+    """Return the values of all flags of the current command as a request for one rank.
+
+    Raises:
+        ConfigError: The command names a script in place of a job file.
+    """
+    request = current_command().request(values)
+    if isinstance(request, ScriptRequest):
+        raise ConfigError(f"{request.path} is a script, not a job file: give a job file")
+    return request
 
 
 def train_command() -> JobCommand:
     """Return ``mpitrain train``, the command that every rank runs."""
     about = f"Train on this rank; ranks that mpirun or srun has started train together. {JOB_HELP}"
     example = "mpirun -n 4 mpitrain train jobs/mnist_mlp.py --mode async"
-    return JobCommand("train", [], request_of, about, [example])
+    return JobCommand("train", [], lambda **values: current_command().request(values), about, [example])

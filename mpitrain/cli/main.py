@@ -7,26 +7,28 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
 from ..core.words import nearest
-from ..errors import UserError
+from ..errors import ConfigError, UserError
 from ..monitor.console import print_wrapped
 from ..monitor.rank_log import show_warnings
+from ..plan.roles import HOW_ROLES_ARE_GIVEN
 from ..process.fork_server import start_server
 from ..process.launcher_env import MAX_RESTARTS, RESTART_COUNT
 from ..process.rank_status import RUN_DIR_VARIABLE
 from ..process.standard_streams import open_closed_streams
 from ..version import __version__
 from .help import HELP, HelpFormatter
-from .invoke import invoke
 from .job_command import train_command
 
+# Flags by which scripts for TensorFlow's parameter servers give each process its role.
+_TENSORFLOW_ROLES = ("--job_name", "--task_index", "--ps_hosts", "--worker_hosts")
 # For each command: its module, the name of the command (or of the function that returns it), and a line of help.
 _COMMANDS = {
-    "demo": ("cli.demo", "demo_command", "Train a small model on two ranks, to try mpitrain out."),
+    "demo": ("cli.run", "demo_command", "Train a small model on two ranks, to try mpitrain out."),
     "init": ("cli.init", "init_command", "Write a job, a batch script and a test, to start a project from."),
     "run": ("cli.run", "RunCommand", "Start ranks that train, or execute any program."),
     "horovodrun": ("cli.horovodrun", "horovodrun_command", "Start ranks with the flags of Horovod's launcher."),
@@ -41,7 +43,7 @@ _COMMANDS = {
     "placement": ("cli.placement", "placement_command", "Print which server holds which variable, without training."),
     "doctor": ("doctor.command", "doctor_command", "Check whether this machine can train."),
     "runs": ("report.runs", "runs_command", "List the runs in a folder: job, mode, ranks, step, state, age."),
-    "scale": ("cli.scale", "scale_command", "Continue a live run on other ranks or hosts."),
+    "scale": ("cli.run", "scale_command", "Continue a live run on other ranks or hosts."),
     "watch": ("report.watch", "watch_command", "Show a live view of a run in the terminal."),
     "stacks": ("report.stacks", "stacks_command", "Show what every rank of a live run is doing."),
     "report": ("report.page", "report_command", "Write a web page about runs."),
@@ -159,3 +161,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_status
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+
+
+def invoke(command: click.Command, arguments: Sequence[str]) -> Any:
+    """Run a command; turn a click error into a one-line ``ConfigError``."""
+    try:
+        return command.main(list(arguments), prog_name="mpitrain", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message())
+        return 0
+    except click.ClickException as error:
+        text = " ".join(error.format_message().split())
+        if isinstance(error, click.NoSuchOption) and error.option_name in _TENSORFLOW_ROLES:
+            text += f"{'' if text[-1] in '.?' else '.'} {HOW_ROLES_ARE_GIVEN}"
+        raise ConfigError(text[:1].lower() + text[1:]) from error
+    except click.Abort:
+        raise KeyboardInterrupt from None

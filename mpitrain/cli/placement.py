@@ -9,14 +9,11 @@ from ..monitor.format import format_table, size_of
 from ..plan.job import errors_located
 from ..plan.placement import ranges_of
 from ..plan.plan import Plan, make_plan
-from ..plan.script import ScriptRequest
-from .job_command import JobCommand, request_of
+from .job_command import JobCommand, job_file_request
 
 
 def _placement(**values: Any) -> int:
-    request = request_of(**values)
-    if isinstance(request, ScriptRequest):
-        raise ConfigError(f"{request.path} is a script, not a job file: give a job file")
+    request = job_file_request(values)
     job = request.make()
     config = job.completed(request.config.merged({"batch_size": 1}))
     if not config.servers.ps:

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..core.words import counted
-from ..errors import ConfigError
 from ..monitor.format import amount, format_table, size_of
 from ..plan import options as flags
 from ..plan.launch_options import LaunchOptions
 from ..plan.option import names_of
 from ..predict.measurements import LinkTimes, Probe, read_probe
 from ..probe.request import options_of_modes
-from .job_command import JobCommand
+from .job_command import JobCommand, current_command, job_file_request
 
 if TYPE_CHECKING:
     from ..probe.rank import ProbeRequest
 
-LAUNCH_OPTIONS = names_of([LaunchOptions], lambda info: info.is_for_probe)
+_LAUNCH_OPTIONS = names_of([LaunchOptions], lambda info: not info.is_for_restarts)
+
+
+def launch_flags() -> list[click.Option]:
+    """Return the flags of the launcher that commands with short runs have."""
+    return [option for option in flags.options_of(LaunchOptions) if option.name in _LAUNCH_OPTIONS]
+
+
+def launch_options(values: Mapping[str, Any]) -> LaunchOptions:
+    """Return the options of the launcher from the values of all flags."""
+    return LaunchOptions(**{name: values[name] for name in _LAUNCH_OPTIONS})
 
 
 def _output(default: str) -> click.Option:
@@ -29,13 +39,12 @@ def _output(default: str) -> click.Option:
 
 def probe_command() -> JobCommand:
     """Return ``mpitrain probe``, which makes the measurements that predictions need."""
-    launch = [option for option in flags.options_of(LaunchOptions) if option.name in LAUNCH_OPTIONS]
     about = (
         "Measure a job on these ranks and hosts, in less than a minute. The measurements include computing, updating, "
         "loading, transfers, and the gradient noise scale. mpitrain simulate predicts other configurations from them."
     )
     examples = ["mpitrain probe -n 2 jobs/mnist_mlp.py", "mpitrain probe --hosts a:4,b:4 jobs/mnist_mlp.py"]
-    command = JobCommand("probe", [*launch, _output("probe.json")], _probe, about, examples)
+    command = JobCommand("probe", [*launch_flags(), _output("probe.json")], _probe, about, examples)
     for option in command.params:
         if isinstance(option, click.Option) and options_of_modes([str(option.name)]):
             option.hidden = True  # refused with an explanation
@@ -51,12 +60,10 @@ def measure_command() -> JobCommand:
 
 
 def _probe(output: Path, **values: Any) -> int:
-    command = click.get_current_context().command
-    assert isinstance(command, JobCommand)
     from ..api.tuning import measure
 
-    options = LaunchOptions(**{name: values[name] for name in LAUNCH_OPTIONS})
-    status = measure(options, command.job_request(values), output)
+    options = launch_options(values)
+    status = measure(options, current_command().job_request(values), output)
     if status == 0 and not options.dry_run:
         click.echo("\n".join(describe(read_probe(output))))
         click.echo(f"\nwrote {output}")
@@ -64,15 +71,9 @@ def _probe(output: Path, **values: Any) -> int:
 
 
 def _measure(output: Path, **values: Any) -> ProbeRequest:
-    from ..plan.script import ScriptRequest
     from ..probe.rank import ProbeRequest
 
-    command = click.get_current_context().command
-    assert isinstance(command, JobCommand)
-    request = command.request(values)
-    if isinstance(request, ScriptRequest):
-        raise ConfigError(f"{request.path} is a script: mpitrain measure needs a job file")
-    return ProbeRequest(request, output)
+    return ProbeRequest(job_file_request(values), output)
 
 
 def describe(probe: Probe) -> list[str]:

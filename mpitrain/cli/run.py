@@ -1,19 +1,22 @@
-"""``mpitrain run``."""
+"""``mpitrain run``, ``mpitrain demo`` and ``mpitrain scale``."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
 
+from ..launcher.scaling import ScaleRequest, send_request
 from ..plan import options as flags
 from ..plan.launch_options import LaunchOptions
 from ..plan.request import LaunchRequest
 from .job_command import JOB_HELP, JobCommand
 from .program import MODULE, find_program, own_options, parse_flags, program_options
 
+_DEMO = Path(__file__).parents[1] / "demo.py"
 _PROGRAM = "program"  # key of the program's arguments in the context
 _EXAMPLES = (
     "mpitrain run -n 2 jobs/mnist_mlp.py --train-steps 500 --hidden-units 50",
@@ -57,3 +60,33 @@ def _supervise(request: LaunchRequest) -> int:
     from ..launcher.supervisor import run
 
     return run(request)
+
+
+@click.command(
+    "demo",
+    options_metavar="",
+    context_settings={"ignore_unknown_options": True},
+    epilog=flags.examples("mpitrain demo", "mpitrain demo -n 4 --mode async"),
+)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS]")
+def demo_command(words: tuple[str, ...]) -> int:
+    """Train a small model on handwritten digits, on two ranks of this machine.
+
+    The digits are part of mpitrain. OPTIONS are those of mpitrain run.
+    """
+    return RunCommand().main(["-n", "2", str(_DEMO), *words], prog_name="mpitrain run", standalone_mode=False)
+
+
+@click.command("scale", epilog=flags.examples("mpitrain scale runs/mnist_mlp-20261121-141119 --ranks 4"))
+@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@click.option("-n", "--ranks", type=click.IntRange(min=1), metavar="N", help="Number of ranks.")
+@click.option("--hosts", metavar="HOST:RANKS,...", help="Hosts to run on.")
+def scale_command(run: Path, ranks: int | None, hosts: str | None) -> None:
+    """Continue a live run on another number of ranks, or on other hosts.
+
+    RUN is the directory of a run that mpitrain run has started. The run saves a checkpoint, and its ranks start again
+    from this checkpoint. --max-restarts does not count this restart. If this is impossible, a message states the
+    reason, and the run continues unchanged.
+    """
+    send_request(run, ScaleRequest(ranks, hosts))
+    click.echo(f"{run} saves a checkpoint, and its ranks start again")

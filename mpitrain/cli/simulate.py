@@ -12,23 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
+from ..core.files import writing
 from ..core.words import counted
-from ..errors import ConfigError, RecordError
+from ..errors import ConfigError
 from ..monitor.format import amount, duration, format_table
 from ..plan import options as flags
 from ..plan.config import FIELDS, RunConfig
 from ..plan.modes import MODES
 from ..plan.option import info_of
 from ..plan.options import flag_words
-from ..predict.failures import Failures, time_with_failures
 from ..predict.measurements import Probe, read_probe
 from ..predict.scenario import Scenario, parse_rate, scenario_of, shaped
-from ..predict.simulation import Prediction, predict, simulate
-from ..predict.step_times import step_factors
-from ..predict.trace_file import write_trace
+from ..predict.simulation import Failures, Prediction, predict, simulate, step_factors, time_with_failures
+from ..predict.timeline import write_trace
 from .help import help_all_option, write_options
+from .job_command import given_options
 
 _WORKERS_PER_SERVER = 8
 _TRACED_STEPS = 20
@@ -125,7 +124,7 @@ def simulate_command() -> click.Command:
 def _simulate(probe: Path, **values: Any) -> int:
     measured = read_probe(probe)
     measured = dataclasses.replace(measured, step_factors=step_factors(values["step_times"], measured))
-    given = _given(values)
+    given = given_options(_OF_RUNS, values)
     _check(values, given)
     problems: dict[str, str] = {}
     scenarios = list(_scenarios(measured, values, given, problems))
@@ -136,20 +135,17 @@ def _simulate(probe: Path, **values: Any) -> int:
     for what, problem in problems.items():
         click.echo(f"not predicted: {what}: {problem}")
     if values["o"] is not None:
-        _write(values["o"], json.dumps([forecast.as_mapping() for forecast in forecasts], indent=1) + "\n")
+        text = json.dumps([forecast.as_mapping() for forecast in forecasts], indent=1)
+        with writing(values["o"], "-o"):
+            values["o"].write_text(f"{text}\n", encoding="utf-8")
     if values["plot"] is not None:
         _plot(values["plot"], measured, forecasts)
     if values["trace"] is not None:
-        _trace(values["trace"], measured, forecasts[0].scenario)
+        scenario = forecasts[0].scenario
+        run = simulate(measured, scenario, _TRACED_STEPS, records=True)
+        with writing(values["trace"], "--trace"):
+            write_trace(values["trace"], scenario, run)
     return 0
-
-
-def _given(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a run that the user has set."""
-    context = click.get_current_context()
-    default = click.core.ParameterSource.DEFAULT
-    names = [str(option.name) for option in _OF_RUNS]
-    return {name: values[name] for name in names if context.get_parameter_source(name) is not default}
 
 
 def _check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
@@ -161,7 +157,7 @@ def _check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     if values["node_mtbf"] is not None and values["examples"] is None:
         raise ConfigError("--node-mtbf has no effect without --examples N; add it")
     for name in ("save_secs", "save_time", "restart_time"):
-        if values["node_mtbf"] is None and _is_set(name):
+        if values["node_mtbf"] is None and name in given_options(_OWN, values):
             raise ConfigError(f"--{name.replace('_', '-')} has no effect without --node-mtbf S; add it")
     if values["plot"] is not None:
         if values["plot"].suffix not in (".png", ".svg"):
@@ -173,11 +169,6 @@ def _check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     for name in given:
         if "mode" not in given and not any(info_of(FIELDS[name]).is_valid_in(mode) for mode in MODES.values()):
             raise ConfigError(f"--{name.replace('_', '-')} is not valid in any mode")
-
-
-def _is_set(name: str) -> bool:
-    """Return whether the user has set an option of the current command."""
-    return click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
 
 
 def _scenarios(
@@ -305,7 +296,7 @@ def table(forecasts: Sequence[Forecast]) -> str:
 
 
 def _plot(path: Path, probe: Probe, forecasts: Sequence[Forecast]) -> None:
-    from ..report.curves import SpeedCurve, write_scaling
+    from ..report.images import SpeedCurve, write_scaling
 
     curves: dict[str, list[tuple[float, float]]] = {}
     for forecast in forecasts:
@@ -313,10 +304,8 @@ def _plot(path: Path, probe: Probe, forecasts: Sequence[Forecast]) -> None:
     first = forecasts[0]
     alone = first.prediction.examples_per_s / first.prediction.efficiency / len(first.scenario.workers)
     shown = [SpeedCurve(name, tuple(points)) for name, points in curves.items()]
-    try:
+    with writing(path, "--plot"):
         write_scaling(path, f"{probe.job.name}: predicted speed", shown, alone)
-    except OSError as error:
-        raise RecordError(f"{path} cannot be written: {error.strerror}; pass another --plot") from error
 
 
 def _check_traced(scenarios: Sequence[Scenario]) -> None:
@@ -330,18 +319,3 @@ def _check_traced(scenarios: Sequence[Scenario]) -> None:
             f"--trace needs one prediction of at most {_TRACED_RANKS} ranks, but there are {len(scenarios)} with up to "
             f"{max(scenario.n_ranks for scenario in scenarios)} ranks: give --mode and one number of --nodes"
         )
-
-
-def _trace(path: Path, probe: Probe, scenario: Scenario) -> None:
-    run = simulate(probe, scenario, _TRACED_STEPS, records=True)
-    try:
-        write_trace(path, scenario, run)
-    except OSError as error:
-        raise RecordError(f"{path} cannot be written: {error.strerror}; pass another --trace") from error
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise RecordError(f"{path} cannot be written: {error.strerror}; pass another -o") from error

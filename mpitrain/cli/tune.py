@@ -9,23 +9,21 @@ from typing import Any
 import click
 
 from ..api.tuning import Measured, Tuning, flags_of, tune
-from ..errors import RecordError
+from ..core.files import writing
 from ..launcher.terminal import say
 from ..monitor.format import amount, format_table
 from ..plan import options as flags
 from ..plan.config import plain
-from ..plan.launch_options import LaunchOptions
 from ..plan.option import flag
 from ..predict.candidates import CHANGES, parse_changes
-from .job_command import JobCommand
-from .probe import LAUNCH_OPTIONS
+from .job_command import JobCommand, current_command
+from .probe import launch_flags, launch_options
 
 _LEAST_GAIN = 1.05  # minimum ratio of the best score to that of the user's configuration for a change
 
 
 def tune_command() -> JobCommand:
     """Return ``mpitrain tune``, which chooses options of a job by prediction and measurement."""
-    launch = [option for option in flags.options_of(LaunchOptions) if option.name in LAUNCH_OPTIONS]
     own = [
         click.Option(
             ["--may-change"],
@@ -46,21 +44,16 @@ def tune_command() -> JobCommand:
         "seconds, and print flags; usually in less than 3 minutes. The given options are the starting point."
     )
     examples = ["mpitrain tune -n 2 jobs/mnist_mlp.py", "mpitrain tune -n 2 --may-change batch,mode jobs/mnist_mlp.py"]
-    return JobCommand("tune", [*launch, *own], _tune, about, examples)
+    return JobCommand("tune", [*launch_flags(), *own], _tune, about, examples)
 
 
 def _tune(may_change: str | None, seconds: float, output: Path | None, **values: Any) -> int:
     changes = parse_changes(may_change)
-    command = click.get_current_context().command
-    assert isinstance(command, JobCommand)
-    options = LaunchOptions(**{name: values[name] for name in LAUNCH_OPTIONS})
-    result = tune(options, command.job_request(values), changes, seconds, say)
+    result = tune(launch_options(values), current_command().job_request(values), changes, seconds, say)
     click.echo(describe(result))
     if output is not None:
-        try:
+        with writing(output, "-o"):
             output.write_text(json.dumps(as_mapping(result), indent=1) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise RecordError(f"{output} cannot be written: {error.strerror}; pass another -o") from error
     return 0
 
 

@@ -14,7 +14,14 @@ class ArraySplit(Split):
 
     def __init__(self, examples: Array, labels: Array, classes: int | None, scale: float) -> None:
         super().__init__(
-            "arrays", len(examples), examples.shape[1:], examples.dtype, labels.shape[1:], labels.dtype, classes, scale
+            "arrays",
+            len(examples),
+            examples.shape[1:],
+            examples.dtype,
+            label_shape=labels.shape[1:],
+            label_dtype=labels.dtype,
+            classes=classes,
+            scale=scale,
         )
         self._examples, self._labels = examples, labels
 

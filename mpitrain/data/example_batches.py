@@ -1,15 +1,20 @@
-"""Batches of a dataset's examples, which are loaded and transformed one by one."""
+"""Batches of a dataset's examples, which are loaded and transformed one by one.
+
+An error names the example, its file, and the line that failed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import contextlib
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from ..core.words import one_line
 from ..errors import DataError
-from .example_errors import errors_named, why_not_collated
 from .random_numbers import generator_at, seed_all
-from .trees import Allocate, Stacked, check_alike, stack
+from .trees import Allocate, Stacked, check_alike, describe, stack
 
 
 class Examples(Protocol):
@@ -98,3 +103,47 @@ class ExampleBatches:
         for function, is_random in self.transforms:
             example = function(example, generator) if is_random else function(example)
         return example
+
+
+def name_of(dataset: Any, index: int) -> str:
+    """Return the index of an example, and its file if the dataset provides it."""
+    named, samples = getattr(dataset, "name_of", None), getattr(dataset, "samples", None)
+    if named is not None:
+        return f"example {index} ({named(index)})"
+    if isinstance(samples, list) and isinstance(samples[index], tuple):  # of torchvision's ImageFolder
+        return f"example {index} ({samples[index][0]})"
+    return f"example {index}"
+
+
+@contextlib.contextmanager
+def errors_named(dataset: Any, source: str, indices: Sequence[int]) -> Iterator[None]:
+    """Convert an exception to a ``DataError``, also ``SystemExit``, which would end a process without a message.
+
+    Args:
+        source: Origin of the data.
+        indices: Indices of the examples that are loaded; empty if the examples have no indices.
+    """
+    try:
+        yield
+    except DataError:
+        raise
+    except (Exception, SystemExit) as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        name = f"one of the examples {', '.join(map(str, indices[:4]))} ..." if indices else "an example"
+        if len(indices) == 1:
+            name = name_of(dataset, indices[0])
+        raise DataError(
+            f"{name} of {source} cannot be loaded: {type(error).__name__}: {one_line(error)} "
+            f"({frame.filename}, line {frame.lineno})"
+        ) from error
+
+
+def why_not_collated(dataset: Any, source: str, indices: Sequence[int], examples: list[Any], error: Exception) -> str:
+    """Return the reason why examples cannot be collated; it names two examples that differ, if there are any."""
+    kinds = [describe(example) for example in examples]
+    other = next((place for place, kind in enumerate(kinds) if kind != kinds[0]), None)
+    why = f"{name_of(dataset, indices[0])} is {kinds[0]}: {one_line(error)}"
+    if other is not None:
+        first, second = (name_of(dataset, indices[place]) for place in (0, other))
+        why = f"{first} is {kinds[0]}, but {second} is {kinds[other]}; make them equal, or pass a collate function"
+    return f"examples of {source} cannot be collated: {why}"

@@ -43,7 +43,15 @@ class Hdf5Split(Split):
             if scale is None:
                 scale = 1 / 255 if x.dtype == np.uint8 else 1.0
             super().__init__(
-                str(path), len(x), x.shape[1:], x.dtype, y.shape[1:], y.dtype, classes, scale, min(block, len(x))
+                str(path),
+                len(x),
+                x.shape[1:],
+                x.dtype,
+                label_shape=y.shape[1:],
+                label_dtype=y.dtype,
+                classes=classes,
+                scale=scale,
+                block=min(block, len(x)),
             )
 
     def read(self, start: int, stop: int, examples: Array, labels: Array) -> None:

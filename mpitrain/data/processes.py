@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..core.allocator import keep_freed_memory
+from ..core.host_memory import keep_freed_memory
 from ..core.layout import Array
 from ..core.words import one_line
 from ..errors import DataError

@@ -15,8 +15,7 @@ from ..core.layout import Array, Shape
 from ..errors import DataError
 from .batch import Batch, BatchSource, CollatedBatch, Loading
 from .dataset_loader import DatasetLoader
-from .example_batches import ExampleBatches, Examples as Examples, Transform
-from .example_errors import name_of
+from .example_batches import ExampleBatches, Examples as Examples, Transform, name_of
 from .orders import Order, OwnOrder, Sequential, Shuffled, Streams
 from .stored_examples import SAMPLE, StoredExamples
 from .trees import Allocate, describe, leaves, stack

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..core import activity
 from ..errors import DataError
-from .example_errors import errors_named
+from .example_batches import errors_named
 from .orders import Order, Sequential
 from .split import DatasetSplit, Split
 

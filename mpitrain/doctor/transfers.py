@@ -12,6 +12,7 @@ from ..comm.mpi import MPI
 from ..comm.shared_memory import sharing_problem
 from ..core.host_memory import available_bytes
 from ..monitor.format import size_of
+from ..probe.transfers import one_way_s
 from .finding import Finding
 
 TOPIC = "Transfers"
@@ -68,24 +69,9 @@ def _ping_pong(cluster: Cluster, partner: int) -> tuple[float, float]:
     comm, measured = cluster.comm, (0.0, 1.0)
     if comm.rank in (0, partner):
         other = partner if comm.rank == 0 else 0
-        latency_s = _one_way(comm, other, np.zeros(1), 100)
-        measured = latency_s, _MESSAGE_BYTES / _one_way(comm, other, np.zeros(_MESSAGE_BYTES, np.uint8), 5)
+        latency_s = one_way_s(comm, other, np.zeros(1), 100)
+        measured = latency_s, _MESSAGE_BYTES / one_way_s(comm, other, np.zeros(_MESSAGE_BYTES, np.uint8), 5)
     return comm.bcast(measured, root=0)
-
-
-def _one_way(comm: MPI.Intracomm, other: int, data: np.ndarray, rounds: int) -> float:
-    """Return the median one-way time of a message in seconds."""
-    times = []
-    for _ in range(rounds):
-        began = time.perf_counter()
-        if comm.rank < other:
-            comm.Send(data, dest=other)
-            comm.Recv(data, source=other)
-        else:
-            comm.Recv(data, source=other)
-            comm.Send(data, dest=other)
-        times.append((time.perf_counter() - began) / 2)
-    return float(np.median(times))
 
 
 def _windows(cluster: Cluster, where: str, partner: int) -> Finding:

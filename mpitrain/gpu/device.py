@@ -26,7 +26,6 @@ from cupy_backends.cuda.libs import cublas
 from ..core.layout import Array, Shape
 from ..errors import DeviceError
 from . import ops as gpu_ops
-from .cpu_fallback import CpuFallback
 from .cublas import Blas
 from .nvml import describe_processes, list_gpus
 from .nvrtc import CupyKernels
@@ -338,3 +337,37 @@ _TYPES = {
     _COMPUTE_DTYPES["float16"]: runtime.CUDA_R_16F,
     _COMPUTE_DTYPES["bfloat16"]: runtime.CUDA_R_16BF,
 }
+
+
+class CpuFallback:
+    """A kernel that copies its arrays from the GPU and back for every call: correct but slow.
+
+    Args:
+        is_soft: Whether the fallback is allowed.
+
+    Raises:
+        DeviceError: The fallback is not allowed.
+    """
+
+    def __init__(self, kernel: Callable[..., Any], is_soft: bool) -> None:
+        name = kernel.__name__
+        if not is_soft:
+            raise DeviceError(
+                f"--no-soft-placement: the kernel {name} of {kernel.__module__} has no GPU implementation; "
+                "remove --no-soft-placement to run it on the CPU, or write the layer with device.xp"
+            )
+        self._kernel = kernel
+        _log.warning(
+            "the kernel %s of %s has no GPU implementation and runs on the CPU, which is slow", name, kernel.__module__
+        )
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Run the kernel and return its result; waits for the GPU."""
+        hosts = [array.get() if isinstance(array, cupy.ndarray) else array for array in arguments]
+        result = self._kernel(*hosts)
+        for array, host in zip(arguments, hosts, strict=True):
+            if isinstance(array, cupy.ndarray):
+                back = cupy.empty(host.shape, host.dtype)
+                back.set(host)
+                array[...] = back
+        return result

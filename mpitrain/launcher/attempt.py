@@ -93,16 +93,16 @@ class Attempt:
         unreachable = self._kill_leftover_ranks(launcher, statuses, began)
         rank_status.clear(self.run_dir)
         return AttemptResult(
-            launcher.pid,
-            launcher.returncode,
-            launcher.output.decode(errors="replace"),
-            launcher.filtered_output,
-            ended_at,
-            statuses,
-            tracebacks,
-            lost_hosts,
-            launcher.is_reported,
-            unreachable,
+            pid=launcher.pid,
+            status=launcher.returncode,
+            output=launcher.output.decode(errors="replace"),
+            filtered_output=launcher.filtered_output,
+            ended_at=ended_at,
+            statuses=statuses,
+            tracebacks=tracebacks,
+            lost_hosts=lost_hosts,
+            is_reported=launcher.is_reported,
+            unreachable=unreachable,
         )
 
     def _supervise(self, launcher: LauncherProcess) -> list[str]:

@@ -44,6 +44,13 @@ class RankExit(NamedTuple):
     signal: int
     status: int
 
+    @property
+    def is_secondary(self) -> bool:
+        """Whether this can be a consequence of another rank's exit."""
+        if not self.signal:
+            return self.status not in (HANGS, EXITED)
+        return self.signal in (signal.SIGABRT, signal.SIGTERM)
+
 
 def parse_exits(output: str) -> list[RankExit]:
     """Return the ended processes in a launcher's output; processes killed by SIGTERM or SIGKILL come last."""
@@ -74,8 +81,12 @@ def recorded_exits(statuses: Sequence[RankStatus]) -> list[RankExit]:
     their exit.
     """
     bad = [status for status in statuses if status.ended_at and (status.signal or status.status)]
-    bad.sort(key=lambda status: (not status.hang, _is_secondary(status.signal, status.status), status.ended_at))
-    return [RankExit(status.rank, status.pid, status.host, status.signal, status.status) for status in bad]
+    bad.sort(key=lambda status: (not status.hang, _exit_of(status).is_secondary, status.ended_at))
+    return [_exit_of(status) for status in bad]
+
+
+def _exit_of(status: RankStatus) -> RankExit:
+    return RankExit(status.rank, status.pid, status.host, status.signal, status.status)
 
 
 def first_error(statuses: Sequence[RankStatus]) -> RankStatus | None:
@@ -88,17 +99,6 @@ def first_error(statuses: Sequence[RankStatus]) -> RankStatus | None:
 def is_secondary_error(status: RankStatus) -> bool:
     """Return whether a rank's exception (of MPI, gloo, a store, the backend) can follow from another rank's exit."""
     return status.error.startswith(_LOST_RANK) or _LOST_PEER.search(status.error) is not None
-
-
-def is_secondary(rank_exit: RankExit) -> bool:
-    """Return whether this exit can be a consequence of another rank's exit."""
-    return _is_secondary(rank_exit.signal, rank_exit.status)
-
-
-def _is_secondary(number: int, status: int) -> bool:
-    if not number and status in (HANGS, EXITED):
-        return False
-    return number in (0, signal.SIGABRT, signal.SIGTERM)
 
 
 def find_status(rank_exit: RankExit, statuses: Sequence[RankStatus]) -> RankStatus | None:

@@ -18,7 +18,6 @@ from .exit_report import (
     find_status,
     first_error,
     first_to_finish,
-    is_secondary,
     is_secondary_error,
     parse_exits,
     parse_lost_hosts,
@@ -170,7 +169,7 @@ def _exception(evidence: _Evidence) -> Outcome | None:
     if failed is None:
         return None
     follows = evidence.lost or (
-        exits and (evidence.is_program or not is_secondary(exits[0])) and exits[0].rank != failed.rank
+        exits and (evidence.is_program or not exits[0].is_secondary) and exits[0].rank != failed.rank
     )
     if follows and is_secondary_error(failed):
         return None
@@ -191,7 +190,7 @@ def _early_exit(evidence: _Evidence) -> Outcome | None:
 def _lost_host(evidence: _Evidence) -> Outcome | None:
     """The launcher has lost a host, and no rank has ended for another reason."""
     exits = evidence.exits or parse_exits(evidence.output)
-    if not evidence.statuses or not evidence.lost or (exits and not is_secondary(exits[0])):
+    if not evidence.statuses or not evidence.lost or (exits and not exits[0].is_secondary):
         return None
     when = _at(evidence.step, evidence.is_program)
     return Outcome(Kind.FAILED, f"{evidence.launcher}, lost contact with {evidence.lost}{when}", evidence.step)

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..core.files import replace_file
 from ..errors import LaunchError
 from ..process.run_directory import SCALE_ANSWER, SCALE_REQUEST, launcher_of
 from .hosts import parse_hosts
@@ -84,7 +85,8 @@ def read_request(run_dir: Path) -> ScaleRequest | None:
 def answer_request(run_dir: Path, request: ScaleRequest, error: str) -> None:
     """Accept a request; if there is an error, refuse and remove it."""
     with contextlib.suppress(OSError):
-        _write(run_dir / SCALE_ANSWER, {"identifier": request.identifier, "error": error})
+        answer = {"identifier": request.identifier, "error": error}
+        replace_file(run_dir / SCALE_ANSWER, json.dumps(answer).encode())
     if error:
         remove_request(run_dir)
 
@@ -105,7 +107,7 @@ def _sent(run_dir: Path, request: ScaleRequest) -> Iterator[None]:
     """Send a request; withdraw it if the block raises an exception."""
     path, partial = run_dir / SCALE_REQUEST, run_dir / f"{SCALE_REQUEST}.{request.identifier}"
     try:
-        _write(partial, asdict(request))
+        partial.write_text(json.dumps(asdict(request)), encoding="utf-8")
         try:
             os.link(partial, path)  # unlike a rename, a link fails if there is another request
         finally:
@@ -119,13 +121,6 @@ def _sent(run_dir: Path, request: ScaleRequest) -> Iterator[None]:
     except BaseException:
         _remove(path)
         raise
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    """Replace a file atomically."""
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(json.dumps(content), encoding="utf-8")
-    os.replace(partial, path)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -23,9 +23,15 @@ from ..monitor.console import COLUMNS_VARIABLE, terminal_columns
 from ..monitor.run_record import recorded_kernels
 from ..plan.request import LaunchRequest, Workload
 from ..process import fork_server, host_watcher, launcher_env, rank_status, state_folder
-from ..process.failure import Failure, record_failure
 from ..process.pid import is_alive
-from ..process.run_directory import forget_launcher, make_run_dir, record_launcher, remove_empty
+from ..process.run_directory import (
+    Failure,
+    forget_launcher,
+    make_run_dir,
+    record_failure,
+    record_launcher,
+    remove_empty,
+)
 from ..process.signals import STOPPED_EARLY
 from .attempt import Attempt, AttemptResult
 from .command_line import compose
@@ -240,16 +246,17 @@ class _Supervisor:
         command = compose(
             launch.launcher, spec_of_attempt, launch.machine, workload.words, workload.command, self._restarts.count > 0
         )
+        stopping = "saving a checkpoint, then exiting" if workload.keeps_checkpoints else "asking the program to stop"
         return Attempt(
-            command,
-            spec.ranks,
-            self._remote_hosts(),
-            launch.run_dir,
-            self._agent,
-            self._interrupts,
-            launch.request.options.link_timeout,
-            "saving a checkpoint, then exiting" if workload.keeps_checkpoints else "asking the program to stop",
-            self._accepts,
+            command=command,
+            ranks=spec.ranks,
+            remote_hosts=self._remote_hosts(),
+            run_dir=launch.run_dir,
+            agent=self._agent,
+            interrupts=self._interrupts,
+            link_timeout_s=launch.request.options.link_timeout,
+            stopping=stopping,
+            accepts=self._accepts,
         )
 
     def _remote_hosts(self) -> list[str]:

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.utils.dlpack import from_dlpack
 
-from ..core.allocator import keep_freed_memory
 from ..core.extra_state import ExtraState
+from ..core.host_memory import keep_freed_memory
 from ..core.layout import Array
 from ..core.ranges import Bucket, OnReady, announce_nothing
 from ..core.training_state import TrainingState

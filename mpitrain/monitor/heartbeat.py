@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from ..batch_systems.registry import current_job_ids
-from ..process.failure import FAILURE
+from ..core.files import replace_file
 from ..process.pid import _text, is_alive, pid_start
+from ..process.run_directory import FAILURE
 
 STATUS = "status.json"
 BEAT_S = 5.0
@@ -174,9 +175,7 @@ def write(folder: Path, status: Status) -> None:
     Raises:
         OSError: The directory cannot be written.
     """
-    partial = folder / f".{STATUS}.partial"
-    partial.write_text(json.dumps(asdict(status)) + "\n", encoding="utf-8")
-    os.replace(partial, folder / STATUS)
+    replace_file(folder / STATUS, f"{json.dumps(asdict(status))}\n".encode())
 
 
 def read(folder: Path) -> Status | None:

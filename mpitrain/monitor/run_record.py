@@ -8,7 +8,6 @@ contains the commit and the difference to this commit.
 from __future__ import annotations
 
 import itertools
-import os
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 
 import tomli_w
 
+from ..core.files import replace_file
 from ..core.toml import loads, read_toml
 from ..errors import DataError, RecordError
 from ..plan.config import GROUPS
@@ -97,7 +97,7 @@ class RunRecord:
         files = {**source, **_git_state(self._job_file.parent)}
         if not entries or self._differs(entries[-1], files):
             _add(history, len(entries) + 1, step, {**files, CONFIG: config})
-        _replace(self._folder / CONFIG, config)
+        replace_file(self._folder / CONFIG, config)
         (self._folder / "ranks.txt").write_text(self._ranks + "\n", encoding="utf-8")
 
     def _differs(self, entry: Path, files: Mapping[str, bytes]) -> bool:
@@ -177,12 +177,6 @@ def _add(history: Path, first: int, step: int, files: Mapping[str, bytes]) -> Pa
     entry = next(history / name for name in names if not any(history.glob(f"{name[:4]}-*")))
     partial.rename(entry)
     return entry
-
-
-def _replace(path: Path, content: bytes) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_bytes(content)
-    os.replace(partial, path)
 
 
 def _git_state(folder: Path) -> dict[str, bytes]:

@@ -66,17 +66,14 @@ class Track:
 
     def end(self) -> None:
         """End the innermost span."""
-        kind, began, outer_ns = self._open.pop()
-        self._end(kind, began, self._now() - began, outer_ns)
-
-    def _end(self, index: int, began: int, elapsed_ns: int, outer_ns: int) -> None:
-        """Record a span; ``outer_ns`` is the time of earlier spans inside the enclosing span."""
-        self._own_ns[index] += elapsed_ns - self._inner_ns
+        kind, began, outer_ns = self._open.pop()  # outer_ns: the time of earlier spans inside the enclosing span
+        elapsed_ns = self._now() - began
+        self._own_ns[kind] += elapsed_ns - self._inner_ns
         self._inner_ns = outer_ns + elapsed_ns
         at = self._count % self._capacity
-        self._began[at], self._elapsed_ns[at], self._kind[at] = began, elapsed_ns, index
+        self._began[at], self._elapsed_ns[at], self._kind[at] = began, elapsed_ns, kind
         self._count += 1
-        if index == _STEP:
+        if kind == _STEP:
             self.n_steps += 1
 
     @property

@@ -64,8 +64,9 @@ class Job:
         train_epochs: Number of epochs to train, instead of ``train_steps``.
         source: The file and the line that made this object, for errors.
 
-    Fields may be replaced until the plan is made; later replacements have no effect on the run. What is made from a
-    field, such as ``network`` from ``model`` and ``loss``, is made again if the field has become another object.
+    Until the plan is made, a job file may replace fields by other objects: ``network`` is made again after ``model`` or
+    ``loss`` was replaced, ``rule`` after ``optimizer``, and a split after ``train`` or ``validation``. Changes inside
+    of an object are not noticed. Once the plan is made, replacements have no effect on the run.
     """
 
     model: Layer | TorchModule
@@ -85,11 +86,12 @@ class Job:
     def __post_init__(self) -> None:
         caller = traceback.extract_stack(limit=3)[0]  # of ``__init__``
         self.source = caller.filename, caller.lineno or 0
-        self._network = make_network(self.model, self.loss)
-        self._splits: dict[str, tuple[object, Split]] = {}  # by name: the user's object, and its split
-        self._split("train")
-        self._split("validation")
-        self._rule: tuple[object, Optimizer] | None = None  # the user's optimizer, and its rule
+        self._made: dict[
+            str, tuple[Sequence[object], Any]
+        ] = {}  # by name: the user's objects, and what is made of them
+        _ = self.train_split
+        if self.validation is not None:
+            self._split("validation")
         self._check("optimizer", self.rule, Optimizer)
         if self.moving_average is not None:
             self._check("moving_average", self.moving_average, moving_average)
@@ -108,6 +110,13 @@ class Job:
             self._check("hooks", hook, Hook)
             _check_methods("hooks", Hook, type(hook), _HOOK_METHODS)
 
+    def _made_of(self, name: str, objects: Sequence[object], make: Callable[[], Any]) -> Any:
+        """Return what ``make`` returns; it is called again only after one of the user's objects was replaced."""
+        earlier = self._made.get(name)
+        if earlier is None or any(a is not b for a, b in zip(earlier[0], objects, strict=True)):
+            earlier = self._made[name] = objects, make()
+        return earlier[1]
+
     def _check(self, name: str, value: object, kind: type) -> None:
         if not isinstance(value, kind) or isinstance(value, bool):
             raise JobError(must_be(name, value, kind))
@@ -122,24 +131,20 @@ class Job:
 
     @property
     def network(self) -> Network:
-        """The model and its loss as the rest of the package uses them; made again if model or loss was replaced."""
-        if self._network.model is not self.model or self._network.loss is not self.loss:
-            self._network = make_network(self.model, self.loss)
-        return self._network
+        """The model and its loss as the rest of the package uses them."""
+        made: Network = self._made_of("network", (self.model, self.loss), lambda: make_network(self.model, self.loss))
+        return made
 
     @property
     def rule(self) -> Optimizer:
         """The optimizer, translated if it is a PyTorch optimizer."""
-        if self._rule is None or self._rule[0] is not self.optimizer:
-            self._rule = self.optimizer, self.network.rule_of(self.optimizer)
-        return self._rule[1]
+        rule: Optimizer = self._made_of("rule", (self.optimizer,), lambda: self.network.rule_of(self.optimizer))
+        return rule
 
     @property
     def train_split(self) -> Split:
         """The training examples."""
-        split = self._split("train")
-        assert split is not None
-        return split
+        return self._split("train")
 
     @property
     def validation_split(self) -> Split | None:
@@ -148,10 +153,11 @@ class Job:
         Raises:
             DataError: The names of the classes, or their order, differ from those of the training examples.
         """
+        if self.validation is None:
+            return None
         split = self._split("validation")
         names, own = (getattr(one, "class_names", ()) for one in (self.train_split, split))
         if names and own and list(names) != list(own):
-            assert split is not None
             lacking = [f"{split.source} lacks {name}" for name in names if name not in own]
             added = [f"{self.train_split.source} lacks {name}" for name in own if name not in names]
             raise DataError(
@@ -166,18 +172,19 @@ class Job:
         named = {"training": self.train_split, "validation": self.validation_split}
         return {name: split for name, split in named.items() if split is not None}
 
-    def _split(self, name: str) -> Split | None:
+    def _split(self, name: str) -> Split:
         value = getattr(self, name)
-        if value is None and name == "validation":
-            return None
-        if name not in self._splits or self._splits[name][0] is not value:
+
+        def make() -> Split:
             split = self.network.as_split(value)
             if not isinstance(split, Split):
                 raise JobError(must_be(name, value, Split))
             if split.is_stream and name == "validation":
                 raise JobError(f"Job(validation=...) got {split.source}: must be examples that can be read repeatedly")
-            self._splits[name] = value, split
-        return self._splits[name][1]
+            return split
+
+        made: Split = self._made_of(name, (value,), make)
+        return made
 
     def facts(self) -> dict[str, object]:
         """Return the properties that must be the same on every rank, except the layout of the model's parameters.

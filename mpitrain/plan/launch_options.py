@@ -27,50 +27,39 @@ class LaunchOptions(OptionGroup):
         default_text="all slots of --hosts, or all tasks of the allocation; else 1",
         also="-n",
         is_common=True,
-        is_for_probe=True,
     )
-    hosts: str | None = option(
-        None, "Hosts to run on.", "HOST:RANKS,...", default_text="this host", is_common=True, is_for_probe=True
-    )
-    hostfile: Path | None = option(None, "File with the hosts, one per line.", "FILE", is_for_probe=True)
+    hosts: str | None = option(None, "Hosts to run on.", "HOST:RANKS,...", default_text="this host", is_common=True)
+    hostfile: Path | None = option(None, "File with the hosts, one per line.", "FILE")
     remote_agent: str | None = option(
-        None,
-        "Program that starts processes on other hosts, such as ssh.",
-        "PROGRAM",
-        default_text="ssh",
-        is_for_probe=True,
+        None, "Program that starts processes on other hosts, such as ssh.", "PROGRAM", default_text="ssh"
     )
     network: str | None = option(
-        None, "Network between the hosts: a subnet such as 10.1.0.0/16, or an interface name.", "NET", is_for_probe=True
+        None, "Network between the hosts: a subnet such as 10.1.0.0/16, or an interface name.", "NET"
     )
     env: tuple[str, ...] = option(
-        (),
-        "Set an environment variable for the ranks; may be repeated.",
-        "NAME[=VALUE]",
-        is_repeated=True,
-        is_for_probe=True,
+        (), "Set an environment variable for the ranks; may be repeated.", "NAME[=VALUE]", is_repeated=True
     )
-    launcher_args: str | None = option(
-        None, "Extra arguments for mpirun, quoted as in a shell.", "WORDS", is_for_probe=True
-    )
+    launcher_args: str | None = option(None, "Extra arguments for mpirun, quoted as in a shell.", "WORDS")
     max_restarts: int = option(
         0,
         "Restart from the newest state after a rank or host has died, at most N times.",
         "N",
         minimum=0,
         is_common=True,
+        is_for_restarts=True,
     )
     recover: Literal["memory", "checkpoint"] | None = option(
         None,
         "State that --max-restarts restarts from: the newest state, which is kept in memory, or the newest checkpoint.",
         default_text="memory",
+        is_for_restarts=True,
     )
     min_ranks: int | None = option(
-        None, "Restart without lost hosts if the remaining hosts have slots for at least M ranks.", "M", minimum=1
+        None,
+        "Restart without lost hosts if the remaining hosts have slots for at least M ranks.",
+        "M",
+        minimum=1,
+        is_for_restarts=True,
     )
-    link_timeout: float = option(
-        30.0, "End the ranks if another host has not answered for S seconds.", "S", minimum=5, is_for_probe=True
-    )
-    dry_run: bool = option(
-        False, "Print the command without running it.", has_negative=False, is_common=True, is_for_probe=True
-    )
+    link_timeout: float = option(30.0, "End the ranks if another host has not answered for S seconds.", "S", minimum=5)
+    dry_run: bool = option(False, "Print the command without running it.", has_negative=False, is_common=True)

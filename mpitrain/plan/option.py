@@ -48,7 +48,7 @@ class OptionInfo:
         tried_in: Returns whether ``tune`` tries them in a mode; None: in all modes in which the option is valid.
         is_part_of_model: Whether a trained model depends on the option outside of training, too.
         is_place: Whether it only says where a run is stored and when it ends, so that runs are compared without it.
-        is_for_probe: Whether ``mpitrain probe`` and ``tune``, which start short runs, have this option of the launcher.
+        is_for_restarts: Whether it concerns restarts; commands that start short runs only do not have it.
         in_scripts: For an option that a ``Trainer`` does not have: what a script does instead.
     """
 
@@ -74,7 +74,7 @@ class OptionInfo:
     tried_in: Callable[[Mode], bool] | None = None
     is_part_of_model: bool = False
     is_place: bool = False
-    is_for_probe: bool = False
+    is_for_restarts: bool = False
     in_scripts: str = ""
 
     @property

@@ -52,8 +52,10 @@ def assign_servers(
     if policy == "partitioned":
         free = [part for entry in layout.entries if entry.name not in pinned for part in _cut(entry, servers)]
     else:
-        choose = _greedy if policy == "greedy" else _round_robin
-        chosen = choose([e for e in layout.entries if e.name not in pinned], servers, _loads(layout, pinned, servers))
+        entries = [entry for entry in layout.entries if entry.name not in pinned]
+        chosen = [(entry, index % servers) for index, entry in enumerate(entries)]
+        if policy == "greedy":
+            chosen = _greedy(entries, _loads(layout, pinned, servers))
         free = [Placement(entry, entry.start, entry.stop, server) for entry, server in chosen]
     whole = [Placement(e, e.start, e.stop, pinned[e.name]) for e in layout.entries if e.name in pinned]
     return sorted([*free, *whole], key=lambda placement: placement.start)
@@ -118,11 +120,7 @@ def _loads(layout: Layout, pinned: Mapping[str, int], servers: int) -> list[int]
     return loads
 
 
-def _round_robin(entries: list[Entry], servers: int, loads: list[int]) -> list[tuple[Entry, int]]:
-    return [(entry, index % servers) for index, entry in enumerate(entries)]
-
-
-def _greedy(entries: list[Entry], servers: int, loads: list[int]) -> list[tuple[Entry, int]]:
+def _greedy(entries: list[Entry], loads: list[int]) -> list[tuple[Entry, int]]:
     chosen = []
     for entry in sorted(entries, key=lambda e: -e.size):
         server = loads.index(min(loads))

@@ -109,26 +109,24 @@ class RankTimes:
     @property
     def exchange_cpu_s_per_byte(self) -> float:
         """Seconds of a rank for each byte that it sends, while it receives as much, in collective exchanges."""
-        exchanges = self._probe.exchanges
-        ranks = min(self._probe.ranks.ranks_per_node)
-        return self._cpu_s_per_byte(None if exchanges is None else exchanges.sum_s_per_byte * ranks)
+        return self._cpu_s_per_byte("sum_s_per_byte", min(self._probe.ranks.ranks_per_node))
 
     @property
     def push_cpu_s_per_byte(self) -> float:
         """Seconds of both ranks for each byte of a pushed gradient."""
-        exchanges = self._probe.exchanges
-        return self._cpu_s_per_byte(None if exchanges is None else exchanges.push_s_per_byte)
+        return self._cpu_s_per_byte("push_s_per_byte")
 
     @property
     def pull_cpu_s_per_byte(self) -> float:
         """Seconds of both ranks for each byte of pulled parameters."""
-        exchanges = self._probe.exchanges
-        return self._cpu_s_per_byte(None if exchanges is None else exchanges.pull_s_per_byte)
+        return self._cpu_s_per_byte("pull_s_per_byte")
 
-    def _cpu_s_per_byte(self, measured: float | None) -> float:
-        """Return the processor seconds per byte that MPI moves between nodes; ``measured`` may be None."""
-        plain = self._plain_cpu_s_per_byte
-        return self.stretch * (_TYPICAL * plain if measured is None else min(measured, _MOST * plain))
+    def _cpu_s_per_byte(self, name: str, ranks: int = 1) -> float:
+        """Return the processor seconds per byte that MPI moves between nodes: as measured by this number of ranks."""
+        plain, measured = self._scenario.between.cpu_s_per_byte, self._probe.exchanges
+        if measured is None:
+            return self.stretch * (_TYPICAL * plain)
+        return self.stretch * min(getattr(measured, name) * ranks, _MOST * plain)
 
     @property
     def message_to_server_s(self) -> float:
@@ -148,10 +146,6 @@ class RankTimes:
         transfers = 4 * link.latency_s + sent / link.node_bytes_per_s
         work = (probe.exchanges.low_rank_s - transfers) * min(probe.ranks.ranks_per_node)
         return self.stretch * max(work, self.codec.encode_s)
-
-    @property
-    def _plain_cpu_s_per_byte(self) -> float:
-        return self._scenario.between.cpu_s_per_byte
 
     def buckets(self) -> list[BucketTimes]:
         """Return the buckets in which ``sync`` averages gradients, in the order in which they are ready.

@@ -98,10 +98,6 @@ class Scenario:
         """Gradients that one step uses."""
         return self.config.gradients_per_step(len(self.workers))
 
-    def with_ranks(self, ranks_per_node: tuple[int, ...]) -> Scenario:
-        """Return the same configuration on other ranks."""
-        return dataclasses.replace(self, ranks_per_node=ranks_per_node)
-
 
 def scenario_of(
     probe: Probe, config: RunConfig, ranks_per_node: tuple[int, ...] | None = None, batch: int | None = None
@@ -126,16 +122,14 @@ def _with_measured_sums(probe: Probe) -> LinkTimes | None:
     return dataclasses.replace(link, node_bytes_per_s=rate)
 
 
-def shaped(link: LinkTimes, rate: float, burst: float = 0.0, latency_s: float | None = None) -> LinkTimes:
+def shaped(link: LinkTimes, rate: float, burst: float = 0.0) -> LinkTimes:
     """Return a link with another rate.
 
     Args:
         rate: Bytes/s of data that a node sends.
         burst: Bytes that are sent at once after a pause.
-        latency_s: The latency; None for the latency of ``link``.
     """
-    latency = link.latency_s if latency_s is None else latency_s
-    return LinkTimes(latency, link.message_s, rate, rate, burst, link.cpu_s_per_byte)
+    return dataclasses.replace(link, bytes_per_s=rate, node_bytes_per_s=rate, burst_bytes=burst)
 
 
 def parse_rate(text: str) -> float:

@@ -1,4 +1,4 @@
-"""Simulate a scenario, and summarize it as a prediction."""
+"""Simulate a scenario, and summarize it as a prediction; draw times of steps and failures."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 
@@ -16,6 +17,8 @@ from .scenario import Scenario
 from .timeline import Timeline
 
 _MOST_GRADIENTS, _FEWEST_STEPS = 10_000, 6  # numbers in one simulation, which limit its duration
+_RUNS, _MOST_FAILURES = 200, 100_000  # runs whose mean time is predicted, and failures of each
+_QUANTILES = 500  # of a distribution of step times
 
 
 @dataclass(frozen=True)
@@ -85,3 +88,87 @@ def simulate(probe: Probe, scenario: Scenario, steps: int, seed: int = 0, record
     simulate_mode: Callable[..., None] = module.simulate
     simulate_mode(scenario, RankTimes(probe, scenario), steps, np.random.default_rng(seed), run)
     return run
+
+
+@dataclass(frozen=True)
+class Failures:
+    """The rate of failures, and the cost of a failure.
+
+    Attributes:
+        mean_time_s: Mean time between two failures of one node; these times are exponentially distributed.
+        save_every_s: Time between two checkpoints.
+        save_s: Time for which training stops to save a checkpoint.
+        restart_s: Time from a failure until training continues from the newest checkpoint.
+    """
+
+    mean_time_s: float
+    save_every_s: float
+    save_s: float = 0.0
+    restart_s: float = 30.0
+
+
+def time_with_failures(work_s: float, nodes: int, failures: Failures, seed: int = 0) -> float:
+    """Return the mean time of runs that need ``work_s`` without checkpoints and failures.
+
+    Raises:
+        ConfigError: Nodes fail so often that training does not advance.
+    """
+    random, rate = np.random.default_rng(seed), nodes / failures.mean_time_s
+    return float(np.mean([_one_run(work_s, rate, failures, random) for _ in range(_RUNS)]))
+
+
+def _one_run(work_s: float, rate: float, failures: Failures, random: np.random.Generator) -> float:
+    """Return the time of one run whose failures have this rate."""
+    saved = elapsed = 0.0
+    for _ in range(_MOST_FAILURES):
+        until_failure = random.exponential(1 / rate)
+        left = work_s - saved
+        n_saves = int(left / failures.save_every_s)
+        needed = left + n_saves * failures.save_s
+        if until_failure >= needed:
+            return elapsed + needed
+        period = failures.save_every_s + failures.save_s
+        saved += int(until_failure / period) * failures.save_every_s
+        elapsed += until_failure + failures.restart_s
+    raise ConfigError(
+        f"nodes fail every {1 / rate:.0f} s on average, which is before the next checkpoint: "
+        f"save more often than every {failures.save_every_s:g} s"
+    )
+
+
+def step_factors(text: str, probe: Probe) -> tuple[float, ...]:
+    """Return the factors of the compute time from which the factors of steps are drawn.
+
+    Args:
+        text: ``measured``, ``equal``, ``lognormal:SIGMA``, or the path of a file with one time of a step in each line.
+
+    Raises:
+        ConfigError: The text is none of these.
+    """
+    name, _, number = text.partition(":")
+    if text == "measured":
+        return probe.step_factors
+    if text == "equal":
+        return (1.0,)
+    if name == "lognormal":
+        return _lognormal(text, number)
+    try:
+        times = np.array(Path(text).read_text(encoding="utf-8").split(), np.float64)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"--step-times {text}: must be measured, equal, lognormal:SIGMA, or a file with one time in each line"
+        ) from error
+    if not len(times) or not (times > 0).all():
+        raise ConfigError(f"--step-times {text}: the file must have times above 0, one in each line")
+    return tuple((times / np.median(times)).tolist())
+
+
+def _lognormal(text: str, number: str) -> tuple[float, ...]:
+    try:
+        sigma = float(number)
+    except ValueError:
+        sigma = -1.0
+    if not 0 <= sigma < 5:
+        raise ConfigError(f"--step-times {text}: SIGMA must be a number >= 0 and < 5, such as lognormal:0.2")
+    normal = np.sort(np.random.default_rng(0).standard_normal(_QUANTILES))
+    return tuple(np.exp(sigma * normal).tolist())

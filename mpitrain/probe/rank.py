@@ -14,7 +14,7 @@ import numpy as np
 from ..comm.cluster import Cluster
 from ..comm.powersgd import matrices
 from ..core import subnormals
-from ..errors import RecordError
+from ..core.files import writing
 from ..gpu.discovery import choose_devices
 from ..plan.compression import CODECS
 from ..plan.job import Job, errors_located
@@ -56,11 +56,8 @@ def run_probe(parse: Callable[[], ProbeRequest]) -> NoReturn:
         probe = _measure(cluster, request.train, rank.status)
         with cluster.agree("writing the result"):
             if cluster.rank == 0:
-                try:
+                with writing(request.output, "--output"):
                     probe.write(request.output)
-                except OSError as error:
-                    why = f"{request.output} cannot be written: {error.strerror}"
-                    raise RecordError(f"{why}; pass another --output") from error
     rank.finish(False)
     sys.exit(0)
 
@@ -82,7 +79,7 @@ def _measure(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFil
     limit_threads_of_torch(threads)
     cluster.check_layout(plan.layout)
     ranks = RankFacts(tuple(np.unique(cluster.node_of, return_counts=True)[1].tolist()), cluster.cores, load)
-    links = measure_links(cluster)
+    within, between = measure_links(cluster)
     with subnormals.flushed(config.device.flush_denormals):
         exchanges = measure_exchanges(cluster, plan, model.gradient)
         all_at_once(cluster, lambda: model.train(_TRAINING_S))
@@ -95,16 +92,17 @@ def _measure(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFil
     factors = np.concatenate(cluster.comm.allgather(steps.compute_s / np.median(steps.compute_s)))
     apply_s, read_s = median_over_ranks(cluster.comm, [server.apply_s, server.read_s])
     return Probe(
-        VERSION,
-        _job_facts(request.name, job, plan, model, times),
-        ranks,
-        _as_in_steps(cluster, compute, plan.batch, steps, ranks.stretch),
-        type(server)(apply_s, read_s),
-        codecs,
-        *links,
-        exchanges,
-        tuple(np.quantile(factors, np.linspace(0, 1, min(len(factors), _KEPT_FACTORS))).round(4).tolist()),
-        Noise(median_of_ranks(cluster.comm, noise.scale_examples), noise.steps),
+        version=VERSION,
+        job=_job_facts(request.name, job, plan, model, times),
+        ranks=ranks,
+        compute=_as_in_steps(cluster, compute, plan.batch, steps, ranks.stretch),
+        server=type(server)(apply_s, read_s),
+        codecs=codecs,
+        within=within,
+        between=between,
+        exchanges=exchanges,
+        step_factors=tuple(np.quantile(factors, np.linspace(0, 1, min(len(factors), _KEPT_FACTORS))).round(4).tolist()),
+        noise=Noise(median_of_ranks(cluster.comm, noise.scale_examples), noise.steps),
     )
 
 
@@ -124,16 +122,16 @@ def _compute_times(cluster: Cluster, model: RankModel) -> tuple[ComputeTimes, Ba
     comm = cluster.comm
     copy_s, handover_s = median_over_ranks(comm, copies)
     times = ComputeTimes(
-        tuple(batches),
-        median_over_ranks(comm, [b.load_s for b in alone]),
-        median_over_ranks(comm, [b.forward_s for b in alone]),
-        median_over_ranks(comm, [b.backward_s for b in alone]),
-        1.0,
-        ROWS,
-        median_over_ranks(comm, updates),
-        copy_s,
-        handover_s,
-        0.0,
+        batches=tuple(batches),
+        load_s=median_over_ranks(comm, [b.load_s for b in alone]),
+        forward_s=median_over_ranks(comm, [b.forward_s for b in alone]),
+        backward_s=median_over_ranks(comm, [b.backward_s for b in alone]),
+        together=1.0,
+        update_rows=ROWS,
+        update_s=median_over_ranks(comm, updates),
+        copy_s=copy_s,
+        handover_s=handover_s,
+        loop_s=0.0,
     )
     return times, at_batch
 
@@ -174,16 +172,16 @@ def _codec_times(cluster: Cluster, model: RankModel, stretch: float) -> dict[str
 def _job_facts(name: str, job: Job, plan: Plan, model: RankModel, times: BatchTimes) -> JobFacts:
     layout, optimizer = plan.layout, plan.optimizer
     return JobFacts(
-        name,
-        plan.batch,
-        len(job.train_split),
-        layout.size,
-        plan.dtype.itemsize,
-        len(plan.vectors),
-        tuple(plan.layer_starts),
-        tuple(ready / times.backward_s for ready in times.ready_s),
-        model.model.can_await_params,
-        optimizer.needs_sums,
+        name=name,
+        batch=plan.batch,
+        examples=len(job.train_split),
+        elements=layout.size,
+        itemsize=plan.dtype.itemsize,
+        vectors=len(plan.vectors),
+        layer_starts=tuple(plan.layer_starts),
+        ready=tuple(ready / times.backward_s for ready in times.ready_s),
+        awaits_params=model.model.can_await_params,
+        by_norms=optimizer.needs_sums,
     )
 
 

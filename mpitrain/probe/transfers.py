@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 
@@ -23,6 +24,7 @@ _PAUSE_S = 0.3  # pause after which a shaped link allows a burst again
 _LONGEST_S = 2.0
 _SHAPED = 2.0  # a link is shaped if its first messages take less than 1 / _SHAPED of the time of later ones
 _LOCAL = 64 << 20  # bytes
+_Result = TypeVar("_Result")
 
 
 def measure_links(cluster: Cluster) -> tuple[LinkTimes | None, LinkTimes | None]:
@@ -44,34 +46,38 @@ def measure_links(cluster: Cluster) -> tuple[LinkTimes | None, LinkTimes | None]
 
 def _measure(cluster: Cluster, pairs: list[tuple[int, int]], cpu_s_per_byte: float) -> LinkTimes:
     """Return the times of the first pair, and the rate of all pairs at once. Collective over all ranks."""
-    latency = _on_pairs(cluster, pairs[:1], _latency)
-    message = _on_pairs(cluster, pairs[:1], _message_s)
+    latency = float(
+        np.mean(_on_pairs(cluster, pairs[:1], lambda comm, other: one_way_s(comm, other, np.zeros(1), _PINGS)))
+    )
+    message = float(np.mean(_on_pairs(cluster, pairs[:1], _message_s)))
     rate, burst = _rate(cluster, pairs[:1])
     node_rate = _rate(cluster, pairs)[0] if len(pairs) > 1 else rate
     return LinkTimes(latency, message, rate, node_rate, burst, cpu_s_per_byte)
 
 
-def _on_pairs(cluster: Cluster, pairs: list[tuple[int, int]], measure: Callable[[MPI.Intracomm, int], float]) -> float:
-    """Return the mean of ``measure(comm, other)`` over the ranks of all pairs. Collective over all ranks."""
+def _on_pairs(
+    cluster: Cluster, pairs: list[tuple[int, int]], measure: Callable[[MPI.Intracomm, int], _Result]
+) -> list[_Result]:
+    """Return the results of ``measure(comm, other)`` on the ranks of all pairs. Collective over all ranks."""
     other = {a: b for pair in pairs for a, b in (pair, pair[::-1])}.get(cluster.rank)
-    value = None if other is None else measure(cluster.comm, other)
+    result = None if other is None else measure(cluster.comm, other)
     await_all(cluster.comm)
-    values = [v for v in cluster.comm.allgather(value) if v is not None]
-    return float(np.mean(values))
+    return [one for one in cluster.comm.allgather(result) if one is not None]
 
 
-def _latency(comm: MPI.Intracomm, other: int) -> float:
-    buffer, times = np.zeros(1), []
-    for _ in range(_PINGS):
+def one_way_s(comm: MPI.Intracomm, other: int, data: Array, rounds: int) -> float:
+    """Return the median time of a message in one direction, without the first quarter of the rounds."""
+    times = []
+    for _ in range(rounds):
         began = time.perf_counter()
         if comm.rank < other:
-            comm.Send(buffer, other, _TAG)
-            comm.Recv(buffer, other, _TAG)
+            comm.Send(data, other, _TAG)
+            comm.Recv(data, other, _TAG)
         else:
-            comm.Recv(buffer, other, _TAG)
-            comm.Send(buffer, other, _TAG)
+            comm.Recv(data, other, _TAG)
+            comm.Send(data, other, _TAG)
         times.append(time.perf_counter() - began)
-    return float(np.median(times[_PINGS // 4 :])) / 2
+    return float(np.median(times[rounds // 4 :])) / 2
 
 
 def _message_s(comm: MPI.Intracomm, other: int) -> float:
@@ -89,11 +95,15 @@ def _message_s(comm: MPI.Intracomm, other: int) -> float:
 
 def _rate(cluster: Cluster, pairs: list[tuple[int, int]]) -> tuple[float, float]:
     """Return bytes/s of all pairs together in each direction, and the bytes sent faster at first. Collective."""
-    _exchange_on(cluster, pairs, _SHORT)
-    slowest = max(float(times.sum()) for times in _exchange_on(cluster, pairs, _SHORT))
+
+    def exchange(count: int) -> list[Array]:
+        return _on_pairs(cluster, pairs, lambda comm, other: _exchange(comm, other, count))
+
+    exchange(_SHORT)
+    slowest = max(float(times.sum()) for times in exchange(_SHORT))
     count = int(np.clip(_LONGEST_S / (slowest / _SHORT), 2 * _SHORT, _LONG))
     time.sleep(_PAUSE_S)
-    times = np.max(_exchange_on(cluster, pairs, count), axis=0)
+    times = np.max(exchange(count), axis=0)
     early, late = times[:1], times[count // 2 :]
     rate = len(pairs) * _PART * len(late) / late.sum()
     is_shaped = np.mean(early) * _SHAPED < np.median(late)
@@ -101,15 +111,8 @@ def _rate(cluster: Cluster, pairs: list[tuple[int, int]]) -> tuple[float, float]
     return float(rate), max(0.0, float(burst))
 
 
-def _exchange_on(cluster: Cluster, pairs: list[tuple[int, int]], count: int) -> list[Array]:
-    """Exchange ``count`` parts in both directions of each pair; return their seconds. Collective over all ranks."""
-    other = {a: b for pair in pairs for a, b in (pair, pair[::-1])}.get(cluster.rank)
-    times = None if other is None else _exchange(cluster.comm, other, count)
-    await_all(cluster.comm)
-    return [t for t in cluster.comm.allgather(times) if t is not None]
-
-
 def _exchange(comm: MPI.Intracomm, other: int, count: int) -> Array:
+    """Exchange ``count`` parts in both directions; return their seconds."""
     sent, received, times = np.zeros(_PART, np.uint8), np.zeros(_PART, np.uint8), np.zeros(count)
     for i in range(count):
         began = time.perf_counter()

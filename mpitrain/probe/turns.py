@@ -13,6 +13,7 @@ from ..comm.mpi import MPI
 from ..core import activity
 
 _POLL_S = 1e-3
+_LEAST = 3  # number of repetitions
 _Result = TypeVar("_Result")
 
 
@@ -53,12 +54,12 @@ def median_of_ranks(comm: MPI.Intracomm, value: float) -> float:
     return float(np.median(comm.allgather(value)))
 
 
-def median_s(action: Callable[[], object], seconds: float, least: int = 3) -> float:
+def median_s(action: Callable[[], object], seconds: float) -> float:
     """Return the median time of an action that is repeated for this number of seconds. Local."""
     times: list[float] = []
     action()
     until = time.perf_counter() + seconds
-    while len(times) < least or time.perf_counter() < until:
+    while len(times) < _LEAST or time.perf_counter() < until:
         began = time.perf_counter()
         action()
         times.append(time.perf_counter() - began)

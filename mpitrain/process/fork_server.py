@@ -36,8 +36,8 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable
-from typing import NamedTuple, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 NAME = b"mpitrain-forks"  # name of the server's process
 _IDLE_S = 90.0
@@ -48,6 +48,7 @@ _MAX_DESCRIPTORS = 250  # maximum number of descriptors in a message
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _NUMBER = struct.Struct("i")
+_STOP, _IMPORT = "stop", "import"  # keys of messages that do not request a process
 
 
 def start_server(run_dir: str, is_restart: bool, run: Callable[[list[str]], object]) -> None:
@@ -93,7 +94,7 @@ def stop_server(run_dir: str, wait: bool = True) -> None:
     connection = _connect(run_dir)
     if connection is not None:
         with connection, contextlib.suppress(OSError):
-            connection.sendall(_NUMBER.pack(0))
+            _send(connection, {_STOP: True})
             if wait:
                 connection.recv(1)  # returns no byte when the server has ended
 
@@ -103,11 +104,11 @@ def import_in_server(run_dir: str, module: str) -> None:
     connection = _connect(run_dir)
     if connection is not None:
         with connection, contextlib.suppress(OSError):
-            connection.sendall(_NUMBER.pack(-len(module)) + module.encode())
+            _send(connection, {_IMPORT: module})
 
 
 class _Request(NamedTuple):
-    """The request of a client for a process with these properties.
+    """The properties of a process that a client requests.
 
     Attributes:
         descriptors: The descriptor numbers in this process, by their numbers in the client.
@@ -125,16 +126,10 @@ class _Request(NamedTuple):
 
 def _serve(listening: socket.socket, parent: int) -> _Request:
     """Fork a process for each client; return in these processes, but not in the server."""
-    for number in _PASSED_ON:
-        signal.signal(number, signal.SIG_IGN)
-    woken, wake = os.pipe()
-    for descriptor in (woken, wake):
-        os.set_blocking(descriptor, False)
-    signal.set_wakeup_fd(wake)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    clients: dict[int, socket.socket] = {}
-    asking: list[socket.socket] = []
-    seen_at, is_stopping = time.monotonic(), False
+    woken, wake = _wake_up_by_signals()
+    clients: dict[int, socket.socket] = {}  # by the processes that were forked for them
+    stopping: list[socket.socket] = []  # those that wait for the end of this process, which closes them
+    seen_at = time.monotonic()
     while True:
         ready, _, _ = select.select([listening.fileno(), woken], [], [], _POLL_S)
         if woken in ready:
@@ -142,31 +137,42 @@ def _serve(listening: socket.socket, parent: int) -> _Request:
         _answer_ended(clients)
         if clients or os.path.exists(f"/proc/{parent}"):
             seen_at = time.monotonic()
-        if not clients and (is_stopping or time.monotonic() > seen_at + _IDLE_S):
+        if not clients and (stopping or time.monotonic() > seen_at + _IDLE_S):
             os._exit(0)
         if listening.fileno() not in ready:
             continue
         with contextlib.suppress(OSError, ValueError):  # errors of a client that has ended
-            connection, _ = listening.accept()
-            connection.settimeout(_ANSWER_S)
-            request = _receive(connection)
-            if isinstance(request, str):
-                _import(request)
-                continue
-            if request is None or is_stopping:
-                is_stopping = True
-                asking.append(connection)  # closed when this process ends
-                continue
-            child = os.fork()
-            if not child:
-                signal.set_wakeup_fd(-1)
-                for descriptor in (woken, wake, listening.detach(), *(c.detach() for c in clients.values())):
+            connection, values, numbers = _accept(listening)
+            if _IMPORT in values:
+                _import(values[_IMPORT])
+            elif _STOP in values or stopping:
+                stopping.append(connection)
+            else:
+                alive, *others = numbers
+                descriptors = dict(zip(values.pop("descriptors"), others, strict=True))
+                request = _Request(**values, descriptors=descriptors, alive=alive)
+                child = os.fork()
+                if not child:
+                    signal.set_wakeup_fd(-1)
+                    for descriptor in (woken, wake, listening.detach(), *(c.detach() for c in clients.values())):
+                        os.close(descriptor)
+                    return request
+                for descriptor in numbers:
                     os.close(descriptor)
-                return request
-            for descriptor in (*request.descriptors.values(), request.alive):
-                os.close(descriptor)
-            clients[child] = connection
-            connection.sendall(_NUMBER.pack(child))
+                clients[child] = connection
+                connection.sendall(_NUMBER.pack(child))
+
+
+def _wake_up_by_signals() -> tuple[int, int]:
+    """Ignore the signals that are passed on; return a pipe to which the end of a child process writes."""
+    for number in _PASSED_ON:
+        signal.signal(number, signal.SIG_IGN)
+    woken, wake = os.pipe()
+    for descriptor in (woken, wake):
+        os.set_blocking(descriptor, False)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    return woken, wake
 
 
 def _import(module: str) -> None:
@@ -218,12 +224,22 @@ def _become(request: _Request) -> None:
         os._exit(1)
 
 
-def _receive(connection: socket.socket) -> _Request | str | None:
-    """Return a client's request for a process, or the name of a module to import; None if the server is to end.
+def _send(connection: socket.socket, values: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+    """Send a message to the server: its length, with the descriptors, and JSON."""
+    message = json.dumps(values).encode()
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+    connection.sendmsg([_NUMBER.pack(len(message))], rights)
+    connection.sendall(message)
+
+
+def _accept(listening: socket.socket) -> tuple[socket.socket, dict[str, Any], list[int]]:
+    """Return the connection of a client, its message, and the descriptors that came with the message.
 
     Raises:
-        OSError, ValueError: The request is not complete, or comes from another user.
+        OSError, ValueError: The message is not complete, or comes from another user.
     """
+    connection, _ = listening.accept()
+    connection.settimeout(_ANSWER_S)
     if not _is_own(connection):
         raise ValueError("of another user")
     numbers = array.array("i")
@@ -231,48 +247,21 @@ def _receive(connection: socket.socket) -> _Request | str | None:
     for _, _, content in ancillary:
         numbers.frombytes(content)
     (length,) = _NUMBER.unpack(data)
-    if not length:
-        return None
     message = b""
-    while len(message) < abs(length):
-        part = connection.recv(abs(length) - len(message))
+    while len(message) < length:
+        part = connection.recv(length - len(message))
         if not part:
             raise ValueError("incomplete")
         message += part
-    if length < 0:
-        return message.decode()
-    values = json.loads(message)
-    alive, *others = numbers
-    descriptors = dict(zip(values.pop("descriptors"), others, strict=True))
-    return _Request(**values, descriptors=descriptors, alive=alive)
+    return connection, json.loads(message), numbers.tolist()
 
 
 def start_client(arguments: list[str]) -> NoReturn:
     """Let the server fork a rank, and end as this rank ends; become a rank if the server does not answer."""
-    run_dir = os.environ.get("MPITRAIN_RUN_DIR", "")
-    reading, writing = os.pipe()
-    connection = _connect(run_dir)
-    child = 0
-    if connection is not None:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a killed launcher does not end its ranks
-        own = {reading, writing, connection.fileno()}
-        descriptors = [number for number in _descriptors() if number not in own][: _MAX_DESCRIPTORS - 1]
-        values = {
-            "arguments": arguments,
-            "environment": dict(os.environ),
-            "folder": os.getcwd(),
-            "processors": list(os.sched_getaffinity(0)),
-            "descriptors": descriptors,
-        }
-        message = json.dumps(values).encode()
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [reading, *descriptors]))]
-        with contextlib.suppress(OSError, struct.error):
-            connection.sendmsg([_NUMBER.pack(len(message))], rights)
-            connection.sendall(message)
-            (child,) = _NUMBER.unpack(connection.recv(_NUMBER.size))
+    connection = _connect(os.environ.get("MPITRAIN_RUN_DIR", ""))
+    child = 0 if connection is None else _request_process(connection, arguments)
     if connection is None or not child:
         os.execv(sys.executable, [sys.executable, "-m", "mpitrain", *arguments])
-    os.close(reading)
     for passed_on in _PASSED_ON:
         signal.signal(passed_on, lambda number, frame: os.kill(child, number))
     connection.settimeout(None)
@@ -280,6 +269,31 @@ def start_client(arguments: list[str]) -> NoReturn:
         (status,) = _NUMBER.unpack(connection.recv(_NUMBER.size))
     except (OSError, struct.error):  # the server was killed
         status = signal.SIGKILL
+    _end_with(status)
+
+
+def _request_process(connection: socket.socket, arguments: list[str]) -> int:
+    """Return the process that the server has forked with the state of this one; 0 if there is no answer."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a killed launcher does not end its ranks
+    descriptors = [number for number in _descriptors() if number != connection.fileno()][: _MAX_DESCRIPTORS - 1]
+    reading, _ = os.pipe()  # the other end is closed when this process ends
+    values = {
+        "arguments": arguments,
+        "environment": dict(os.environ),
+        "folder": os.getcwd(),
+        "processors": list(os.sched_getaffinity(0)),
+        "descriptors": descriptors,
+    }
+    child = 0
+    with contextlib.suppress(OSError, struct.error):
+        _send(connection, values, [reading, *descriptors])
+        (child,) = _NUMBER.unpack(connection.recv(_NUMBER.size))
+    os.close(reading)
+    return int(child)
+
+
+def _end_with(status: int) -> NoReturn:
+    """End this process as another process with this wait status has ended."""
     if os.WIFSIGNALED(status):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # only the rank's core dump is of interest
         number = os.WTERMSIG(status)

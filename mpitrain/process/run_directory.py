@@ -1,4 +1,4 @@
-"""The run directory: its creation, its checks, and the record of the process that supervises the ranks."""
+"""The run directory: its creation, its checks, and records of the supervising process and a failure."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ import os
 import socket
 import time
 from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from ..core.files import replace_file
 from ..errors import LaunchError
 from .pid import is_alive, pid_start
 
+FAILURE = "failure.json"
 # The files that ``check_files`` checks; ``_FOLDERS`` are the folders.
-_FILES = """
-    config.toml metrics.jsonl status.json .status.json.partial ranks.txt trace.json failure.json .failure.json.partial
+_FILES = f"""
+    config.toml metrics.jsonl status.json .status.json.partial ranks.txt trace.json {FAILURE} .{FAILURE}.partial
     .launcher.json .scale.json .scale_answer.json output.log
 """.split()
 _LAUNCHER = ".launcher.json"
@@ -130,3 +133,35 @@ def check_files(folder: Path) -> None:
 def cannot_write(folder: Path, error: OSError) -> LaunchError:
     """Return the error for a run directory that cannot be written."""
     return LaunchError(f"the run directory {folder} cannot be written: {error.strerror}; pass another --run-dir")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a run failed.
+
+    Attributes:
+        reason: One line: the rank, its host, and what happened.
+        rank: The rank that failed first; None if unknown.
+        traceback: The traceback of the rank's exception; empty if there is none.
+    """
+
+    reason: str
+    rank: int | None = None
+    traceback: str = ""
+
+
+def record_failure(run_dir: Path, failure: Failure | None) -> None:
+    """Record how a run failed; None removes the record. If the directory cannot be written, nothing happens."""
+    with contextlib.suppress(OSError):
+        if failure is None:
+            (run_dir / FAILURE).unlink(missing_ok=True)
+            return
+        replace_file(run_dir / FAILURE, f"{json.dumps(asdict(failure))}\n".encode())
+
+
+def read_failure(run_dir: Path) -> Failure | None:
+    """Return how a run failed; None if it did not fail, or has no valid record."""
+    try:
+        return Failure(**json.loads((run_dir / FAILURE).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None

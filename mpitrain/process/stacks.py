@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ..core.files import replace_file
+
 _POLL_S = 0.1
 _ABANDONED_S = 60.0
 
@@ -55,11 +57,8 @@ def is_asked(run_dir: Path, rank: int) -> bool:
 
 def answer(run_dir: Path, stacks: RankStacks) -> None:
     """Write a rank's answer; called by its reaper."""
-    path = _path(_folder(run_dir), stacks.rank)
-    partial = path.with_suffix(".partial")
     with contextlib.suppress(OSError):  # the command may have ended
-        partial.write_text(json.dumps(asdict(stacks)), encoding="utf-8")
-        partial.replace(path)
+        replace_file(_path(_folder(run_dir), stacks.rank), json.dumps(asdict(stacks)).encode())
 
 
 def ask(run_dir: Path, ranks: int, timeout_s: float) -> list[RankStacks]:

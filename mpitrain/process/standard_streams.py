@@ -1,4 +1,4 @@
-"""Standard streams that are closed (``command >&-`` in a shell), or that cannot be written (``command | head -1``)."""
+"""Standard streams that are closed (``command >&-`` in a shell), or cannot be written, or need a prefix."""
 
 from __future__ import annotations
 
@@ -34,3 +34,50 @@ def discard(stream: TextIO) -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, stream.fileno())
     os.close(null)
+
+
+class PrefixedStream(io.TextIOBase):
+    """Writes complete lines to another stream, each with a prefix; blank lines are omitted.
+
+    Args:
+        stream: The destination; each line is written in one call, so that lines of several ranks do not mix.
+        prefix: The prefix.
+    """
+
+    def __init__(self, stream: TextIO, prefix: str) -> None:
+        self._stream, self._prefix, self._begun = stream, prefix, ""
+
+    def write(self, text: str) -> int:
+        *lines, self._begun = (self._begun + text).split("\n")
+        self._put(lines)
+        return len(text)
+
+    def flush(self) -> None:
+        """Write buffered text, even an incomplete line."""
+        if self._begun:
+            self._put([self._begun])
+            self._begun = ""
+        self._stream.flush()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        return False
+
+    def writable(self) -> bool:
+        return True
+
+    def _put(self, lines: list[str]) -> None:
+        text = "".join(f"{self._prefix}{line}\n" for line in lines if line.strip())
+        if text:
+            self._stream.write(text)
+            self._stream.flush()
+
+
+def set_output_prefix(rank: int | None) -> None:
+    """Prefix this process's output with its rank; None, for the chief, removes the prefix."""
+    assert sys.__stdout__ is not None and sys.__stderr__ is not None
+    prefix = f"rank {rank}: "
+    sys.stdout = sys.__stdout__ if rank is None else PrefixedStream(sys.__stdout__, prefix)
+    sys.stderr = sys.__stderr__ if rank is None else PrefixedStream(sys.__stderr__, prefix)

@@ -1,4 +1,4 @@
-"""``mpitrain exec``: a process as a rank that executes a program."""
+"""``mpitrain exec``: a process as a rank that executes a program, and the environment of the program."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ..batch_systems.registry import end_of_time
 from ..core import activity
 from ..core.activity import ActivityPage
 from ..core.openblas import without_chosen
+from ..core.words import counted
 from ..errors import LaunchError, UserError
 from ..monitor import heartbeat
 from ..monitor.format import format_table
@@ -24,19 +25,22 @@ from ..monitor.rank_log import path_for
 from ..monitor.run_record import PROGRAM, RunRecord
 from ..plan.config import plain
 from ..plan.program import ProgramOptions, ProgramRequest
+from ..process import launcher_env
 from ..process.launcher_env import attempt_id, launched_rank, launched_size
+from ..process.network import interface_of
 from ..process.rank_status import MEETING, RUN_DIR_VARIABLE, RankStatusFile, folder_of
 from ..process.reaper import end_with_parent, fork_rank
 from ..process.run_directory import make_run_dir
 from ..version import __version__
-from .environment import environment_of
 from .output import RankOutput
-from .reaper import ProgramRank, ProgramReaper, adopt_orphans, describe_ranks
+from .reaper import ProgramRank, ProgramReaper, adopt_orphans
 from .world import World, meet, own_entry
 
 _STARTUP = Path(__file__).with_name("startup")
 _STOP_S = 60.0  # maximum time before the time limit at which the program is asked to stop
 _COLUMNS = ("rank", "host", "cores")
+_ROLE = "default"  # torchrun's default name of the ranks' role
+_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 def run_program(request: ProgramRequest) -> NoReturn:
@@ -110,7 +114,7 @@ def _prepare(run_dir: Path, request: ProgramRequest, world: World) -> float | No
     rows = [(str(rank), entry.host, str(world.cores_of(rank))) for rank, entry in enumerate(world.entries)]
     try:
         RunRecord(run_dir, tables, request.source, format_table(_COLUMNS, rows)).write(0)
-        heartbeat.write(run_dir, heartbeat.new_status(run_dir, describe_ranks(len(world.entries))))
+        heartbeat.write(run_dir, heartbeat.new_status(run_dir, counted(len(world.entries), "rank")))
     except OSError as error:
         raise LaunchError(f"the run directory {run_dir} cannot be written: {error.strerror}") from error
     return _stop_time(request.options)
@@ -185,3 +189,41 @@ def exec_program(request: ProgramRequest) -> NoReturn:
         else:
             time.sleep(1)  # a launcher ends all ranks when one exits; leave time for rank 0 to print
         sys.exit(error.exit_status)
+
+
+def environment_of(world: World, rank: int, run_dir: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a rank's program, to set in addition to the variables of the rank.
+
+    The variables for threads, network interfaces, buffering of output and NCCL's errors are returned only if
+    ``environ`` does not have them.
+
+    Args:
+        environ: The environment of the rank.
+    """
+    host = world.entries[rank].host
+    ranks = world.ranks_on(host)
+    size = str(len(world.entries))
+    variables = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(ranks.index(rank)),
+        "WORLD_SIZE": size,
+        "LOCAL_WORLD_SIZE": str(len(ranks)),
+        "GROUP_RANK": str(world.hosts.index(host)),
+        "GROUP_WORLD_SIZE": str(len(world.hosts)),
+        "ROLE_NAME": _ROLE,
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": size,
+        "MASTER_ADDR": world.address,
+        "MASTER_PORT": str(world.port),
+        "TORCHELASTIC_RUN_ID": run_dir.name,
+        "TORCHELASTIC_RESTART_COUNT": environ.get(launcher_env.RESTART_COUNT, "0"),
+        "TORCHELASTIC_MAX_RESTARTS": environ.get(launcher_env.MAX_RESTARTS, "0"),
+    }
+    defaults = {
+        "OMP_NUM_THREADS": str(world.cores_of(rank)),
+        "PYTHONUNBUFFERED": "1",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    }
+    if (network := environ.get(launcher_env.NETWORK)) is not None:
+        defaults |= dict.fromkeys(_INTERFACES, interface_of(network))
+    return {**{name: value for name, value in defaults.items() if name not in environ}, **variables}

@@ -74,7 +74,7 @@ class ProgramReaper(Reaper):
         self._started_at, self._recorded_step = time.monotonic(), 0
         rank_status.register_program(own.run_dir, own.rank, child)
         self._heartbeat = (
-            Heartbeat(own.run_dir, describe_ranks(own.size), 0, lambda: page.read().step) if own.rank == 0 else None
+            Heartbeat(own.run_dir, counted(own.size, "rank"), 0, lambda: page.read().step) if own.rank == 0 else None
         )
 
     def look(self) -> None:
@@ -186,11 +186,6 @@ class ProgramReaper(Reaper):
 def _say(line: str) -> None:
     with contextlib.suppress(OSError):  # the terminal is gone, or a disk is full
         print(f"mpitrain: {line}", file=sys.stderr, flush=True)
-
-
-def describe_ranks(size: int) -> str:
-    """Return the number of ranks as text."""
-    return counted(size, "rank")
 
 
 def adopt_orphans() -> None:

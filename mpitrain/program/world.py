@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..core.files import replace_file
 from ..core.words import numbered
 from ..errors import LaunchError
 from .address import choose_address, choose_port
@@ -101,9 +102,9 @@ def meet(
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write(folder / str(rank), asdict(entry))
+        replace_file(folder / str(rank), json.dumps(asdict(entry)).encode())
         if rank == 0:
-            _write(folder / _WORLD, _make_world(folder, size, environ, prepare))
+            replace_file(folder / _WORLD, json.dumps(_make_world(folder, size, environ, prepare)).encode())
         (content,) = _read_all(folder, [_WORLD])
     except OSError as error:
         raise LaunchError(f"the run directory {folder.parents[1]} cannot be written: {error.strerror}") from error
@@ -192,9 +193,3 @@ def _pauses() -> Iterator[float]:
     while True:
         yield pause_s
         pause_s = min(_LONGEST_POLL_S, 1.5 * pause_s)
-
-
-def _write(path: Path, content: Mapping[str, object]) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(content), encoding="utf-8")
-    os.replace(partial, path)

@@ -7,19 +7,19 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
+from ..core.files import writing
 from ..errors import RecordError
 from ..monitor.format import amount, duration, metric
 from ..monitor.heartbeat import State, read, states
 from ..monitor.run_record import PLACE
 from ..plan.metric import PREFIX, Goal, parse_goal
 from ..plan.options import examples
-from ..process.failure import read_failure
+from ..process.run_directory import read_failure
 from ..version import __version__
 from .charts import Chart, PlottedRun, line_style, make_charts
 from .figures import figure, library
@@ -62,14 +62,12 @@ def report_command(runs: tuple[Path, ...], output: Path | None, png: bool) -> No
     shown = collect(runs)
     base = runs[0] if len(runs) == 1 else Path()
     path = output or base / ("plots" if png else "report.html")
-    try:
+    with writing(path, "--output"):
         if png:
             written = _write_pngs(path, make_charts(shown))
         else:
             path.write_text(page(shown), encoding="utf-8", errors="backslashreplace")
             written = str(path)
-    except OSError as error:
-        raise RecordError(f"{path} cannot be written: {error.strerror}; pass another --output") from error
     print(written)
 
 
@@ -113,7 +111,7 @@ def page(shown: Sequence[PlottedRun]) -> str:
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
     state = states([run.run.folder for run in shown])
-    rows = [_Row(run, _cells(run.run, run.label, state[run.run.folder])) for run in shown]
+    rows = [_row(run, state[run.run.folder]) for run in shown]
     further = dict.fromkeys(name for run in shown for name in run.run.further_names())
     names = dict.fromkeys([*_COLUMNS, *(f"final {shown_name(name)}" for name in further)])
     charts = make_charts(shown)
@@ -122,9 +120,9 @@ def page(shown: Sequence[PlottedRun]) -> str:
         title=shown[0].label if len(shown) == 1 else f"{len(shown)} runs",
         written=time.strftime("%Y-%m-%d at %H:%M"),
         version=__version__,
-        columns=[name for name in names if any(row.cells.get(name) for row in rows)],
+        columns=[name for name in names if any(row["cells"].get(name) for row in rows)],
         words=_WORDS,
-        runs=[row.as_mapping() for row in rows],
+        runs=rows,
         differences={
             "Options that differ": differences([_without(config, _VERSIONS) for config in configs]),
             "Versions that differ": differences([{_VERSIONS: config.get(_VERSIONS, {})} for config in configs]),
@@ -177,23 +175,19 @@ def differences(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[st
     return [(name, values) for name, values in rows if len(set(values)) > 1]
 
 
-@dataclass(frozen=True)
-class _Row:
-    shown: PlottedRun
-    cells: dict[str, str]
-
-    def as_mapping(self) -> dict[str, Any]:
-        run = self.shown.run
-        status, failure = read(run.folder), read_failure(run.folder)
-        return {
-            "label": self.shown.label,
-            "color": self.shown.color,
-            "cells": self.cells,
-            "folder": str(run.folder.resolve()),
-            "config": {name: table for name, table in run.config.items() if isinstance(table, dict)},
-            "reason": failure.reason if failure is not None else status.reason if status is not None else "",
-            "traceback": failure.traceback if failure is not None else "",
-        }
+def _row(shown: PlottedRun, state: State) -> dict[str, Any]:
+    """Return a run's values for the template."""
+    run = shown.run
+    status, failure = read(run.folder), read_failure(run.folder)
+    return {
+        "label": shown.label,
+        "color": shown.color,
+        "cells": _cells(run, shown.label, state),
+        "folder": str(run.folder.resolve()),
+        "config": {name: table for name, table in run.config.items() if isinstance(table, dict)},
+        "reason": failure.reason if failure is not None else status.reason if status is not None else "",
+        "traceback": failure.traceback if failure is not None else "",
+    }
 
 
 def _cells(run: Run, label: str, state: State) -> dict[str, str]:

@@ -15,7 +15,7 @@ from ..core.words import counted
 from ..errors import ConfigError, RecordError
 from ..monitor.console import print_wrapped
 from ..monitor.format import duration, format_table, metric, wrap
-from ..monitor.heartbeat import BatchJob, State, Status, age_s, read, states
+from ..monitor.heartbeat import BatchJob, State, age_s, read, states
 from ..monitor.run_record import PROGRAM
 from ..plan.metric import PREFIX, Goal, parse_goal
 from ..plan.options import examples
@@ -185,17 +185,14 @@ def _row(path: Path, run: Run | None, folder: Path, state: State, description: s
     if run.restarts:
         description += f", {counted(run.n_restarts, 'restart')}"
     job = status.job.name if status is not None and status.job is not None and not run.config else run.job
-    return (name, job, mode, _ranks(status), _progress(step, run), best_validation(run), description, duration(age))
+    ranks = status.ranks if status is not None else "?"
+    return (name, job, mode, ranks, _progress(step, run), best_validation(run), description, duration(age))
 
 
 def _saved_step(folder: Path) -> int:
     """Return the step of the newest checkpoint; 0 if there is none."""
     steps = (path.stem.removeprefix("step-") for path in (folder / "checkpoints").glob("step-*.h5"))
     return max((int(step) for step in steps if step.isdecimal()), default=0)  # the other files are shards
-
-
-def _ranks(status: Status | None) -> str:
-    return status.ranks if status is not None else "?"
 
 
 def _progress(step: int, run: Run) -> str:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
+from ..core.layout import Array
 from ..monitor import heartbeat as status
 from ..monitor.format import amount, duration
 from ..monitor.rank_log import path_for
 from ..monitor.run_record import PROGRAM
 from ..plan.options import examples
 from ..process.pid import is_alive
-from .braille import curve
 from .history import METRICS, Run, Series, Tail, open_run, shown_name
 from .runs import latest_run
 
@@ -36,7 +36,8 @@ _PLOTS = (
 )
 _LOG_BYTES = 16_384  # number of bytes that are read at the end of a log
 _LABEL = 9  # width of the labels left of a curve, in columns
-
+# Bits of a character's dots, by row and column (Unicode 16.0, block 2800).
+_BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 
 _INTERVAL: dict[str, Any] = {"type": click.FloatRange(min=_SHORTEST_S), "default": 1.0, "show_default": True}
 
@@ -219,3 +220,33 @@ def _plot(title: str, series: Series, width: int, height: int) -> RenderableType
 
 def _value(value: float) -> str:
     return amount(value) if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def curve(x: Array, y: Array, width: int, height: int) -> list[str]:
+    """Draw ``y`` over ``x`` into ``height`` lines of ``width`` characters; the value range fills the area.
+
+    Args:
+        x: Shape (n,), increasing.
+        y: Shape (n,); non-finite values are ignored.
+    """
+    finite = np.isfinite(y)
+    x, y = np.asarray(x, np.float64)[finite], np.asarray(y, np.float64)[finite]
+    dots = np.zeros((4 * height, 2 * width), bool)
+    if len(x):
+        _draw(dots, x, y)
+    cells = dots.reshape(height, 4, width, 2).transpose(0, 2, 1, 3) * np.array(_BITS)
+    return ["".join(chr(0x2800 + bits) for bits in row) for row in cells.sum(axis=(2, 3)).tolist()]
+
+
+def _draw(dots: Array, x: Array, y: Array) -> None:
+    """Set the dots from the lowest to the highest value of each column, connected to the previous column."""
+    rows, columns = dots.shape
+    lowest, extent = y.min(), np.ptp(y)
+    level = (y - lowest) / extent if extent else np.full(len(y), 0.5)
+    row = np.rint((1 - level) * (rows - 1))
+    column = np.rint((x - x[0]) / (np.ptp(x) or 1.0) * (columns - 1)).astype(np.int64)
+    between = np.interp(np.arange(columns), column, row)
+    for at in range(int(column[0]), int(column[-1]) + 1):
+        in_column = row[column == at]
+        reached = [between[at], *in_column, *([between[at - 1]] if at else [])]
+        dots[round(min(reached)) : round(max(reached)) + 1, at] = True

@@ -17,10 +17,10 @@ from ..monitor.rank_log import show_warnings
 from ..monitor.trace import span
 from ..process.fork_server import stop_server
 from ..process.launcher_env import is_launched, launched_rank
-from ..process.output_prefix import set_output_prefix
 from ..process.rank_status import RUN_DIR_VARIABLE, RankStatusFile
 from ..process.reaper import become_reaper
 from ..process.signals import STOPPED_EARLY
+from ..process.standard_streams import set_output_prefix
 from .session import training_session
 from .setup import TrainRequest
 

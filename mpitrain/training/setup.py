@@ -32,9 +32,9 @@ from ..plan.progress import Progress
 from ..plan.roles import HOW_ROLES_ARE_GIVEN
 from ..process.fork_server import import_in_server
 from ..process.launcher_env import FAILED_AT
-from ..process.output_prefix import set_output_prefix
 from ..process.rank_status import RUN_DIR_VARIABLE, RankStatusFile
 from ..process.run_directory import cannot_write, check_files, new_run_dir
+from ..process.standard_streams import set_output_prefix
 from .loop import Loop, RunFiles
 from .messages import notes_on_data, notes_on_patience
 from .resources import check_devices, limit_threads, limit_threads_of_torch

@@ -16,8 +16,8 @@ import pytest
 
 import mpitrain
 from mpitrain.monitor.heartbeat import read as read_status
-from mpitrain.process.failure import read_failure
 from mpitrain.process.pid import process_state
+from mpitrain.process.run_directory import read_failure
 
 from ..support.launch import LAUNCHER_ENVIRONMENT, PROGRAMS, Mpi, one_line, run
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mpitrain.process.failure import read_failure
+from mpitrain.process.run_directory import read_failure
 
 from ..support.launch import PROGRAMS, Mpi, run
 

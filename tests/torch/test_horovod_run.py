@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mpitrain.cli.horovodrun import HorovodRunCommand
-from mpitrain.process.failure import read_failure
+from mpitrain.process.run_directory import read_failure
 
 from ..support.launch import PROGRAMS, Mpi, run
 

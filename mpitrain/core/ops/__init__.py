@@ -3,52 +3,36 @@
 Arrays are C-contiguous. Sums have a fixed order, so results are bit-identical in every run.
 """
 
-from ..kernels import sum_rows
-from .activations import activate, activate_backward, add, add_bias, add_bias_backward
-from .batches import cast, take, transpose
-from .dropout import drop
-from .embedding import add_rows, take_rows
-from .losses import (
-    sigmoid_evaluate,
-    sigmoid_gradient,
-    softmax_evaluate,
-    softmax_gradient,
-    square_evaluate,
-    square_gradient,
+from ..kernels import sum_rows as sum_rows
+from .activations import (
+    activate as activate,
+    activate_backward as activate_backward,
+    add as add,
+    add_bias as add_bias,
+    add_bias_backward as add_bias_backward,
 )
-from .normalization import gradient_sums, layer_norm, layer_norm_backward, moments, normalize, normalize_backward
-from .pooling import average_pool, average_pool_backward, max_pool, max_pool_backward
-from .windows import add_windows, copy_windows
-
-__all__ = [
-    "activate",
-    "activate_backward",
-    "add",
-    "add_bias",
-    "add_bias_backward",
-    "add_rows",
-    "add_windows",
-    "average_pool",
-    "average_pool_backward",
-    "cast",
-    "copy_windows",
-    "drop",
-    "gradient_sums",
-    "layer_norm",
-    "layer_norm_backward",
-    "max_pool",
-    "max_pool_backward",
-    "moments",
-    "normalize",
-    "normalize_backward",
-    "sigmoid_evaluate",
-    "sigmoid_gradient",
-    "softmax_evaluate",
-    "softmax_gradient",
-    "square_evaluate",
-    "square_gradient",
-    "sum_rows",
-    "take",
-    "take_rows",
-    "transpose",
-]
+from .batches import add_rows as add_rows, cast as cast, take as take, take_rows as take_rows, transpose as transpose
+from .dropout import drop as drop
+from .losses import (
+    sigmoid_evaluate as sigmoid_evaluate,
+    sigmoid_gradient as sigmoid_gradient,
+    softmax_evaluate as softmax_evaluate,
+    softmax_gradient as softmax_gradient,
+    square_evaluate as square_evaluate,
+    square_gradient as square_gradient,
+)
+from .normalization import (
+    gradient_sums as gradient_sums,
+    layer_norm as layer_norm,
+    layer_norm_backward as layer_norm_backward,
+    moments as moments,
+    normalize as normalize,
+    normalize_backward as normalize_backward,
+)
+from .pooling import (
+    average_pool as average_pool,
+    average_pool_backward as average_pool_backward,
+    max_pool as max_pool,
+    max_pool_backward as max_pool_backward,
+)
+from .windows import add_windows as add_windows, copy_windows as copy_windows

@@ -1,7 +1,8 @@
-"""Requests to submit a batch job, made by ``mpitrain submit`` and the Python API."""
+"""Requests to submit a batch job, made by ``mpitrain submit`` and the Python API, and a site's defaults for them."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,13 +13,15 @@ import click
 from ...batch_systems.job import Point
 from ...batch_systems.registry import SYSTEMS
 from ...batch_systems.resources import Resources
+from ...core.words import suggestion
 from ...errors import ConfigError
 from ...plan.config import FIELDS
 from ...plan.option import OptionGroup, flag, option
-from ...plan.options import convert_values, options_of
+from ...plan.options import convert, convert_values, options_of, read_toml_option
 from ...plan.request import JobRequest, Workload, split_values, workload_request
-from .site import find_site, read_site
 
+VARIABLE = "MPITRAIN_SITE"
+_COMMAND_LINE_ONLY = ("site", "dry_run", "follow", "sweep")  # flags that a site file cannot set
 _STARTERS = tuple(dict.fromkeys(starter for system in SYSTEMS.values() for starter in system.starters))
 
 
@@ -115,3 +118,38 @@ def submit_request(target: Path | Sequence[str], values: Mapping[str, Any], is_j
     own, others = split_values(names, values)
     workload = workload_request(target, others, names, is_job)
     return SubmitRequest(*read_submit_options(convert_values(flags, own)), workload)
+
+
+def places(environ: Mapping[str, str]) -> list[Path]:
+    """Return the default paths of the site file, the user's own first."""
+    config = environ.get("XDG_CONFIG_HOME") or str(Path(environ.get("HOME", "/nonexistent")) / ".config")
+    return [Path(config) / "mpitrain" / "site.toml", Path("/etc/mpitrain/site.toml")]
+
+
+def find_site(requested: Path | None, environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Return the site file: as requested, else ``$MPITRAIN_SITE``, else the first default path that exists."""
+    if requested is not None:
+        return requested
+    if environ.get(VARIABLE):
+        return Path(environ[VARIABLE])
+    return next((path for path in places(environ) if path.is_file()), None)
+
+
+def read_site(path: Path, options: Sequence[click.Option]) -> dict[str, Any]:
+    """Return the values in a site file, converted, by option name.
+
+    Raises:
+        ConfigError: The file cannot be read, a key is not a flag of ``mpitrain submit``, or a value is not valid.
+    """
+    known = {str(option.name): option for option in options if option.name not in _COMMAND_LINE_ONLY}
+    values = {}
+    for key, value in read_toml_option(path, "--site").items():
+        name = key.replace("-", "_")
+        if name not in known:
+            hint = suggestion(name, known, "; give flags of mpitrain submit, such as partition")
+            raise ConfigError(f"--site {path}: no option {key!r}{hint}")
+        try:
+            values[name] = convert(known[name], value)
+        except click.BadParameter as error:
+            raise ConfigError(f"--site {path}: {key} is {value!r}: {error.message}") from error
+    return values

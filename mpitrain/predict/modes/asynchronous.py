@@ -75,13 +75,13 @@ def _work(servers: ParameterServers, worker: int, factors: Array, progress: _Pro
         waited = env.now
         if not servers.is_local(worker, 0):
             # The next work item comes with the parameters of the first server, unless they are prefetched.
-            yield from servers.message(servers.node_of[worker], servers.holders[0])
+            yield from servers.message()
         if prefetched is None:
             yield from servers.read(worker, with_reply=True)
             next_version = servers.version
         else:
             if not servers.is_local(worker, 0):
-                yield from servers.message(servers.holders[0], servers.node_of[worker])
+                yield from servers.message()
             yield prefetched
         for kind, begin, end in (("forward", began, computed), ("push", computed, pushed), ("wait", pushed, waited)):
             run.add(rank, kind, begin, end)

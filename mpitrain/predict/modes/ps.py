@@ -74,8 +74,8 @@ class ParameterServers:
         """Return whether a worker shares memory with a group's shard."""
         return self.node_of[worker] == self.holders[group]
 
-    def message(self, source: int, target: int) -> Events:
-        """Send a message without a vector between two nodes."""
+    def message(self) -> Events:
+        """Send a message without a vector."""
         yield self.env.timeout(self.times.message_to_server_s)
 
     def _transfer(self, source: int, target: int, nbytes: float, cpu_s: float) -> Events:
@@ -112,7 +112,7 @@ class ParameterServers:
             return
         source, target = self.node_of[worker], self.holders[group]
         if not with_reply:
-            yield from self.message(source, target)
+            yield from self.message()
         cpu_s = times.pull_cpu_s_per_byte * times.nbytes / self.n_servers
         with self._servers[group].request() as request:
             yield request
@@ -146,13 +146,13 @@ class ParameterServers:
             yield request
             yield self.env.timeout(rest + times.decode_s() / self.n_servers)
             yield from self._locked(group, apply_s)
-        yield from self.message(target, source)
+        yield from self.message()
 
     def round_trip(self, worker: int) -> Events:
         """Send a request to the step coordinator, on the first server's node, and wait for the reply."""
         if not self.is_local(worker, 0):
-            yield from self.message(self.node_of[worker], self.holders[0])
-            yield from self.message(self.holders[0], self.node_of[worker])
+            yield from self.message()
+            yield from self.message()
 
     def _locked(self, group: int, seconds: float) -> Events:
         with self._locks[group].request() as request:

@@ -25,7 +25,7 @@ from ..timeline import Timeline
 def simulate(scenario: Scenario, times: RankTimes, steps: int, random: np.random.Generator, run: Timeline) -> None:
     """Simulate steps of ``sync`` on all nodes at once."""
     factors = times.factors(random, steps)
-    exchange = _exchange(scenario, times, run)
+    exchange = _exchange(scenario, times)
     node_of, n_nodes = np.array(scenario.node_of), scenario.n_nodes
     begin, arrived = np.zeros(n_nodes), np.zeros((len(exchange.buckets), n_nodes))
     for step in range(steps):
@@ -77,7 +77,7 @@ def _record(
             run.add(rank, "step", begin[node], end[node])
 
 
-def _exchange(scenario: Scenario, times: RankTimes, run: Timeline) -> _OneNode:
+def _exchange(scenario: Scenario, times: RankTimes) -> _OneNode:
     if scenario.n_nodes == 1:
         return _OneNode(scenario, times)
     if times.codec is None:

@@ -17,9 +17,8 @@ import numpy as np
 import safetensors.numpy  # noqa: F401
 
 from mpitrain import checkpoint
-from mpitrain.checkpoint.diff import differences
 from mpitrain.checkpoint.export import export
-from mpitrain.checkpoint.summary import describe
+from mpitrain.checkpoint.summary import describe, differences
 from mpitrain.errors import CheckpointError
 
 from ..damage import LAYOUT, NAMES

@@ -11,8 +11,8 @@ import pytest
 
 from mpitrain import checkpoint
 from mpitrain.checkpoint import Snapshot
-from mpitrain.checkpoint.diff import differences
 from mpitrain.checkpoint.memory import StateWriter, newest_state, read_state, save_as_checkpoint, state_key, states
+from mpitrain.checkpoint.summary import differences
 from mpitrain.core.extra_state import Versioned
 from mpitrain.core.layout import Layout
 from mpitrain.process import state_folder

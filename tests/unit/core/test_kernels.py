@@ -57,8 +57,8 @@ VECTORIZED: dict[str, tuple[Any, ...]] = {
     "core.ops.activations._sigmoid_backward": (ROW, ROW),
     "core.ops.batches.take": (BYTES, INDICES, 1.0, GRID),
     "core.ops.dropout.drop": (GRID, GRID, SEED, SEED, 0, SEED, 1.0),
-    "core.ops.embedding.take_rows": (GRID, INDICES, GRID),
-    "core.ops.embedding.add_rows": (GRID, INDICES, GRID),
+    "core.ops.batches.take_rows": (GRID, INDICES, GRID),
+    "core.ops.batches.add_rows": (GRID, INDICES, GRID),
     "core.ops.losses.softmax_gradient": (GRID, INDICES, 1.0, GRID, None),
     "core.ops.losses.square_gradient": (GRID, GRID, 1.0, GRID, None),
     "core.ops.losses.square_evaluate": (GRID, GRID),
@@ -132,7 +132,7 @@ ARITHMETIC = {
     r"|bsl|bit|bif)\s+v\d+\.(?:4s|2d|8h|16b)",
 }
 # Kernels that only copy have no arithmetic: they must load vectors in a loop, or call memcpy of the C library.
-COPIES = {"core.ops.embedding.take_rows", "core.ops.windows.copy_windows"}
+COPIES = {"core.ops.batches.take_rows", "core.ops.windows.copy_windows"}
 COPY = {"x86_64": r"^\s+v?movup[sd]\s+-?\d*\(%\w+,%\w+.*\), %[xyz]mm|\bmemcpy\b", "aarch64": r"^\s+ldp\s+q|\bmemcpy\b"}
 
 

@@ -25,7 +25,7 @@ from mpitrain.monitor.heartbeat import (
     write,
     write_submitted,
 )
-from mpitrain.process.failure import FAILURE, Failure, record_failure
+from mpitrain.process.run_directory import FAILURE, Failure, record_failure
 
 HERE = ProcessHost("node1", "boot-a", "pid:[1]")
 ELSEWHERE = ProcessHost("node2", "boot-b", "pid:[2]")

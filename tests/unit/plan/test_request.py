@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpitrain.cli.invoke import invoke
+from mpitrain.cli.main import invoke
 from mpitrain.cli.run import RunCommand
 from mpitrain.cli.submit import SubmitCommand
 from mpitrain.errors import ConfigError, UserError

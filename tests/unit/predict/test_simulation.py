@@ -14,15 +14,13 @@ from mpitrain.cli.main import main
 from mpitrain.errors import ConfigError, RecordError
 from mpitrain.plan.config import RunConfig
 from mpitrain.predict.candidates import CHANGES, MOST, candidates
-from mpitrain.predict.failures import Failures, time_with_failures
 from mpitrain.predict.links import Sender, Senders
 from mpitrain.predict.measurements import LinkTimes, ServerTimes, read_probe
-from mpitrain.predict.modes.ring import Ring, fuse, step_s
 from mpitrain.predict.scenario import Scenario, parse_rate, scenario_of, shaped
-from mpitrain.predict.simulation import predict, simulate
-from mpitrain.predict.step_times import step_factors
+from mpitrain.predict.simulation import Failures, predict, simulate, step_factors, time_with_failures
 
 from ...support.probes import COMPUTE_S, LOOP_S, PROBE, UPDATE_S
+from ...support.ring import Ring, fuse, step_s
 
 NBYTES = PROBE.job.nbytes
 MODES: list[dict[str, Any]] = [

@@ -22,7 +22,7 @@ from PIL import Image
 
 from mpitrain.cli.main import main
 from mpitrain.monitor.heartbeat import ProcessHost, Status, write
-from mpitrain.process.failure import Failure, record_failure
+from mpitrain.process.run_directory import Failure, record_failure
 from mpitrain.report import page as report
 from mpitrain.report.charts import COLORS, Chart, PlottedRun, make_charts, thinned
 from mpitrain.report.history import read_run

@@ -12,9 +12,9 @@ from rich.console import Console
 
 from mpitrain.cli.main import main
 from mpitrain.monitor.heartbeat import BEAT_S, QUIET_S, SKEW_S, BatchJob, ProcessHost, Status, write, write_submitted
-from mpitrain.process.failure import Failure, record_failure
+from mpitrain.process.run_directory import Failure, record_failure
 from mpitrain.report import watch
-from mpitrain.report.braille import curve
+from mpitrain.report.watch import curve
 
 from ...support.run_directories import Clock, make_run
 

@@ -11,9 +11,8 @@ from mpitrain.batch_systems.registry import SYSTEMS, allocated_ranks
 from mpitrain.batch_systems.resources import Resources, seconds_of
 from mpitrain.comm.mpi import is_foreign_launcher, is_on_one_node
 from mpitrain.errors import ConfigError
-from mpitrain.launcher.batch.request import submit_flags
+from mpitrain.launcher.batch.request import find_site, read_site, submit_flags
 from mpitrain.launcher.batch.scheduler import refusal
-from mpitrain.launcher.batch.site import find_site, read_site
 from mpitrain.launcher.hosts import Host, assign_ranks, read_hostfile
 from mpitrain.plan.options import options_of
 
