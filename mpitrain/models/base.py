@@ -200,6 +200,12 @@ class SteppedModel(Protocol):
             fetch: Called before the vector is changed.
         """
 
+    def note_frozen(self) -> None:
+        """Set ``frozen`` of the ``TrainingState`` to what the script has frozen."""
+
+    def load_grads(self) -> None:
+        """Continue with the bound gradient, which the caller has changed. Before ``end_forward``."""
+
     def hide_grads(self) -> None:
         """Let the script see no gradients; the bound gradient stays."""
 

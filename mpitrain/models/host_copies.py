@@ -138,9 +138,6 @@ class HostCopies(Model):
         self, on_ready: OnReady, kept: Collection[str] | None = (), computed: Collection[str] | None = None
     ) -> None:
         self._complete_from = self._size
-        if kept != ():  # the caller has scaled the gradient
-            with self._gpu.activate():
-                self._gpu.compute.copy_to_device(self._grads, self._grads_on_gpu)
         self._model.stepped.backward(announce_nothing, kept, computed)
         self._complete_copies(on_ready)
 
@@ -154,6 +151,13 @@ class HostCopies(Model):
             self._to_host_stream.wait_event(self._gpu.compute.record())
             self._to_host_stream.copy_to_host(self._grads_on_gpu, self._shown)
             self._to_host_stream.wait()
+
+    def note_frozen(self) -> None:
+        self._model.stepped.note_frozen()
+
+    def load_grads(self) -> None:
+        with self._gpu.activate():
+            self._gpu.compute.copy_to_device(self._grads, self._grads_on_gpu)
 
     def hide_grads(self) -> None:
         self._model.stepped.hide_grads()

@@ -118,6 +118,9 @@ class TorchModel(Model):
 
     def load_params(self) -> None:
         self.show_params()
+        self.note_frozen()
+
+    def note_frozen(self) -> None:
         frozen = [not param.requires_grad for param in self._params]
         if frozen != self._frozen:
             self._frozen = frozen
@@ -207,6 +210,9 @@ class TorchModel(Model):
 
     def collect_grads(self, fetch: Callable[[], None]) -> None:
         self._gradients.attach(fetch)
+
+    def load_grads(self) -> None:
+        """Do nothing: the bound gradient is on the device."""
 
     def hide_grads(self) -> None:
         self._gradients.hide()

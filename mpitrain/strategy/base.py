@@ -13,6 +13,7 @@ from ..core.layout import Array
 from ..errors import JobError
 from ..monitor.worker_stats import GradientBytes, WorkerStats
 from ..optim import Optimizer
+from ..plan.plan import Plan
 from ..plan.progress import ConsistentPoint, Progress, WorkItem
 
 
@@ -106,6 +107,7 @@ class StepInParts:
 
     Attributes:
         grads: See ``Strategy``.
+        plan: The plan of the run.
         averages_grads: Whether ``average`` may change ``grads``, and ``ready`` may be called during each backward pass.
         sums_grads: Whether ``average`` adds up the gradients of all workers, which are weighted by ``plan.weight``.
         has_slots: Whether ``set_slots`` and ``rule_step`` work, and ``vector`` returns slots in host memory.
@@ -117,6 +119,7 @@ class StepInParts:
 
     averages_grads = sums_grads = has_slots = updates_whole_tensors = shares_params = False
     grads: Array
+    plan: Plan
     shown_grads: Array | None = None
 
     def average(self) -> None:
@@ -136,7 +139,8 @@ class StepInParts:
             averages: Whether ``average`` follows; otherwise the script sees this worker's own gradient.
         """
         if kept is not None and kept != 1:
-            self.grads *= self.grads.dtype.type(kept)
+            trained = self.grads[: self.plan.layout.n_trained]  # state is weighted by each worker's share already
+            trained *= trained.dtype.type(kept)
 
     def update(self, part: Part | None = None) -> None:
         """Update the parameters with ``grads``, unless ``average`` has seen a loss that ``--nan`` does not accept.

@@ -131,6 +131,7 @@ class Sync(BulkSynchronous, DefersParams):
                 self._mean = shared.allocate((stride,), plan.dtype)[:size]
         # The rows whose sum is the gradient that ``shown_grads`` does not have yet; None if it has the gradient.
         self._unseen: Array | None = None
+        self._rows_are_read = False  # whether other ranks may read this rank's row, the same on all ranks
 
     def _make_sums(self, compress: bool) -> NodeSums:
         """Return the sums of gradients over nodes, with compression if the run requests it and ``compress`` is True."""
@@ -263,20 +264,26 @@ class Sync(BulkSynchronous, DefersParams):
             self._unseen = None
 
     def begin_batch(self) -> None:
-        self._unseen = None
+        self._unseen, self._rows_are_read = None, False
         self._publish()
 
     def begin_backward(self, kept: float | None, averages: bool) -> None:
-        own = self.grads[np.newaxis]
         if self.shown_grads is None:
             super().begin_backward(kept, averages)
-        elif kept is not None and (kept != 1 or self._unseen is None or len(self._unseen) > 1):
+            return
+        # Whether ranks wait must not depend on what the script of one of them has looked at.
+        if kept is not None and (self._rows_are_read or self._unseen is None or kept != 1):
             self.fetch_grads()
+        is_seen = self._unseen is None
+        if self._rows_are_read:
             self._node_barrier()  # no rank of the node reads this rank's row any more
-            np.multiply(self.shown_grads, kept, out=self.grads)
         else:
             self._wait(self._phase)
-        self._unseen = None if averages else own
+        if kept is not None and is_seen:
+            n = self.plan.layout.n_trained
+            np.multiply(self.shown_grads[:n], kept, out=self.grads[:n])
+            self.grads[n:] = self.shown_grads[n:]  # state is weighted by each worker's share already
+        self._unseen, self._rows_are_read = None if averages else self.grads[np.newaxis], averages
 
     def change_params(self, change: Callable[[], object]) -> None:
         self._meet(_CHANGE)

@@ -96,6 +96,8 @@ class ScriptStep:
             model.collect_grads(strategy.fetch_grads)
             kept = 1 / self._workers if averages else 1.0
         strategy.begin_backward(kept, averages)
+        if pending:
+            model.load_grads()
         earlier = model.add_loss(0.0, self._loss) if self.n_backward else None  # a copy, which stays valid
         self._loss = model.end_forward(loss, count, 1.0 if averages else self._workers)
         if earlier is not None:
@@ -115,9 +117,14 @@ class ScriptStep:
             self._average()
         if hides:
             model.hide_grads()
-        elif model.copies_grads and strategy.averages_grads:
-            strategy.fetch_grads()
-            model.show_grads()
+        else:
+            self._show()
+
+    def _show(self) -> None:
+        """Show the gradient to the script, if it sees copies."""
+        if self._model.copies_grads and self._strategy.averages_grads:
+            self._strategy.fetch_grads()
+            self._model.show_grads()
 
     def _average(self) -> None:
         with np.errstate(all="ignore"):
@@ -134,11 +141,13 @@ class ScriptStep:
             if self._strategy.averages_grads:
                 self._strategy.ready(0)
             self._average()
+            self._show()
 
     def update(self, optimizers: Sequence[int]) -> None:
         """Update with those ``optimizers`` that have a gradient. Collective as ``StepInParts.update``."""
         self._average_local()
         self._model.collect_grads(self._strategy.fetch_grads)
+        self._model.note_frozen()
         indices = [index for index in optimizers if self._parts[index].is_pending]
         names = _union([self._parts[index] for index in indices])
         with np.errstate(all="ignore"):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import mpi4py.MPI
 import numpy as np
 import torch
 from torch import nn
@@ -130,6 +131,36 @@ def never_synchronized(tools: Tools, optimizer: torch.optim.Optimizer) -> None:
                 tools.backward(loss_of(tools, inputs, labels) / 2)
             optimizer.step()
             optimizer.zero_grad()
+
+
+def looked_at(tools: Tools, optimizer: torch.optim.Optimizer) -> None:
+    """Look at gradients on one rank only: local ones, averages, and after the step."""
+    first = next(tools.model.parameters())
+    is_first = mpi4py.MPI.COMM_WORLD.rank == 0
+    for _ in tools.epochs(EPOCHS):
+        for inputs, labels in tools.batches:
+            with tools.no_sync():
+                tools.backward(loss_of(tools, inputs, labels) / 2)
+                if is_first:
+                    assert first.grad is not None and first.grad.norm() > 0
+                tools.backward(loss_of(tools, inputs, labels) / 4)
+            tools.backward(loss_of(tools, inputs, labels) / 4)
+            if is_first:
+                first.grad.norm()
+            optimizer.step()
+            if not is_first:
+                assert first.grad.norm() > 0
+            optimizer.zero_grad()
+
+
+def frozen(tools: Tools, optimizer: torch.optim.Optimizer) -> None:
+    """Freeze and unfreeze the first layer within epochs."""
+    for _ in tools.epochs(EPOCHS):
+        for index, (inputs, labels) in enumerate(tools.batches):
+            tools.model[0].requires_grad_(index >= 2)  # type: ignore[index]
+            optimizer.zero_grad()
+            tools.backward(loss_of(tools, inputs, labels))
+            optimizer.step()
 
 
 def noise(tools: Tools, optimizer: torch.optim.Optimizer) -> None:
@@ -360,6 +391,8 @@ LOOPS = {
     "unsynchronized": Loop(unsynchronized),
     "never synchronized": Loop(never_synchronized),
     "noise": Loop(noise),
+    "looked at": Loop(looked_at),
+    "frozen": Loop(frozen, lambda model: torch.optim.SGD(model.parameters(), 0.1)),
     "gradient penalty": Loop(gradient_penalty),
     "clip": Loop(clip),
     "penalty": Loop(penalty, momentum),

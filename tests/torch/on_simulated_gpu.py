@@ -14,6 +14,7 @@ import torch
 from mpitrain.__main__ import main
 from mpitrain.gpu.device import Gpu
 from mpitrain.models.torch_gpu import TorchGpu
+from mpitrain.strategy.sync_gpu import SyncGpu
 
 
 @contextmanager
@@ -23,6 +24,15 @@ def activate(self: TorchGpu) -> Iterator[None]:
         yield
 
 
+average = SyncGpu.average
+
+
+def average_and_wait(self: SyncGpu) -> None:
+    average(self)
+    self._device.compute.wait()  # the script's operations follow, on the GPU in the same stream
+
+
+SyncGpu.average = average_and_wait  # type: ignore[method-assign]
 TorchGpu.device_of = staticmethod(lambda gpu: torch.device("cpu"))  # type: ignore[method-assign]
 TorchGpu.activate = activate  # type: ignore[method-assign]
 TorchGpu.use = lambda self: None  # type: ignore[method-assign]
