@@ -1,5 +1,5 @@
 # make demo       train on two ranks
-# make test       the tests that need only Python, make and the package index; about three minutes on two cores
+# make test       the tests that need only Python, make and the package index; about four minutes on two cores
 # make test-all   all other tests: MPICH, emulated GPU kernels, several hosts, Slurm, a browser
 #                With SAMPLE=1/5, a fifth of the tests that start ranks; CI changes the part at each commit
 # make lint       formatting, types, layering, and the documentation's links

@@ -292,8 +292,8 @@ class Trainer(ScriptTraining):
     def backward(self, loss: Tensor, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Compute the gradient of the loss, in place of ``loss.backward()``; in ``sync``, average it over the workers.
 
-        Ranges of the gradient are averaged while the backward pass computes others, as in
-        ``DistributedDataParallel``. The gradient begins at zero after ``step``, with or without
+        Between nodes and between GPUs, ranges of the gradient are averaged while the backward pass computes others, as
+        in ``DistributedDataParallel``. The gradient begins at zero after ``step``, with or without
         ``optimizer.zero_grad()``; the gradients of several calls before ``step`` are added. In ``sync`` and ``local``,
         collective over the workers, except inside ``no_sync``.
 

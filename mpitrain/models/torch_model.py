@@ -183,11 +183,12 @@ class TorchModel(Model):
 
         loss, self._loss = self._loss, None
         announced = on_ready if on_ready is announce_nothing else announce
-        chosen, inputs = self._indices(computed), None  # autograd's default: all parameters that the loss depends on
-        skipped = self._indices(None) - chosen
-        if skipped:
+        added, skipped, inputs = self._indices(kept), set[int](), None  # inputs: autograd's default, all parameters
+        if computed is not None:
+            chosen = self._indices(computed)
+            added, skipped = added & chosen, self._indices(None) - chosen
             inputs = [self._params[i] for i in chosen if self._params[i].requires_grad]
-        with self._device.exclusive(), self._gradients.collecting(announced, self._indices(kept) & chosen, skipped):
+        with self._device.exclusive(), self._gradients.collecting(announced, added, skipped):
             if not loss.requires_grad or inputs == []:  # all parameters are frozen, or none was used
                 return
             loss.register_hook(self._gradients.set_task)

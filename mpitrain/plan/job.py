@@ -86,9 +86,8 @@ class Job:
     def __post_init__(self) -> None:
         caller = traceback.extract_stack(limit=3)[0]  # of ``__init__``
         self.source = caller.filename, caller.lineno or 0
-        self._made: dict[
-            str, tuple[Sequence[object], Any]
-        ] = {}  # by name: the user's objects, and what is made of them
+        # By name: the user's objects, and what is made of them.
+        self._made: dict[str, tuple[Sequence[object], Any]] = {}
         _ = self.train_split
         if self.validation is not None:
             self._split("validation")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -16,6 +16,11 @@ from ..core.ranges import Bucket, OnReady, announce_nothing
 from ..errors import JobError
 from .bfloat16 import is_copied
 from .watched_gradient import OnUse, watched
+
+_NOT_COLLECTED = (
+    "the gradient of {} was not computed by trainer.backward and would be lost: call trainer.backward for every loss, "
+    "or change the gradient between trainer.backward and step"
+)
 
 
 class Gradients:
@@ -67,6 +72,8 @@ class Gradients:
         self._skipped: Collection[int] = ()  # parameters whose gradients do not change in this pass
         self._next = 0  # the first bucket that is not complete
         self._written: set[int] = set()  # parameters whose views contain a part or all of the gradient
+        self._is_used = False  # whether the script has used a gradient since the last pass
+        self._unused_versions: list[int] = []  # versions of the shown tensors while the script has not used them
         self._is_zero = [False] * len(params)  # whether the view of a parameter that is frozen is zero
         self._task: int | None = None
 
@@ -80,7 +87,12 @@ class Gradients:
         """Let scripts see ``sums``, one for each parameter, from now on; call ``on_use`` before they use one."""
         self._sums = sums
         copied = set(self._copied)
-        self._shown = [self._shown[i] if i in copied else watched(sums[i], on_use) for i in range(len(sums))]
+
+        def use() -> None:
+            self._is_used = True
+            on_use()
+
+        self._shown = [self._shown[i] if i in copied else watched(sums[i], use) for i in range(len(sums))]
 
     def show(self) -> None:
         """Update the copies of the flat gradient that scripts see."""
@@ -100,6 +112,8 @@ class Gradients:
             fetch: Called before these are changed.
         """
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            if not self._is_used and self._unused_versions != self._versions_if_apart():
+                raise JobError(_NOT_COLLECTED.format("a parameter"))
             changed = [i for i, parameter in enumerate(self._params) if self._is_changed(i, parameter)]
             if changed:
                 fetch()
@@ -119,9 +133,26 @@ class Gradients:
             return parameter.grad is not None or self._is_shown[i]
         return i in self._versions and self._shown[i]._version != self._versions[i]
 
+    def _versions_if_apart(self) -> list[int]:
+        """Return the versions of the watched tensors, which autograd changes without a use."""
+        if self._sums is self._views:
+            return []
+        return [shown._version for i, shown in enumerate(self._shown) if i not in self._versions]
+
     def hide(self) -> None:
-        """Let the script see no gradients; their values stay."""
-        for i, parameter in enumerate(self._params):
+        """Let the script see no gradients; their values stay.
+
+        Raises:
+            JobError: There are gradients that this object has not collected.
+        """
+        self._hide(range(len(self._params)))
+
+    def _hide(self, indices: Iterable[int]) -> None:
+        for i in indices:
+            parameter = self._params[i]
+            gradient = parameter.grad
+            if gradient is not None and gradient is not self._shown[i] and (gradient.is_sparse or gradient.any()):
+                raise JobError(_NOT_COLLECTED.format(self._names[i]))
             parameter.grad, self._is_shown[i] = None, False
 
     @property
@@ -163,9 +194,7 @@ class Gradients:
         """
         self._on_ready, self._next = on_ready, 0
         self._written, self._skipped = set(kept), skipped
-        for i, parameter in enumerate(self._params):
-            if i not in skipped:
-                parameter.grad, self._is_shown[i] = None, False
+        self._hide(i for i in range(len(self._params)) if i not in skipped)
         counts_parts = len(self._members) > 1 or self.expects_products
         if counts_parts:
             self._begin_counting()
@@ -181,6 +210,8 @@ class Gradients:
         while self._next < len(self._members):
             self._collect(self._members[self._next])
             self._next += 1
+        with torch._C.DisableTorchFunctionSubclass():
+            self._is_used, self._unused_versions = False, self._versions_if_apart()
 
     def _begin_counting(self) -> None:
         """Prepare to count the parts of each gradient, which shows when a bucket is complete."""

@@ -240,6 +240,7 @@ class Sync(BulkSynchronous, DefersParams):
 
     def end_step(self, updated: bool, complete: bool) -> None:
         if not self._has_averaged:
+            self._wait(self._phase)  # until all have read the last statuses
             self._post_status()
             self._node_barrier()
             losses, loss = self._collect_statuses()
@@ -332,8 +333,6 @@ class Sync(BulkSynchronous, DefersParams):
         self._begun = True
         self._await_params()
         self.await_release()  # in time: no rank of the node updates parameters before this rank posts its status
-        if not self._is_fused:
-            self._wait(self._phase)  # until all have read the last statuses
         self._statuses.post(float(self.loss), self.flags | self._actions << _FLAG_BITS)
 
     def _collect_statuses(self) -> tuple[Array, float]:

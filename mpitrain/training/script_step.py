@@ -6,8 +6,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from ..core.layout import Array, Layout
 from ..core.ranges import announce_nothing
 from ..models.base import SteppedModel
@@ -58,8 +56,10 @@ class ScriptStep:
         self._strategy: Any = strategy  # a ``Strategy``, and ``StepInParts``
         self._model, self._workers = model, workers if strategy.sums_grads else 1
         shown = self._strategy.grads if strategy.shown_grads is None else strategy.shown_grads
-        views = layout.views(shown) if len(names) > 1 else {}
-        self._state: list[Array] = [views[entry.name] for entry in layout.entries if entry.kind == "state" and views]
+        # State such as buffers, in the parameters, and its changes, in the gradient.
+        params, grads = layout.views(self._strategy.params), layout.views(shown)
+        names_of_state = [entry.name for entry in layout.entries if entry.kind == "state"]
+        self._state: list[tuple[Array, Array]] = [(params[name], grads[name]) for name in names_of_state]
         self._parts = [_PartGradient(own) for own in names]
         self._is_local = False  # whether a pending gradient is not averaged
         self._begin()
@@ -127,8 +127,7 @@ class ScriptStep:
             self._model.show_grads()
 
     def _average(self) -> None:
-        with np.errstate(all="ignore"):
-            self._strategy.average()
+        self._strategy.average()
         self._is_local = False
 
     def _average_local(self) -> None:
@@ -150,12 +149,11 @@ class ScriptStep:
         self._model.note_frozen()
         indices = [index for index in optimizers if self._parts[index].is_pending]
         names = _union([self._parts[index] for index in indices])
-        with np.errstate(all="ignore"):
-            self._strategy.update(None if names is None else Part(sum(1 << index for index in indices), names))
+        self._strategy.update(None if names is None else Part(sum(1 << index for index in indices), names))
         if names is not None:  # otherwise the step ends
             self._model.mark_updated(names)
-        for view in self._state:  # the changes of the state have been applied, too
-            view[...] = 0
+            for _, increment in self._state:  # applied, too
+                increment[...] = 0
         self._has_updated = True
         self._set_applied(indices)
 
@@ -168,12 +166,17 @@ class ScriptStep:
     def change_params(self, change: Callable[[], object]) -> None:
         """Call a function that applies the gradients; see ``StepInParts.change_params``."""
         self._average_local()
+        strategy, has_increments = self._strategy, self.n_backward > 0 and self.has_gradient
 
         def change_and_store() -> None:
             change()
             self._model.store_params()
+            if has_increments:
+                strategy.fetch_grads()
+                for value, increment in self._state:
+                    value += increment
 
-        self._strategy.change_params(change_and_store)
+        strategy.change_params(change_and_store)
         self._model.mark_updated(None)
         self._set_applied(range(len(self._parts)))
 
@@ -181,8 +184,7 @@ class ScriptStep:
         """End the step. Collective as ``StepInParts.end_step``."""
         if not self._has_begun:
             self._strategy.begin(self._loss)
-        with np.errstate(all="ignore"):
-            self._strategy.end_step(self._has_updated, complete=not self.has_gradient)
+        self._strategy.end_step(self._has_updated, complete=not self.has_gradient)
         self._begin()
 
     def _set_applied(self, indices: Iterable[int]) -> None:

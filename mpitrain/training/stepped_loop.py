@@ -118,7 +118,8 @@ class SteppedLoop(Loop):
         """Finish the micro-batch if it has had a backward pass, and the step if it was its last micro-batch."""
         if self._computed:
             self._check_params()
-            self._finish_part()
+            with np.errstate(all="ignore"):
+                self._finish_part()
 
     @property
     def is_pending(self) -> bool:
@@ -135,7 +136,8 @@ class SteppedLoop(Loop):
 
     def change_params(self, change: Callable[[], object]) -> None:
         """Change the parameters by a function; see ``Trainer.change_parameters``."""
-        self._script_step.change_params(change)
+        with np.errstate(all="ignore"):
+            self._script_step.change_params(change)
         self.n_updates += 1
         self._record_params()
 
@@ -220,11 +222,12 @@ class SteppedLoop(Loop):
             raise JobError("step was called without a gradient: call trainer.backward(loss) first")
         self._check_params()
         self.n_updates += 1
-        if len(self._parts) == 1:
-            self._script_step.update(optimizers)
-            self._record_params()
-        if self._n_optimizers == 1:
-            self._finish_part()
+        with np.errstate(all="ignore"):
+            if len(self._parts) == 1:
+                self._script_step.update(optimizers)
+                self._record_params()
+            if self._n_optimizers == 1:
+                self._finish_part()
 
     def _finish_part(self) -> None:
         """End a micro-batch; after the last one, end the step, show the parameters to the script, and call hooks."""

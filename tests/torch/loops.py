@@ -1,6 +1,7 @@
 """Training loops that run with a Trainer on several ranks, and with plain PyTorch on whole batches.
 
-As a script, this file runs all loops, or the named loops, with a Trainer, and stores the chief's parameters.
+As a script, this file runs all loops, or the named loops, with a Trainer, and stores the chief's parameters and
+buffers.
 """
 
 from __future__ import annotations
@@ -55,11 +56,29 @@ class Tools(NamedTuple):
     change: Callable[[Callable[[], object]], object]
 
 
+class RunningMean(nn.Module):
+    """Tracks the mean of its inputs in a buffer, whose average over workers is that of the whole batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8, dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.mean.lerp_(x.mean(0), 0.2)
+        return x
+
+
+def with_buffer() -> nn.Module:
+    return nn.Sequential(*make_model()[:2], RunningMean(), make_model()[2])
+
+
 class Loop(NamedTuple):
-    """A loop, and the function that makes its optimizer."""
+    """A loop, and the functions that make its optimizer and model."""
 
     train: Callable[[Tools, Any], object]
     make: Callable[[nn.Module], Any] = lambda model: torch.optim.Adam(model.parameters(), 0.02)
+    model: Callable[[], nn.Module] = make_model
 
 
 def loss_of(tools: Tools, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -161,6 +180,29 @@ def frozen(tools: Tools, optimizer: torch.optim.Optimizer) -> None:
             optimizer.zero_grad()
             tools.backward(loss_of(tools, inputs, labels))
             optimizer.step()
+
+
+def once_unsynchronized(tools: Tools, optimizer: torch.optim.Optimizer) -> None:
+    for _ in tools.epochs(EPOCHS):
+        for inputs, labels in tools.batches:
+            with tools.no_sync():
+                tools.backward(loss_of(tools, inputs, labels))
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def descending(tools: Tools, optimizer: torch.optim.Optimizer) -> None:
+    """Update without the optimizer."""
+
+    def descend() -> None:
+        for parameter in tools.model.parameters():
+            parameter.data.add_(parameter.grad, alpha=-0.1)
+
+    for _ in tools.epochs(EPOCHS):
+        for inputs, labels in tools.batches:
+            optimizer.zero_grad()
+            tools.backward(loss_of(tools, inputs, labels))
+            tools.change(descend)
 
 
 def noise(tools: Tools, optimizer: torch.optim.Optimizer) -> None:
@@ -390,6 +432,9 @@ LOOPS = {
     ),
     "unsynchronized": Loop(unsynchronized),
     "never synchronized": Loop(never_synchronized),
+    "buffer": Loop(clip, model=with_buffer),
+    "buffer, never synchronized": Loop(once_unsynchronized, model=with_buffer),
+    "buffer, by hand": Loop(descending, model=with_buffer),
     "noise": Loop(noise),
     "looked at": Loop(looked_at),
     "frozen": Loop(frozen, lambda model: torch.optim.SGD(model.parameters(), 0.1)),
@@ -461,7 +506,7 @@ def plain(name: str) -> list[np.ndarray]:
                 chosen = order(start, TOTAL, EXAMPLES, SEED, None)
                 yield inputs[chosen], labels[chosen]
 
-    model = make_model()
+    model = LOOPS[name].model()
     optimizer = LOOPS[name].make(model)
     LOOPS[name].train(
         Tools(
@@ -475,7 +520,7 @@ def plain(name: str) -> list[np.ndarray]:
         ),
         optimizer,
     )
-    return [parameter.detach().numpy() for parameter in model.parameters()]
+    return [value.numpy() for value in model.state_dict().values()]
 
 
 def main() -> None:
@@ -488,7 +533,7 @@ def main() -> None:
     arguments = parser.parse_args()
     killed = arguments.out / "killed"
     for name in arguments.names:
-        model = make_model()
+        model = LOOPS[name].model()
         optimizer = LOOPS[name].make(model)
         options = {"run_dir": arguments.out / name, "dtype": "float64", "threads": 1, "log_steps": 0, "save_steps": 4}
         options["accumulate_steps"] = arguments.accumulate_steps
@@ -506,7 +551,7 @@ def main() -> None:
             optimizer,
         )
         if trainer.chief:
-            np.savez(arguments.out / f"{name}.npz", *(parameter.detach().numpy() for parameter in model.parameters()))
+            np.savez(arguments.out / f"{name}.npz", *(value.numpy() for value in model.state_dict().values()))
 
 
 if __name__ == "__main__":

@@ -180,8 +180,12 @@ def main() -> None:
                 for parameter in model.parameters():
                     parameter.data.mul_(0.9)
             loss = loss_of(model(inputs.bfloat16() if arguments.dtype == "bfloat16" else inputs), targets)
+            if arguments.fault == "gradient before backward" and step == arguments.at:
+                sum(parameter.square().sum() for parameter in model.parameters()).backward()
             if arguments.fault != "forget":
                 trainer.backward(loss)
+            if arguments.fault == "gradient after backward" and step == arguments.at:
+                sum(parameter.square().sum() for parameter in model.parameters()).backward()
             step += 1
             if step == arguments.at:
                 commit(arguments.fault, trainer, model, optimizer)

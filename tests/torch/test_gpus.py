@@ -18,6 +18,7 @@ ON_CPUS = (
     "plateau",
     "adversarial",
     "by hand",
+    "buffer, by hand",
     "global norm",
     "rates",
     "one cycle",

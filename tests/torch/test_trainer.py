@@ -251,6 +251,8 @@ def test_an_exception_on_one_rank_ends_all(openmpi: Mpi, tmp_path: Path) -> None
         (1, "replaced data"),
         (1, "own update in bfloat16"),
         (2, "own update"),
+        (1, "gradient before backward"),
+        (2, "gradient after backward"),
         (2, "change on one rank"),
         (2, "change after step on one rank"),
         (2, "ranks differ"),
