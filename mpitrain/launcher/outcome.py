@@ -11,7 +11,6 @@ from enum import Enum, auto
 from ..process.rank_status import RankStatus
 from .attempt import AttemptResult
 from .exit_report import (
-    RankExit,
     describe_early_exit,
     describe_error,
     describe_exit,
@@ -76,7 +75,7 @@ def classify(result: AttemptResult, ranks: int, launcher: str, is_recorded_as_st
         launcher: The launcher's name and process id, for messages.
         is_recorded_as_stopped: Whether the run's heartbeat records that it was stopped before its last step.
     """
-    outcome = _classify_exit(_Evidence(result.status, result.output, result.statuses, ranks, launcher))
+    outcome = _classify_exit(_Evidence(result, ranks, launcher))
     if outcome.kind is Kind.FINISHED and is_recorded_as_stopped:
         outcome = Outcome(Kind.STOPPED)  # the signal also ended the launcher's daemons; the launcher then exits with 0
     if result.is_reported and outcome.kind in (Kind.STOPPED, Kind.FAILED):
@@ -97,6 +96,7 @@ class _Evidence:
         status: The launcher's exit status.
         output: The output of ranks and launcher.
         statuses: The records of the ranks.
+        ended_at: When the launcher had ended, in seconds since the epoch.
         ranks: The number of ranks started.
         launcher: The launcher's name and process id.
         exits: The ends of ranks as far as they are recorded, the likely cause first.
@@ -106,12 +106,13 @@ class _Evidence:
         ended_well: Whether the launcher's status means success.
     """
 
-    def __init__(self, status: int, output: str, statuses: Sequence[RankStatus], ranks: int, launcher: str) -> None:
-        self.status, self.output, self.statuses, self.ranks, self.launcher = status, output, statuses, ranks, launcher
-        self.exits, self.lost = recorded_exits(statuses), parse_lost_hosts(output)
-        self.is_program = any(rank_status.is_program for rank_status in statuses)
-        self.step = _step_of(statuses)
-        self.ended_well = status in (0, os.EX_TEMPFAIL)
+    def __init__(self, result: AttemptResult, ranks: int, launcher: str) -> None:
+        self.status, self.output, self.statuses = result.status, result.output, result.statuses
+        self.ended_at, self.ranks, self.launcher = result.ended_at, ranks, launcher
+        self.exits, self.lost = recorded_exits(self.statuses), parse_lost_hosts(self.output)
+        self.is_program = any(rank_status.is_program for rank_status in self.statuses)
+        self.step = _step_of(self.statuses)
+        self.ended_well = self.status in (0, os.EX_TEMPFAIL)
 
     @property
     def launcher_exit(self) -> str:
@@ -182,7 +183,7 @@ def _early_exit(evidence: _Evidence) -> Outcome | None:
     early = first_to_finish(evidence.statuses)
     if early is None or evidence.status < 0 or evidence.lost:
         return None
-    if not _launcher_ended_others(early, evidence.exits, evidence.output, evidence.statuses):
+    if not _launcher_ended_others(early, evidence):
         return None
     return Outcome(Kind.FAILED, describe_early_exit(early, evidence.ranks), _step_of([early]), early.rank)
 
@@ -230,15 +231,20 @@ _CAUSES: tuple[Callable[[_Evidence], Outcome | None], ...] = (
 )
 
 
-def _launcher_ended_others(
-    early: RankStatus, exits: Sequence[RankExit], output: str, statuses: Sequence[RankStatus]
-) -> bool:
+def _launcher_ended_others(early: RankStatus, evidence: _Evidence) -> bool:
     """Return whether the launcher has ended the other ranks because ``early`` had exited."""
-    if any(rank_exit.signal != signal.SIGTERM for rank_exit in exits):
+    statuses, until = evidence.statuses, early.ended_at + _CLEANUP_S
+    if any(rank_exit.signal != signal.SIGTERM for rank_exit in evidence.exits):
         return False
-    if any(status.signal and status.ended_at > early.ended_at + _CLEANUP_S for status in statuses):
+    if any(status.signal and status.ended_at > until for status in statuses):
         return False
-    return bool(exits) or all(find_status(rank_exit, statuses) in (None, early) for rank_exit in parse_exits(output))
+    if evidence.exits:
+        return True
+    # MPICH's launcher reports the ranks that it has killed together with their reapers.
+    reported = [each for each in parse_exits(evidence.output) if find_status(each, statuses) not in (None, early)]
+    return not reported or (
+        evidence.ended_at < until and all(each.rank is None and each.signal == signal.SIGKILL for each in reported)
+    )
 
 
 def _step_of(statuses: Sequence[RankStatus]) -> int | None:

@@ -12,6 +12,7 @@ import ctypes
 import faulthandler
 import os
 import resource
+import select
 import signal
 import socket
 import sys
@@ -34,6 +35,7 @@ _POLL_S = 0.5
 _WHILE_S = 1.0  # an activity that lasts longer is recorded for ``mpitrain run``
 _WRITING_S = 1.0  # maximum time for a rank to write its stacks
 _ENDING_S = 5.0  # maximum time for the report, and for a killed rank to end
+_CLOSING_MS = 300  # maximum time for Hydra to notice that the connection of a rank is closed
 _STATES = {"T": "stopped by a signal", "D": "in an uninterruptible system call"}
 
 
@@ -149,6 +151,7 @@ class Reaper:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
             os.kill(os.getpid(), killed_by)
             os._exit(128 + killed_by)  # reached if the signal is ignored here
+        _close_connection_to_hydra()
         os._exit(status)
 
     def _watch(self, elapsed_s: float) -> None:
@@ -229,6 +232,21 @@ class Reaper:
 
 def _doing(seen: activity.Activity, state: str) -> str:
     return f"{_STATES[state]}, {describe(seen)}" if state in _STATES else describe(seen)
+
+
+def _close_connection_to_hydra() -> None:
+    """Close the connection of this rank to its launcher, if that is Hydra, while the launcher's child still runs.
+
+    A rank that has called MPI_Finalize has no connection any more. If another rank closes it, Hydra kills all ranks,
+    but not if it has noticed before that its child has ended (``pmi_cb`` in MPICH 5.0): the other ranks would wait
+    forever. Hydra kills this process, too.
+    """
+    with contextlib.suppress(KeyError, ValueError, OSError):
+        connection = socket.socket(fileno=int(os.environ["PMI_FD"]))
+        connection.shutdown(socket.SHUT_WR)
+        poll = select.poll()
+        poll.register(connection, 0)  # reports only that Hydra has closed it
+        poll.poll(_CLOSING_MS)
 
 
 def _print_error(text: str) -> None:

@@ -190,6 +190,11 @@ def test_a_program_that_exits_with_0_too_early_is_named() -> None:
     by_user = judged(1, exited, replace(ended, ended_at=9000.0))
     assert by_user.rank == 0 and "signal 15" in by_user.reason
     assert judged(1, exited, rank(0, is_program=True), output=OPEN_MPI.replace("rank 1", "rank 0")).rank == 0
+    killed_rank_0 = MPICH.replace("28134", "50")  # its reaper
+    killed_by_hydra = judged(1, exited, rank(0, is_program=True), output=killed_rank_0)
+    assert killed_by_hydra.rank == 1
+    long_after = judged(1, replace(exited, ended_at=-9000.0), rank(0, is_program=True), output=killed_rank_0)
+    assert long_after.rank == 0
     killed = judged(1, exited, replace(ended, signal=9))
     assert (killed.kind, killed.rank) == (Kind.FAILED, 0)
     assert judged(-9, exited, rank(0, is_program=True)).rank is None  # the launcher was killed
