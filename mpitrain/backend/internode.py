@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ..comm.exchange import Exchange
 from ..comm.mpi import MPI
+from ..core.layout import Array
 from ..core.ranges import aligned_range
 from .reductions import Reduction
 
@@ -32,19 +35,18 @@ def reduce_chunk(chunk: Tensor, reduction: Reduction, internode: MPI.Intracomm) 
         yield internode.Iallgather(_bytes(chunk), _bytes(received))
         reduction(received.unbind(), chunk)
         return
+
+    def reduce(rows: Array, out: Array) -> None:
+        parts = torch.from_numpy(rows).view(chunk.dtype)
+        reduction(parts.unbind(), torch.from_numpy(out).view(chunk.dtype))
+
+    memory, width = _memory(chunk), chunk.element_size()
     ranges = [aligned_range(0, chunk.numel(), node, n_nodes) for node in range(n_nodes)]
-    lo, hi = ranges[internode.rank]
-    received = chunk.new_empty((n_nodes, hi - lo))
-    width = chunk.element_size()
-    counts, starts = [width * (b - a) for a, b in ranges], [width * a for a, _ in ranges]
-    own = width * (hi - lo)
-    yield internode.Ialltoallv(
-        [_memory(chunk), (counts, starts), MPI.BYTE],
-        [_memory(received), ([own] * n_nodes, [own * node for node in range(n_nodes)]), MPI.BYTE],
-    )
-    result = received.new_empty(hi - lo)
-    reduction(received.unbind(), result)
-    yield internode.Iallgatherv([_memory(result), own, MPI.BYTE], [_memory(chunk), (counts, starts), MPI.BYTE])
+    exchange = Exchange(internode, [(width * lo, width * hi) for lo, hi in ranges], np.uint8, reduce, np.empty)
+    exchange.start(memory)
+    yield exchange.request
+    exchange.finish(memory)
+    yield exchange.share(memory)
 
 
 def _reduce_over_two_nodes(chunk: Tensor, reduction: Reduction, internode: MPI.Intracomm) -> Steps:

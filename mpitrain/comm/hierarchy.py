@@ -10,12 +10,10 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from ..core.kernels import sum_rows
 from ..core.layout import Array
-from ..core.ranges import aligned_range
+from ..core.ranges import Range, aligned_range
 from .cluster import Cluster
+from .exchange import Exchange, pieces_of
 from .mpi import MPI, mpi_type
 from .phase_barrier import PhaseBarrier
 from .shared_memory import SharedArrays, sharing_problem
@@ -77,16 +75,22 @@ class Hierarchy:
         self.internode_bytes += bytes_sent
         self.uncompressed_bytes += 2 * (self.n_nodes - 1) * nbytes
 
-    def chunk(self, lo: int, hi: int) -> tuple[int, int]:
+    def chunk(self, lo: int, hi: int) -> Range:
         """Return this rank's chunk of [lo, hi); empty if the rank has no inter-node communicator."""
         return aligned_range(lo, hi, self.node.rank, self.n_chunks) if self.internode is not None else (lo, lo)
 
-    def owned_range(self, lo: int, hi: int, node: int | None = None) -> tuple[int, int]:
-        """Return the range of [lo, hi) owned by this rank, or by ``node``'s rank with the same chunk."""
-        start, stop = self.chunk(lo, hi)
-        if self.internode is None:
-            return start, stop
-        return aligned_range(start, stop, self.internode.rank if node is None else node, self.n_nodes)
+    def owned_range(self, lo: int, hi: int) -> Range:
+        """Return the range of [lo, hi) that this rank owns."""
+        return self.owned_ranges(lo, hi)[0 if self.internode is None else self.internode.rank]
+
+    def owned_ranges(self, lo: int, hi: int) -> list[Range]:
+        """Return the ranges of this rank's chunk of [lo, hi) that its owners have, one per node."""
+        return [aligned_range(*self.chunk(lo, hi), node, self.n_nodes) for node in range(self.n_nodes)]
+
+    def exchange(self, lo: int, hi: int, dtype: Any) -> Exchange:
+        """Return an exchange that sums this rank's chunk of [lo, hi) over the nodes. Local; only for owners."""
+        assert self.internode is not None
+        return Exchange(self.internode, self.owned_ranges(lo, hi), dtype)
 
     @property
     def n_owners(self) -> int:
@@ -101,18 +105,17 @@ class Hierarchy:
     def allgather(self, vector: Array, lo: int, hi: int) -> None:
         """Gather the owned ranges of [lo, hi) of a node-shared vector on every node. Collective over ``internode``."""
         if self.internode is not None and self.n_nodes > 1:
-            self._allgather(vector, [self.owned_range(lo, hi, node) for node in range(self.n_nodes)])
+            self._allgather(vector, self.owned_ranges(lo, hi))
 
-    def allgather_ranges(self, vector: Array, ranges: Sequence[tuple[int, int]]) -> None:
+    def allgather_ranges(self, vector: Array, ranges: Sequence[Range]) -> None:
         """Gather ranges of a node-shared vector, one for each owner, on every node. Collective over ``internode``."""
         if self.internode is not None and self.n_nodes > 1:
             self._allgather(vector, [ranges[self.owner(node)] for node in range(self.n_nodes)])
 
-    def _allgather(self, vector: Array, owned: Sequence[tuple[int, int]]) -> None:
+    def _allgather(self, vector: Array, owned: Sequence[Range]) -> None:
         """Gather the ranges that the owners of this rank's chunk have, one per node."""
         assert self.internode is not None
-        counts, starts = [b - a for a, b in owned], [a for a, _ in owned]
-        self.internode.Allgatherv(MPI.IN_PLACE, [vector, (counts, starts), mpi_type(vector.dtype)])
+        self.internode.Allgatherv(MPI.IN_PLACE, [vector, pieces_of(owned), mpi_type(vector.dtype)])
 
     def free(self) -> None:
         """Free memory and communicators."""
@@ -134,42 +137,3 @@ def hierarchy_of(cluster: Cluster, nbytes: int, share: bool) -> Hierarchy:
             return Hierarchy(cluster.workers, cluster.training.node, cluster.cores)
         _log.info("ranks of a node cannot share memory and use messages instead: %s", problem)
     return Hierarchy(cluster.workers, cluster.self_comm, cluster.cores)
-
-
-class ReduceScatter:
-    """Sums one range over the nodes. It starts when the node's own sum is ready, and finishes later.
-
-    A reduce-scatter by all-to-all that sums in the order of the nodes, so that the result does not depend on the MPI
-    library or on timing.
-
-    Attributes:
-        request: The pending operation.
-    """
-
-    def __init__(self, hierarchy: Hierarchy, lo: int, hi: int, dtype: Any) -> None:
-        assert hierarchy.internode is not None
-        self._internode = hierarchy.internode
-        self.lo, self.hi = hierarchy.owned_range(lo, hi)
-        n = hierarchy.n_nodes
-        owned = [hierarchy.owned_range(lo, hi, node) for node in range(n)]
-        self._send = ([b - a for a, b in owned], [a for a, _ in owned])
-        count = self.hi - self.lo
-        self._received = np.zeros((n, count), dtype)
-        self._recv = ([count] * n, [count * node for node in range(n)])
-        self._type = mpi_type(np.dtype(dtype))
-        self.request = MPI.REQUEST_NULL
-
-    def start(self, vector: Array) -> None:
-        """Send every node its range of ``vector``, which must not change until ``finish``."""
-        self.request = self._internode.Ialltoallv(
-            [vector, self._send, self._type], [self._received, self._recv, self._type]
-        )
-
-    def progress(self) -> None:
-        """Let MPI move data before this rank computes again."""
-        self.request.Test()
-
-    def finish(self, out: Array) -> None:
-        """Wait, and write the sum over the nodes to ``out[lo:hi]``, this rank's range."""
-        self.request.Wait()
-        sum_rows(self._received, np.arange(len(self._received)), 0, self.hi - self.lo, 1.0, out[self.lo : self.hi])

@@ -20,17 +20,17 @@ one communicator, and the second exchanges another; both start in the order of t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 
 from ..core.extra_state import ExtraState, Value, Versioned, values_of
-from ..core.kernels import sum_rows
 from ..core.layout import Array
 from ..core.ranges import Bucket, Range
 from .backoff import Backoff
-from .hierarchy import Hierarchy, ReduceScatter
-from .mpi import MPI, mpi_type
+from .exchange import Exchange, add_rows
+from .hierarchy import Hierarchy
+from .mpi import MPI
 from .vector_codec import VectorCodec
 
 NAMESPACE = "compression"  # namespace of the extra state
@@ -115,35 +115,31 @@ class DividedSums(NodeSums):
         self._grads, self._returned = grads, returned
         self.parts = [[hierarchy.chunk(*bucket)] for bucket in buckets]
         self.owned = [[hierarchy.owned_range(*bucket)] for bucket in buckets]
-        self._reduce_scatters: list[ReduceScatter] = []
+        self._exchanges: list[Exchange] = []
         self._gathers: dict[int, MPI.Request] = {}
         self._comm: MPI.Intracomm | None = None
         if hierarchy.internode is not None:
-            self._comm, n_nodes = hierarchy.internode.Dup(), hierarchy.n_nodes
-            self._reduce_scatters = [ReduceScatter(hierarchy, *bucket, grads.dtype) for bucket in buckets]
-            ranges = [[hierarchy.owned_range(*bucket, node) for node in range(n_nodes)] for bucket in buckets]
-            self._targets = [([hi - lo for lo, hi in of_nodes], [lo for lo, _ in of_nodes]) for of_nodes in ranges]
-            own, parts = _size(self.owned), _size(self.parts)
-            self.bytes_sent = grads.itemsize * (parts - own + own * (n_nodes - 1))
+            self._comm = hierarchy.internode.Dup()
+            self._exchanges = [hierarchy.exchange(*bucket, grads.dtype) for bucket in buckets]
+            self.bytes_sent = sum(each.bytes_scattered + each.bytes_shared for each in self._exchanges)
 
     def start(self, index: int) -> None:
         if self._comm is not None:
-            self._reduce_scatters[index].start(self._grads)
+            self._exchanges[index].start(self._grads)
 
     def progress(self) -> None:
-        MPI.Request.Testall([exchange.request for exchange in self._reduce_scatters] + list(self._gathers.values()))
+        MPI.Request.Testall([exchange.request for exchange in self._exchanges] + list(self._gathers.values()))
 
     def is_summed(self, index: int) -> bool:
-        return self._comm is None or bool(self._reduce_scatters[index].request.Test())
+        return self._comm is None or bool(self._exchanges[index].request.Test())
 
     def finish(self, index: int) -> None:
         if self._comm is not None:
-            self._reduce_scatters[index].finish(self._grads)
+            self._exchanges[index].finish(self._grads)
 
     def share(self, index: int) -> None:
         if self._comm is not None:
-            received = [self._returned, self._targets[index], mpi_type(self._returned.dtype)]
-            self._gathers[index] = self._comm.Iallgatherv(MPI.IN_PLACE, received)
+            self._gathers[index] = self._exchanges[index].share(self._returned, self._comm)
 
     def is_complete(self, index: int) -> bool:
         return index not in self._gathers or bool(self._gathers[index].Test())
@@ -215,10 +211,10 @@ class CompressedSums(NodeSums):
 
 
 class _CompressedBucket:
-    """The two exchanges of this rank's part of a bucket.
+    """The exchange of this rank's part of a bucket, in which codes take the place of values.
 
     Args:
-        comm: Communicator for the second exchange.
+        comm: Communicator for the second half of the exchange.
     """
 
     def __init__(
@@ -231,34 +227,25 @@ class _CompressedBucket:
         residual: Array,
     ) -> None:
         assert hierarchy.internode is not None
-        self._first, self._second = hierarchy.internode, comm
-        self._grads, self._residual, self._node = grads, residual, hierarchy.internode.rank
-        nodes = range(hierarchy.n_nodes)
-        owned = [hierarchy.owned_range(*bucket, node) for node in nodes]
+        self._second, self._grads, self._residual = comm, grads, residual
+        self._node, owned = hierarchy.internode.rank, hierarchy.owned_ranges(*bucket)
         self._ranges, self._codecs = [slice(*part) for part in owned], [codec.of_range(*part) for part in owned]
-        counts = [part.nbytes for part in self._codecs]
-        starts = [0, *accumulate(counts)]
-        encoded = np.zeros(starts[-1], np.uint8)
-        self._encoded = [encoded[start : start + count] for start, count in zip(starts, counts, strict=False)]
-        self._all_encoded = [encoded, (counts, starts[:-1]), MPI.BYTE]
-        # In the first exchange a node sends nothing to itself.
-        own = counts[self._node]
-        sent = [0 if node == self._node else counts[node] for node in nodes]
-        received = [0 if node == self._node else own for node in nodes]
-        self._received = np.zeros((len(nodes), own), np.uint8)
-        self._to_others = [encoded, (sent, starts[:-1]), MPI.BYTE]
-        self._from_others = [self._received, (received, [own * node for node in nodes]), MPI.BYTE]
-        size = self._ranges[self._node].stop - self._ranges[self._node].start
-        self._rows, self._order = np.zeros((len(nodes), size), grads.dtype), np.arange(len(nodes))
+        ends = [0, *accumulate(part.nbytes for part in self._codecs)]
+        self._codes = np.zeros(ends[-1], np.uint8)
+        self._encoded = [self._codes[start:stop] for start, stop in pairwise(ends)]
+        self._exchange = Exchange(hierarchy.internode, [*pairwise(ends)], np.uint8, self._add)
+        lo, hi = owned[self._node]
+        self._rows = np.zeros((len(owned), hi - lo), grads.dtype)
         self._request = MPI.REQUEST_NULL
-        self.bytes_sent = sum(sent) + own * (len(nodes) - 1)
+        self.bytes_sent = self._exchange.bytes_scattered + self._exchange.bytes_shared
 
     def send_parts(self) -> None:
         """Begin the first exchange: send every other node the encoded range that the receiver sums."""
         for node, part in enumerate(self._ranges):
             if node != self._node:
                 self._codecs[node].encode(self._grads[part], self._residual[part], self._encoded[node])
-        self._request = self._first.Ialltoallv(self._to_others, self._from_others)
+        self._exchange.start(self._codes)
+        self._request = self._exchange.request
 
     def has_arrived(self) -> bool:
         """Return whether the last exchange has ended."""
@@ -266,15 +253,19 @@ class _CompressedBucket:
 
     def return_sum(self) -> None:
         """Begin the second exchange: send the sum of this node's range to all others."""
+        self._exchange.finish(self._codes)
+        self._request = self._exchange.share(self._codes, self._second)
+
+    def _add(self, received: Array, out: Array) -> None:
+        """Encode the sum of this node's gradient, which it has not sent, and of the gradients of the other nodes."""
         own, codec = self._ranges[self._node], self._codecs[self._node]
         for node, row in enumerate(self._rows):
             if node == self._node:
                 row[:] = self._grads[own]
             else:
-                codec.decode(self._received[node], row)
-        sum_rows(self._rows, self._order, 0, self._rows.shape[1], 1.0, self._grads[own])
-        codec.encode(self._grads[own], self._residual[own], self._encoded[self._node])
-        self._request = self._second.Iallgatherv(MPI.IN_PLACE, self._all_encoded)
+                codec.decode(received[node], row)
+        add_rows(self._rows, self._grads[own])
+        codec.encode(self._grads[own], self._residual[own], out)
 
     def decode(self) -> None:
         """Set the gradients, also in this node's own range, to the decoded sums, which are equal on all nodes."""
@@ -319,7 +310,3 @@ class Residual:
         if self._hierarchy.node.rank == 0:
             self.own[:] = values()
         self._hierarchy.node.Barrier()
-
-
-def _size(ranges: Sequence[Sequence[Range]]) -> int:
-    return sum(hi - lo for of_bucket in ranges for lo, hi in of_bucket)

@@ -27,9 +27,9 @@ from ..core.extra_state import ExtraState, Versioned, values_of
 from ..core.kernels import kernel, sum_rows
 from ..core.layout import Array, Layout
 from ..core.ranges import Bucket, Range, aligned_range
+from .exchange import Exchange
 from .hierarchy import Hierarchy
 from .internode import NAMESPACE, NodeSums, Residual
-from .mpi import MPI, mpi_type
 from .phase_barrier import PhaseBarrier
 
 _LEAST_GAIN = 2  # the factors of a compressed matrix have less than half of its elements, as in PyTorch
@@ -63,8 +63,8 @@ class PowerSums(NodeSums):
         n_rows = sum(hi - lo for lo, hi in rows)
         lo, hi = aligned_range(0, len(self._q), node.rank, hierarchy.n_chunks)
         self._own_q = slice(lo, hi) if hierarchy.internode is not None else slice(0, 0)
-        self._first = _NodesAllreduce(hierarchy, n_dense + n_rows * rank, dtype)
-        self._second = _NodesAllreduce(hierarchy, self._own_q.stop - self._own_q.start, dtype)
+        self._first = _NodesSum(hierarchy, n_dense + n_rows * rank, dtype)
+        self._second = _NodesSum(hierarchy, self._own_q.stop - self._own_q.start, dtype)
         self.bytes_sent = self._first.bytes_sent + self._second.bytes_sent
 
         self._matrices, at, p, q = [], n_dense, 0, 0
@@ -211,7 +211,7 @@ class _Matrix:
             self._error[:] = 0
 
 
-class _NodesAllreduce:
+class _NodesSum:
     """Sums a short vector over the ranks with the same index on all nodes, in the order of the nodes.
 
     Attributes:
@@ -220,31 +220,23 @@ class _NodesAllreduce:
     """
 
     def __init__(self, hierarchy: Hierarchy, count: int, dtype: Any) -> None:
-        self.values, self._comm, n_nodes = np.zeros(count, dtype), hierarchy.internode, hierarchy.n_nodes
-        self._order, self._type, self.bytes_sent = np.arange(n_nodes), mpi_type(np.dtype(dtype)), 0
-        if self._comm is None:
-            return
-        # Two nodes exchange all values in one message; with more nodes, each sums a range, in two messages.
-        ranges = [aligned_range(0, count, node, n_nodes) for node in range(n_nodes)]
-        if n_nodes == 2:
-            ranges = [(0, count)] * 2
-        lo, hi = self._own = ranges[self._comm.rank]
-        self._received = np.zeros((n_nodes, hi - lo), dtype)
-        self._ranges = [b - a for a, b in ranges], [a for a, _ in ranges]
-        self._targets = [hi - lo] * n_nodes, [(hi - lo) * node for node in range(n_nodes)]
-        others = count - (hi - lo) + (hi - lo) * (n_nodes - 1)
-        self.bytes_sent = (count if n_nodes == 2 else others) * self.values.itemsize
+        self.values, self.bytes_sent, comm = np.zeros(count, dtype), 0, hierarchy.internode
+        self._exchange: Exchange | None = None
+        if comm is not None:
+            # Two nodes exchange all values in one message; with more nodes, each sums a range, in two messages.
+            self._shares = comm.size > 2
+            parts = comm.size if self._shares else 1
+            ranges = [aligned_range(0, count, node % parts, parts) for node in range(comm.size)]
+            self._exchange = Exchange(comm, ranges, dtype)
+            self.bytes_sent = self._exchange.bytes_scattered + self._shares * self._exchange.bytes_shared
 
     def reduce(self) -> None:
         """Sum. Collective over the ranks with the same index."""
-        if self._comm is None:
-            return
-        lo, hi = self._own
-        send, received = [self.values, self._ranges, self._type], [self._received, self._targets, self._type]
-        self._comm.Alltoallv(send, received)
-        sum_rows(self._received, self._order, 0, hi - lo, 1.0, self.values[lo:hi])
-        if self._comm.size > 2:
-            self._comm.Allgatherv(MPI.IN_PLACE, send)
+        if self._exchange is not None:
+            self._exchange.start(self.values)
+            self._exchange.finish(self.values)
+            if self._shares:
+                self._exchange.share(self.values).Wait()
 
 
 def compresses_any(layout: Layout, rank: int) -> bool:

@@ -30,9 +30,7 @@ def make_node_codec(plan: Plan, hierarchy: Hierarchy, buckets: Iterable[Range]) 
         _log.info("--compress %s has no effect: %s", compression, why)
     if compression.rank or hierarchy.n_nodes == 1:
         return None
-    nodes = range(hierarchy.n_nodes)
-    ranges = [hierarchy.owned_range(*bucket, node) for bucket in buckets for node in nodes]
-    counts = {hi - lo for lo, hi in ranges}
+    counts = {hi - lo for bucket in buckets for lo, hi in hierarchy.owned_ranges(*bucket)}
     return make_vector_codec(compression, plan.dtype, plan.layout, hierarchy.comm, counts)
 
 

@@ -16,7 +16,9 @@ def results(mpi: Mpi, n: int, *words: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("n", "ranks_per_node"), [(1, None), (2, None), (3, "2")], ids=["one-rank", "one-node", "two-nodes"]
+    ("n", "ranks_per_node"),
+    [(1, None), (2, None), (3, "2"), (3, "1")],
+    ids=["one-rank", "one-node", "two-nodes", "three-nodes"],
 )
 def test_operations_agree_with_sums_of_each_rank(openmpi: Mpi, n: int, ranks_per_node: str | None) -> None:
     words = () if ranks_per_node is None else (ranks_per_node,)

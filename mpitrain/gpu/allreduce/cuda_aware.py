@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from ...comm.exchange import Exchange
 from ...comm.hierarchy import Hierarchy
-from ...comm.mpi import MPI, mpi_type
+from ...comm.mpi import MPI
 from ...core.layout import Array
 from ...core.ranges import Bucket, aligned_range
 from .. import ops as launch
@@ -30,50 +31,51 @@ class CudaAwareTransport:
         agree(hierarchy, "" if _is_cuda_aware() else "this MPI library does not report CUDA support")
         self._comm = hierarchy.comm.Dup()
         self._gpu, self._vector = gpu, vector
-        self._type = mpi_type(vector.dtype)
-        n, rank = self._comm.size, self._comm.rank
-        self._parts = [[aligned_range(lo, hi, worker, n) for worker in range(n)] for lo, hi in buckets]
+        n = self._comm.size
         with gpu.activate():
             self._in_order = gpu.copy_of(np.arange(n))
-            self._received = [gpu.empty((n, _length(parts[rank])), vector.dtype) for parts in self._parts]
+            self._exchanges = [
+                Exchange(
+                    self._comm,
+                    [aligned_range(lo, hi, worker, n) for worker in range(n)],
+                    vector.dtype,
+                    self._add,
+                    gpu.empty,
+                )
+                for lo, hi in buckets
+            ]
         self._events: list[Any] = [None] * len(buckets)
-        self._requests: list[MPI.Request] = []
-        self._started = 0
+        # Numbers of buckets whose gradients are enqueued, and whose exchange has begun.
+        self._started = self._posted = 0
         self._try(hierarchy)
 
     def start(self, index: int) -> None:
         self._events[index] = self._gpu.compute.record(self._events[index])
         self._started = index + 1
-        while len(self._requests) < self._started and self._events[len(self._requests)].done:
+        while self._posted < self._started and self._events[self._posted].done:
             self._post()
 
     def finish(self) -> None:
-        while len(self._requests) < self._started:
-            self._events[len(self._requests)].synchronize()
+        while self._posted < self._started:
+            self._events[self._posted].synchronize()
             self._post()
-        rank = self._comm.rank
-        for index, request in enumerate(self._requests):
-            request.Wait()
-            lo, hi = self._parts[index][rank]
-            if lo < hi:
-                launch.sum_rows(self._received[index], self._in_order, 0, hi - lo, 1.0, self._vector[lo:hi])
+        for exchange in self._exchanges[: self._started]:
+            exchange.finish(self._vector)
         self._gpu.compute.wait()  # MPI does not order its work with streams
-        for parts in self._parts[: self._started]:
-            gathered = [self._vector, _counts(parts), self._type]
-            self._comm.Allgatherv(MPI.IN_PLACE, gathered)
-        self._requests.clear()
+        for exchange in self._exchanges[: self._started]:
+            self._comm.Allgatherv(MPI.IN_PLACE, exchange.message(self._vector))
+        self._posted = 0
 
     def free(self) -> None:
         self._comm.Free()
 
     def _post(self) -> None:
         """Send every worker its part of the next bucket."""
-        index = len(self._requests)
-        received = self._received[index]
-        count = received.shape[1]
-        places = [count] * len(received), [count * worker for worker in range(len(received))]
-        sent = [self._vector, _counts(self._parts[index]), self._type]
-        self._requests.append(self._comm.Ialltoallv(sent, [received, places, self._type]))
+        self._exchanges[self._posted].start(self._vector)
+        self._posted += 1
+
+    def _add(self, rows: Array, out: Array) -> None:
+        launch.sum_rows(rows, self._in_order, 0, rows.shape[1], 1.0, out)
 
     def _try(self, hierarchy: Hierarchy) -> None:
         """Check that sums are correct. Collective over the workers.
@@ -84,7 +86,7 @@ class CudaAwareTransport:
         problem = ""
         with self._gpu.activate():
             self._vector[...] = 1
-            for index in range(len(self._parts)):
+            for index in range(len(self._exchanges)):
                 self.start(index)
             self.finish()
             sums = np.empty(self._vector.shape, self._vector.dtype)
@@ -118,11 +120,3 @@ def _libraries() -> list[str]:
     with open("/proc/self/maps", encoding="utf-8") as maps:
         paths = {line.split(maxsplit=5)[5].strip() for line in maps if "/libmpi" in line}
     return sorted(path for path in paths if ".so" in path)
-
-
-def _length(ends: tuple[int, int]) -> int:
-    return ends[1] - ends[0]
-
-
-def _counts(parts: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
-    return [_length(ends) for ends in parts], [lo for lo, _ in parts]

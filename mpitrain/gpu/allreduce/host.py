@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...comm.hierarchy import Hierarchy, ReduceScatter
+from ...comm.hierarchy import Hierarchy
 from ...comm.phase_barrier import PhaseBarrier
 from ...comm.shared_memory import SharedArrays
 from ...core.kernels import sum_in_place, sum_rows
@@ -40,8 +40,8 @@ class HostTransport:
         self._in_order = np.arange(node.size)
         self._down, self._summed = PhaseBarrier(shared, hierarchy.cores), PhaseBarrier(shared, hierarchy.cores)
         several = hierarchy.n_nodes > 1
-        self._reduce_scatters = [
-            ReduceScatter(hierarchy, lo, hi, dtype) for lo, hi in self._chunks if several and hierarchy.internode
+        self._exchanges = [
+            hierarchy.exchange(lo, hi, dtype) for lo, hi in self._chunks if several and hierarchy.internode
         ]
         gpu.pin(self._own)
         gpu.pin(self._sums)
@@ -97,8 +97,8 @@ class HostTransport:
                 self._events[self._on_host].synchronize()
         hierarchy = self._hierarchy
         for chunk, (lo, hi) in enumerate(self._chunks):
-            if self._reduce_scatters:
-                exchange = self._reduce_scatters[chunk]
+            if self._exchanges:
+                exchange = self._exchanges[chunk]
                 exchange.finish(self._own)
                 self._sums[exchange.lo : exchange.hi] = self._own[exchange.lo : exchange.hi]
                 hierarchy.allgather(self._sums, lo, hi)
@@ -134,13 +134,13 @@ class HostTransport:
             return
         if hierarchy.node.size > 1:
             sum_in_place(self._rows, *hierarchy.chunk(lo, hi), 1.0, hierarchy.node.rank)
-        if self._reduce_scatters:
-            self._reduce_scatters[chunk].start(self._own)
+        if self._exchanges:
+            self._exchanges[chunk].start(self._own)
 
     def _progress(self) -> None:
         """Let MPI make progress between nodes, also for exchanges that other ranks wait for."""
-        for exchange in self._reduce_scatters[: self._added]:
-            exchange.progress()
+        for exchange in self._exchanges[: self._added]:
+            exchange.request.Test()
         self._hierarchy.comm.Iprobe()
 
 
