@@ -198,14 +198,23 @@ def as_split(dataset: Any, collate_fn: Callable[[list[Any]], Any] | None = None)
         return dataset
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         return dataset
-    if collate_fn is None and type(dataset) is TensorDataset and len(dataset.tensors) == 2:
-        examples, labels = dataset.tensors
-        on_cpu = all(tensor.device.type == "cpu" and not tensor.requires_grad for tensor in dataset.tensors)
-        if on_cpu and all(tensor.dtype in _SHARED for tensor in dataset.tensors):
-            return from_arrays(examples.numpy(), labels.numpy())
+    if collate_fn is None and _is_arrays(dataset):
+        return from_arrays(*(tensor.numpy() for tensor in dataset.tensors))
     source = f"the dataset {type(dataset).__name__}"
     return DatasetSplit(_OneByOne(dataset) if type(dataset) is Subset else dataset, source).collated(
         collate_fn or _collate, TensorBatch
+    )
+
+
+def _is_arrays(dataset: Any) -> bool:
+    """Return whether a dataset consists of inputs and labels that NumPy arrays can share."""
+    return (
+        type(dataset) is TensorDataset
+        and len(dataset.tensors) == 2
+        and all(
+            tensor.device.type == "cpu" and not tensor.requires_grad and tensor.dtype in _SHARED
+            for tensor in dataset.tensors
+        )
     )
 
 

@@ -139,32 +139,43 @@ def resume_from_memory(
     """
     if run_dir is None:
         return None
-    here = {state.step: state for state in reversed(states(run_dir, _key_of(plan)))}
-    all_states = cluster.comm.allgather((sorted(here), max((state.step for state in states(run_dir)), default=-1)))
-    everywhere = [steps for steps, _ in all_states]
-    step = max((step for steps in everywhere for step in steps), default=-1)
-    newest = max(of_any_key for _, of_any_key in all_states)
+    step, root, state = _newest(cluster, run_dir, _key_of(plan), newer_than)
+    if step <= newer_than:
+        return None
+    lacks = vectors is not None and state is None
+    with cluster.agree("reading the state in memory"):
+        restored = Progress(step, 0), StoredState()
+        if state is not None and shared_vectors is not None:
+            comm = shared_vectors.comm
+            part = aligned_range(0, plan.layout.size, comm.rank, comm.size)
+            restored = read_state(state.path, shared_vectors.vectors, *part)
+        elif state is not None and vectors is not None:
+            restored = read_state(state.path, vectors)
+    if cluster.any(lacks):
+        restored = _send(cluster, plan, state, vectors, restored, root, lacks)
+    return restored
+
+
+def _newest(cluster: Cluster, run_dir: str, key: str, newer_than: int) -> tuple[int, int, StateInMemory | None]:
+    """Return the newest step of which a host keeps a state, a rank of such a host, and the state if it is on this host.
+
+    Collective over all ranks. The step is -1 if there is none.
+
+    Raises:
+        CheckpointError: There is a newer state with another key; on all ranks.
+    """
+    here = {state.step: state for state in reversed(states(run_dir, key))}
+    newest = max((state.step for state in states(run_dir)), default=-1)
+    everywhere = cluster.comm.allgather((max(here, default=-1), newest))
+    step, newest = (max(steps) for steps in zip(*everywhere, strict=True))
     if newest > max(step, newer_than):
         raise CheckpointError(
             f"the state of step {newest:,} in memory does not match the model, the optimizer or --seed; undo the "
             "change, pass --resume never to start from the beginning, or another --run-dir",
             on_all_ranks=True,
         )
-    if step <= newer_than:
-        return None
-    root = next(rank for rank, steps in enumerate(everywhere) if step in steps)
-    lacks = vectors is not None and step not in here
-    with cluster.agree("reading the state in memory"):
-        restored = Progress(step, 0), StoredState()
-        if step in here and shared_vectors is not None:
-            comm = shared_vectors.comm
-            part = aligned_range(0, plan.layout.size, comm.rank, comm.size)
-            restored = read_state(here[step].path, shared_vectors.vectors, *part)
-        elif step in here and vectors is not None:
-            restored = read_state(here[step].path, vectors)
-    if cluster.any(lacks):
-        restored = _send(cluster, plan, here.get(step), vectors, restored, root, lacks)
-    return restored
+    root = next(rank for rank, (of_rank, _) in enumerate(everywhere) if of_rank == step)
+    return step, root, here.get(step)
 
 
 def _send(
