@@ -105,12 +105,12 @@ class Engine:
         if any(channel.active for channel in channels):
             return _ACTIVE_S
         recently = perf_counter() - _RECENT_S
-        if any(channel.pending or channel.completed > recently for channel in channels):
+        if any(channel.submissions or channel.completed > recently for channel in channels):
             return min(self._cycle_s, _BUSY_S) if self._overlaps else _BUSY_S
         return _IDLE_S
 
     def _should_perform(self, channel: Channel) -> bool:
-        return channel.is_awaited or (self._overlaps and channel.announces)
+        return channel.is_awaited or (self._overlaps and bool(channel.submissions.queue))
 
     def _perform(self) -> None:
         """Begin and continue cycles; complete those that all ranks have begun."""

@@ -68,7 +68,7 @@ class World:
     @property
     def has_failed(self) -> bool:
         """Whether a rank has shut down or ended, so that no operation of all ranks is possible any more. Local."""
-        return self.channel(0).error is not None
+        return self.channel(0).submissions.error is not None
 
     def translate(self, comm: MPI.Comm) -> list[int]:
         """Return the ranks of another communicator as ranks of the world. Local."""
@@ -85,7 +85,7 @@ class World:
             HorovodInternalError: The arguments differ, or a rank has shut down.
         """
         channel = self.channel(0)
-        handle = channel.submit(Handle(Request(kind, "process sets", shapes=(tuple(ranks),))))
+        handle = channel.submissions.add(Handle(Request(kind, "process sets", shapes=(tuple(ranks),))))
         self.engine.wait(handle)
         if handle.error is not None:
             raise handle.error

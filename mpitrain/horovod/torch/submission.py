@@ -59,7 +59,7 @@ def submit(handle: Handle, process_set: ProcessSet) -> Handle:
     """Submit an operation to a process set, and return its handle. Local."""
     if process_set.process_set_id is None:
         raise ValueError(f"{process_set} has not been added, or has been removed; call add_process_set")
-    return world.current().channel(process_set.process_set_id).submit(handle)
+    return world.current().channel(process_set.process_set_id).submissions.add(handle)
 
 
 def _check_handle(handle: Handle) -> None:
