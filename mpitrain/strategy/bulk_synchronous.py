@@ -13,7 +13,7 @@ from ..core.layout import Array
 from ..monitor.trace import span
 from ..plan.plan import Plan
 from ..plan.progress import ConsistentPoint, Progress, WorkItem
-from .base import PauseRequests, SharedVectors, Stats, StepInParts, StepResult
+from .base import PauseRequests, Stats, StepResult, Strategy
 from .non_finite import NonFinitePolicy
 from .tensor_updates import TensorUpdates
 
@@ -25,7 +25,7 @@ _NAMESPACE = "updates"  # namespace of the extra state
 _NO_REASONS: frozenset[str] = frozenset()
 
 
-class BulkSynchronous(StepInParts):
+class BulkSynchronous(Strategy):
     """Counts steps and examples; subclasses do the rest of ``base.Strategy``.
 
     A subclass sets ``params``, ``grads`` and ``initial_vectors``, and implements ``finish``, ``vector`` and ``close``.
@@ -38,9 +38,6 @@ class BulkSynchronous(StepInParts):
             of the workers' gradients is the gradient of the mean loss.
         flags: The requests of this worker, as bits, to be combined with the other workers' bits.
         non_finite: The policy for losses that are not finite.
-        plan: The plan of the run.
-        has_ended: Whether the consistent point that was entered last is the last one of the run.
-        last_result: The result of the last step whose result is known; ``result`` returns it.
         tensors: Updates by an optimizer that needs whole tensors, else None.
         grad_norm: The norm of the averaged gradient in the last step for which it was requested; None if that step made
             no update.
@@ -49,11 +46,6 @@ class BulkSynchronous(StepInParts):
     """
 
     synchronous = True
-    params: Array
-    grads: Array
-    initial_vectors: dict[str, Array] | None
-    shared_vectors: SharedVectors | None = None
-    last_result = StepResult(math.nan, True)
     step_offset = 0
     tensors: TensorUpdates | None = None
 
@@ -85,10 +77,6 @@ class BulkSynchronous(StepInParts):
         if progress.step >= self.plan.train_steps:
             self.enter_consistent_point(0)
 
-    @property
-    def result(self) -> StepResult:
-        return self.last_result
-
     def next(self) -> WorkItem | ConsistentPoint | None:
         if self._point is not None:
             point, self._point = self._point, None
@@ -104,9 +92,6 @@ class BulkSynchronous(StepInParts):
         if self._norm_steps:
             self.measures_norm = (self.progress.step + 1) % self._norm_steps == 0
 
-    def ready(self, start: int) -> None:
-        """Do nothing: the gradient is used as a whole."""
-
     def request_pause(self, reason: str) -> None:
         self._pauses.add(reason)
         self.flags |= PAUSE
@@ -114,18 +99,12 @@ class BulkSynchronous(StepInParts):
     def request_stop(self) -> None:
         self.flags |= STOP
 
-    def vector(self, name: str) -> Array:
-        raise NotImplementedError
-
     def snapshot(self) -> Snapshot:
         self.await_release()
         return self.snapshot_of({name: self.vector(name) for name in self.plan.vectors})
 
     def stats(self) -> Stats:
         return Stats(self._counted_to, self._loss_sum, self._updated, self._skipped, [], grad_norm=self.grad_norm)
-
-    def memory_use(self) -> dict[str, int]:
-        return {}
 
     # For subclasses.
 

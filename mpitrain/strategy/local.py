@@ -38,9 +38,9 @@ _AVERAGES, _AGREES = range(2)  # the next action of a worker that sends its stat
 
 
 class Local(BulkSynchronous):
-    """Local SGD in all its forms; see ``base.Strategy`` and ``base.StepInParts`` for the methods.
+    """Local SGD in all its forms; see ``base.Strategy`` for the methods.
 
-    ``finish`` is collective over the workers in a step that averages, else local.
+    The methods of a step are collective over the workers in a step that averages, else local.
     """
 
     averages_grads = has_slots = updates_whole_tensors = True
@@ -87,11 +87,6 @@ class Local(BulkSynchronous):
 
     def ready(self, start: int) -> None:
         self._averaging.progress()
-
-    def finish(self) -> None:
-        self.average()
-        self.update()
-        self.end_step(updated=True, complete=True)
 
     def average(self) -> None:
         """Check the loss; unless the workers train alone, also average the gradients."""

@@ -16,8 +16,7 @@ from ..errors import ConfigError
 from ..optim.whole_tensors import WholeTensorOptimizer
 from ..plan.modes import MODES
 from ..plan.plan import Plan
-from .base import StepInParts, Strategy
-from .bulk_synchronous import BulkSynchronous
+from .base import Strategy
 from .ps import backup_server
 from .ps.asynchronous import AsyncStore
 from .ps.backup import BackupStore
@@ -25,9 +24,7 @@ from .ps.server import Server
 from .sync import Sync
 from .sync_gpu import SyncGpu
 
-_SET_BY_INSTANCES = ("params", "grads", "progress", "initial_vectors")
-_OPTIONAL = ("extra_state", "has_ended")  # only ``snapshot`` uses ``extra_state``; ``has_ended`` defaults to False
-_MEMBERS = [*Strategy.__annotations__, *(name for name in vars(Strategy) if not name.startswith("_"))]
+_ATTRIBUTES = ("synchronous", "params", "grads", "progress", "initial_vectors")
 MakeStrategy = Callable[[Cluster, Plan, Sequence[Device], TrainingState], Strategy]
 
 
@@ -46,20 +43,15 @@ def make_strategy(cluster: Cluster, plan: Plan, devices: Sequence[Device], state
         make = _load(mode.strategy) if mode.name in MODES else _load_class(mode.strategy)
     strategy = make(cluster, plan, devices, state)
     with cluster.training.agree("making the strategy"):
-        if plan.shows_grads and not isinstance(strategy, StepInParts):
-            raise ConfigError(
-                f"--mode {mode.name}: with a Trainer, the class must be derived from mpitrain.strategy.base.StepInParts"
-            )
-        can_update = isinstance(strategy, StepInParts) and strategy.updates_whole_tensors
         on_host = devices[0].is_gpu and not devices[0].owns(strategy.params)
-        if isinstance(plan.optimizer, WholeTensorOptimizer) and (on_host or not can_update):
+        if isinstance(plan.optimizer, WholeTensorOptimizer) and (on_host or not strategy.updates_whole_tensors):
             raise ConfigError(
                 f"{plan.optimizer.name} updates whole tensors: it needs --mode sync, or --mode local on CPUs"
             )
-        missing = [name for name in _SET_BY_INSTANCES if not hasattr(strategy, name)]
+        missing = [name for name in _ATTRIBUTES if not hasattr(strategy, name)]
         if missing:
             raise ConfigError(f"--mode {mode.name}: the constructor must set {', '.join(missing)}")
-        if plan.config.compression is not None and mode.name not in MODES and not isinstance(strategy, Sync):
+        if plan.config.compression is not None and mode.name not in MODES and not strategy.compresses_grads:
             raise ConfigError(
                 f"--compress works with --mode {mode.name} only if its class is a subclass of "
                 "mpitrain.strategy.sync.Sync; derive it from Sync, or remove --compress"
@@ -126,9 +118,14 @@ def _load_class(mode: str) -> MakeStrategy:
             f"--mode {mode}: the constructor takes initial_state; it must take (cluster, plan, devices, state) and set "
             "initial_vectors, which the caller fills before start: see mpitrain.strategy.base.Strategy"
         )
-    required = [name for name in _MEMBERS if name not in (*_SET_BY_INSTANCES, *_OPTIONAL)]
-    missing = [name for name in required if not hasattr(strategy, name)]
-    if missing or getattr(strategy, "vector", None) is BulkSynchronous.vector:
-        missing_names = ", ".join(missing) or "vector"
-        raise ConfigError(f"--mode {mode}: {missing_names} missing; see mpitrain.strategy.base.Strategy")
+    if not issubclass(strategy, Strategy):
+        raise ConfigError(f"--mode {mode}: must be derived from mpitrain.strategy.base.Strategy")
+    missing = sorted(strategy.__abstractmethods__)
+    if strategy.finish is Strategy.finish and strategy.end_step is Strategy.end_step:
+        missing.append("finish")
+    if missing:
+        raise ConfigError(f"--mode {mode}: {', '.join(missing)} missing; see mpitrain.strategy.base.Strategy")
+    if strategy.finish is not Strategy.finish and strategy.end_step is not Strategy.end_step:
+        own = strategy.end_step.__qualname__
+        raise ConfigError(f"--mode {mode}: {own} does not call finish; override average, update or end_step instead")
     return strategy

@@ -68,7 +68,7 @@ from ..optim import Optimizer
 from ..optim.whole_tensors import WholeTensorOptimizer
 from ..plan.plan import Plan
 from ..plan.progress import Progress
-from .base import DefersParams, Part, SharedVectors, Stats
+from .base import Part, SharedVectors, Stats
 from .bulk_synchronous import BulkSynchronous
 from .late_params import LateParams
 from .node_codec import make_node_codec
@@ -80,10 +80,10 @@ _DIGESTS = 1 << 40
 _CHANGE, _UPDATE = 1, 2  # actions: a change of parameters by the script; an update, plus the number of its part
 
 
-class Sync(BulkSynchronous, DefersParams):
+class Sync(BulkSynchronous):
     """Synchronous data parallel training, overlapped with the backward pass; see ``base`` for the methods."""
 
-    averages_grads = sums_grads = has_slots = updates_whole_tensors = True
+    averages_grads = sums_grads = has_slots = updates_whole_tensors = compresses_grads = True
 
     def __init__(self, cluster: Cluster, plan: Plan, devices: Sequence[Device], state: TrainingState) -> None:
         super().__init__(cluster, plan)
@@ -199,11 +199,6 @@ class Sync(BulkSynchronous, DefersParams):
         if start > 0:  # otherwise ``average`` follows, which waits
             self._work_ahead()
 
-    def finish(self) -> None:
-        self.average()
-        self.update()
-        self.end_step(updated=True, complete=True)
-
     @span("average")
     def average(self) -> None:
         if self._sums is not None:
@@ -213,8 +208,7 @@ class Sync(BulkSynchronous, DefersParams):
         self._phase += len(self._buckets)
         self._wait(self._phase)
         try:
-            losses, loss = self._collect_statuses()
-            self._accepts &= self.non_finite.check(loss, losses, self.progress.step)
+            self._collect_statuses()
         except BaseException:
             self._finish_sums()  # no operation may stay pending
             raise
@@ -243,8 +237,7 @@ class Sync(BulkSynchronous, DefersParams):
             self._wait(self._phase)  # until all have read the last statuses
             self._post_status()
             self._node_barrier()
-            losses, loss = self._collect_statuses()
-            self._accepts &= self.non_finite.check(loss, losses, self.progress.step)
+            self._collect_statuses()
             self._publish()
         loss, accepted, flags = self._total, self._accepts, self._all_flags
         self._accepts |= complete
@@ -335,11 +328,12 @@ class Sync(BulkSynchronous, DefersParams):
         self.await_release()  # in time: no rank of the node updates parameters before this rank posts its status
         self._statuses.post(float(self.loss), self.flags | self._actions << _FLAG_BITS)
 
-    def _collect_statuses(self) -> tuple[Array, float]:
-        """Return all workers' shares of the loss, and their sum.
+    def _collect_statuses(self) -> None:
+        """Combine the statuses of all workers.
 
         Raises:
             JobError: The workers have done different things since the last exchange; on all workers.
+            NonFiniteLoss: The loss is not finite and ``--nan`` is ``stop``; on all workers.
         """
         losses, all_flags = self._statuses.collect()
         self._total, self._begun, self._has_averaged, self._actions = sum(losses.tolist()), False, True, 0
@@ -347,7 +341,7 @@ class Sync(BulkSynchronous, DefersParams):
             self._all_flags |= flags & ((1 << _FLAG_BITS) - 1)
             if flags >> _FLAG_BITS != all_flags[0] >> _FLAG_BITS:
                 raise _other_action(on_all_ranks=True)
-        return losses, self._total
+        self._accepts &= self.non_finite.check(self._total, losses, self.progress.step)
 
     def _meet(self, action: int) -> None:
         """Wait until all ranks of the node begin the same action.

@@ -136,11 +136,6 @@ class SyncGpu(BulkSynchronous):
                 self._transport.start(self._started)
                 self._started += 1
 
-    def finish(self) -> None:
-        self.average()
-        self.update()
-        self.end_step(updated=True, complete=True)
-
     @span("average")
     def average(self) -> None:
         with self._device.activate():
@@ -177,7 +172,7 @@ class SyncGpu(BulkSynchronous):
         """Count a step that has not averaged. Collective over the workers; waits for the device."""
         self._collect_results(0)
         losses = np.array(self._hierarchy.comm.allgather(float(self.loss[0])))
-        self.non_finite.check(float(losses.sum()), losses, self.progress.step)
+        self.accept(losses)
         self.count(float(losses.sum()), True)
 
     @property

@@ -23,7 +23,7 @@ from ..monitor.trace import span
 from ..plan.hook import Hook
 from ..plan.plan import Plan
 from ..plan.progress import ConsistentPoint, WorkItem
-from ..strategy.base import DefersParams, Strategy
+from ..strategy.base import Strategy
 
 STEP, LOAD, FORWARD, BACKWARD, HOOKS = map(span, ("step", "load", "forward", "backward", "hooks"))
 
@@ -100,12 +100,10 @@ class Loop:
         This is not done if hooks may read the parameters. Waiting is collective over the node, but a hook may read the
         parameters on one rank only.
         """
-        strategy, model = self._strategy, self._model
+        model = self._model
         is_read = self.plan.config.output.histogram_steps or any(map(_is_own, self._hooks))
-        if not is_read and model.can_await_params and isinstance(strategy, DefersParams):
-            wait = strategy.late_params()
-            if wait is not None:
-                model.await_params_by(wait)
+        if not is_read and model.can_await_params and (wait := self._strategy.late_params()) is not None:
+            model.await_params_by(wait)
 
     @classmethod
     def free(cls, close: Callable[[], None]) -> None:
@@ -207,7 +205,7 @@ class Loop:
     @property
     def is_stopping(self) -> bool:
         """Whether training ends before its last step, as the workers have agreed."""
-        return getattr(self._strategy, "has_ended", False) and self.step < self.train_steps
+        return self._strategy.has_ended and self.step < self.train_steps
 
     @property
     def stop_reason(self) -> str | None:
@@ -265,7 +263,9 @@ class Loop:
             strategy.begin(loss)  # a loss that is not finite is known before any update
             with BACKWARD:
                 model.backward(on_ready=strategy.ready)  # announces finished ranges, last layer first
-            strategy.finish()
+            strategy.average()
+            strategy.update()
+            strategy.end_step(updated=True, complete=True)
         with HOOKS:
             for after_step in self._after_step:
                 after_step(self)

@@ -89,7 +89,8 @@ class ScriptRank(Rank):
         if self.session is not None:
             session, self.session = self.session, None
             try:
-                session.__exit__(type(error), error, error.__traceback__)
+                with session:
+                    raise error
             except BaseException as located:
                 error = located
         super().fail(error)
@@ -132,8 +133,8 @@ class ScriptRank(Rank):
         if error is None:
             error = RuntimeError(_EXITS_EARLY)
             print(f"mpitrain: {self.cluster.rank_description}: {_EXITS_EARLY}", file=sys.__stderr__, flush=True)
-        with contextlib.suppress(BaseException):
-            self.session.__exit__(type(error), error, None)  # records that the run has failed
+        with contextlib.suppress(BaseException), self.session:  # which records that the run has failed
+            raise error
         if self.is_alone:  # Open MPI would print several lines
             sys.stdout.flush()
             os._exit(1)

@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ..core.layout import Array, Layout
 from ..core.ranges import announce_nothing
 from ..models.base import SteppedModel
-from ..strategy.base import Part, StepInParts, Strategy
+from ..strategy.base import Part, Strategy
 from .loop import BACKWARD
-
-
-@dataclass
-class _PartGradient:
-    """The gradient of the parameters that one optimizer updates.
-
-    Attributes:
-        names: The names of these parameters; None for all parameters of the model.
-        is_pending: Whether there is a gradient that no update has applied; other gradients begin at zero.
-    """
-
-    names: Collection[str] | None
-    is_pending: bool = False
 
 
 class ScriptStep:
@@ -34,14 +20,11 @@ class ScriptStep:
     average adds up the gradients of all workers.
 
     Args:
-        strategy: Averages the gradients and updates the parameters; derived from ``StepInParts``.
+        strategy: Averages the gradients and updates the parameters.
         model: Computes the gradients, in ``strategy.grads``.
         layout: The layout of ``strategy.grads``.
         workers: The number of workers.
         names: The names of the parameters that each optimizer updates; None for all.
-
-    Attributes:
-        n_backward: Number of backward passes of this step.
     """
 
     def __init__(
@@ -52,36 +35,35 @@ class ScriptStep:
         workers: int,
         names: Sequence[Collection[str] | None],
     ) -> None:
-        assert isinstance(strategy, StepInParts)
-        self._strategy: Any = strategy  # a ``Strategy``, and ``StepInParts``
+        self._strategy, self._names = strategy, names
         self._model, self._workers = model, workers if strategy.sums_grads else 1
-        shown = self._strategy.grads if strategy.shown_grads is None else strategy.shown_grads
+        shown = strategy.grads if strategy.shown_grads is None else strategy.shown_grads
         # State such as buffers, in the parameters, and its changes, in the gradient.
-        params, grads = layout.views(self._strategy.params), layout.views(shown)
+        params, grads = layout.views(strategy.params), layout.views(shown)
         names_of_state = [entry.name for entry in layout.entries if entry.kind == "state"]
         self._state: list[tuple[Array, Array]] = [(params[name], grads[name]) for name in names_of_state]
-        self._parts = [_PartGradient(own) for own in names]
+        # The optimizers with a gradient that no update has applied; the gradients of other optimizers begin at zero.
+        self._pending: set[int] = set()
         self._is_local = False  # whether a pending gradient is not averaged
         self._begin()
         if strategy.shown_grads is not None:
             model.show_grads_in(strategy.shown_grads, strategy.fetch_grads)
 
     def _begin(self) -> None:
-        self.n_backward, self._has_updated = 0, False
+        self._has_computed = self._has_updated = False  # whether this step has had a backward pass, and an update
         self._loss: Any = 0.0
-        self._has_begun = False  # whether the strategy has ``_loss``
 
     @property
     def has_gradient(self) -> bool:
         """Whether there is a gradient that no update has applied."""
-        return any(part.is_pending for part in self._parts)
+        return bool(self._pending)
 
     def can_update(self, optimizers: Sequence[int]) -> bool:
         """Whether this step has had a backward pass, and one of the given optimizers has a gradient to apply."""
-        return bool(self.n_backward) and any(self._parts[index].is_pending for index in optimizers)
+        return self._has_computed and not self._pending.isdisjoint(optimizers)
 
     def backward(self, loss: Any, count: int, optimizers: Sequence[int], averages: bool, hides: bool) -> None:
-        """Compute a gradient, and average it. Collective as ``Strategy.finish`` if it averages; else local.
+        """Compute a gradient, and average it. Collective as ``Strategy.average`` if it averages; else local.
 
         Args:
             loss: The mean over a micro-batch.
@@ -90,31 +72,27 @@ class ScriptStep:
             averages: Whether to average.
             hides: Whether the script must not see the gradient, because it is that of a part of a batch.
         """
-        strategy, model = self._strategy, self._model
-        pending, kept = [part for part in self._parts if part.is_pending], None
+        strategy, model, pending, kept = self._strategy, self._model, sorted(self._pending), None
         if pending:
             model.collect_grads(strategy.fetch_grads)
             kept = 1 / self._workers if averages else 1.0
         strategy.begin_backward(kept, averages)
         if pending:
             model.load_grads()
-        earlier = model.add_loss(0.0, self._loss) if self.n_backward else None  # a copy, which stays valid
+        earlier = model.add_loss(0.0, self._loss) if self._has_computed else None  # a copy, which stays valid
         self._loss = model.end_forward(loss, count, 1.0 if averages else self._workers)
         if earlier is not None:
             self._loss = model.add_loss(earlier, self._loss)
-        self._has_begun = averages
         if averages:
             strategy.begin(self._loss)  # a loss that is not finite is known before any update
         on_ready = strategy.ready if averages and strategy.averages_grads else announce_nothing
         with BACKWARD:
-            model.backward(on_ready, _union(pending), _union([self._parts[index] for index in optimizers]))
+            model.backward(on_ready, self._names_of(pending), self._names_of(optimizers))
             on_ready(0)
-        for index in optimizers:
-            self._parts[index].is_pending = True
-        self.n_backward += 1
-        self._is_local = not averages
+        self._pending.update(optimizers)
+        self._has_computed, self._is_local = True, not averages
         if averages:
-            self._average()
+            strategy.average()
         if hides:
             model.hide_grads()
         else:
@@ -126,36 +104,32 @@ class ScriptStep:
             self._strategy.fetch_grads()
             self._model.show_grads()
 
-    def _average(self) -> None:
-        self._strategy.average()
-        self._is_local = False
-
     def _average_local(self) -> None:
         """Average the gradients of passes that have not averaged."""
         if self._is_local:
             self._model.collect_grads(self._strategy.fetch_grads)
             self._strategy.begin_backward(1 / self._workers, averages=True)
             self._strategy.begin(self._loss)
-            self._has_begun = True
             if self._strategy.averages_grads:
                 self._strategy.ready(0)
-            self._average()
+            self._strategy.average()
+            self._is_local = False
             self._show()
 
     def update(self, optimizers: Sequence[int]) -> None:
-        """Update with those ``optimizers`` that have a gradient. Collective as ``StepInParts.update``."""
+        """Update with those ``optimizers`` that have a gradient. Collective as ``Strategy.update``."""
         self._average_local()
         self._model.collect_grads(self._strategy.fetch_grads)
         self._model.note_frozen()
-        indices = [index for index in optimizers if self._parts[index].is_pending]
-        names = _union([self._parts[index] for index in indices])
+        indices = self._pending.intersection(optimizers)
+        names = self._names_of(indices)
         self._strategy.update(None if names is None else Part(sum(1 << index for index in indices), names))
         if names is not None:  # otherwise the step ends
             self._model.mark_updated(names)
             for _, increment in self._state:  # applied, too
                 increment[...] = 0
         self._has_updated = True
-        self._set_applied(indices)
+        self._pending -= indices
 
     def begin_batch(self) -> None:
         """Prepare for a forward pass on a new batch. Local."""
@@ -164,9 +138,9 @@ class ScriptStep:
             self._model.hide_grads()
 
     def change_params(self, change: Callable[[], object]) -> None:
-        """Call a function that applies the gradients; see ``StepInParts.change_params``."""
+        """Call a function that applies the gradients; see ``Strategy.change_params``."""
         self._average_local()
-        strategy, has_increments = self._strategy, self.n_backward > 0 and self.has_gradient
+        strategy, has_increments = self._strategy, self._has_computed and self.has_gradient
 
         def change_and_store() -> None:
             change()
@@ -178,22 +152,18 @@ class ScriptStep:
 
         strategy.change_params(change_and_store)
         self._model.mark_updated(None)
-        self._set_applied(range(len(self._parts)))
+        self._pending.clear()
 
     def end(self) -> None:
-        """End the step. Collective as ``StepInParts.end_step``."""
-        if not self._has_begun:
+        """End the step. Collective as ``Strategy.end_step``."""
+        if self._is_local:
             self._strategy.begin(self._loss)
+        if not self._strategy.averages_grads:
+            self._strategy.ready(0)
         self._strategy.end_step(self._has_updated, complete=not self.has_gradient)
         self._begin()
 
-    def _set_applied(self, indices: Iterable[int]) -> None:
-        for index in indices:
-            self._parts[index].is_pending = False
-
-
-def _union(parts: Sequence[_PartGradient]) -> Collection[str] | None:
-    """Return the names of the parameters of these parts; None for all parameters of the model."""
-    if any(part.names is None for part in parts):
-        return None
-    return [name for part in parts for name in part.names or ()]
+    def _names_of(self, optimizers: Iterable[int]) -> Collection[str] | None:
+        """Return the names of the parameters that these optimizers update; None for all parameters of the model."""
+        parts = [self._names[index] for index in optimizers]
+        return None if None in parts else [name for names in parts for name in names or ()]

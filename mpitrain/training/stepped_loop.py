@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,19 @@ from ..models.base import SteppedModel
 from ..monitor.trace import span
 from ..optim import Optimizer
 from ..plan.progress import WorkItem
-from ..strategy.base import StepInParts
+from ..strategy.base import Strategy
 from .loop import FORWARD, HOOKS, LOAD, STEP, Loop
 from .script_step import ScriptStep
 
 _WAIT = span("wait")
+
+
+class _Phase(Enum):
+    """How far the first unfinished micro-batch has got."""
+
+    WAITS = 0  # there is none, or the script does not have it yet
+    FORWARD = 1  # the script computes its loss
+    COMPUTED = 2  # it has had a backward pass
 
 
 class SteppedLoop(Loop):
@@ -51,7 +60,10 @@ class SteppedLoop(Loop):
     _checks_params = False
     _work: WorkItem | None = None  # the work item, until its step is finished
     _parts: list[Batch]  # the unfinished micro-batches of this step
-    _in_forward = _computed = False  # whether ``_parts[0]`` was handed out, and whether it has had a backward pass
+    _phase = _Phase.WAITS  # of ``_parts[0]``
+    # The spans that are open between two calls: that of the step, and that of the forward pass inside it.
+    _step_span: contextlib.ExitStack
+    _forward_span: contextlib.ExitStack
 
     def open(self, optimizers: Sequence[Collection[str] | None] = (None,)) -> None:
         """Begin to train. Collective over the workers.
@@ -60,11 +72,11 @@ class SteppedLoop(Loop):
             optimizers: The names of the parameters that each optimizer updates; None for all.
         """
         self._parts, self._n_optimizers = [], len(optimizers)
+        self._step_span, self._forward_span = contextlib.ExitStack(), contextlib.ExitStack()
         model = self._stepped_model = self._model.stepped
         model.use_device()
-        strategy = self._in_parts
         self._script_step = ScriptStep(self._strategy, model, self.plan.layout, self.cluster.workers.size, optimizers)
-        self._checks_params = strategy.shares_params or model.copies_params
+        self._checks_params = self._strategy.shares_params or model.copies_params
         self._begin()
         self._record_params()
 
@@ -96,7 +108,7 @@ class SteppedLoop(Loop):
         """
         if self._n_optimizers > 1:
             self.finish_pending()
-        if self._in_forward or self._computed or self._parts:
+        if self._parts:
             raise JobError(
                 "trainer.evaluate was called between backward and step: call it after step, or after an epoch",
                 on_all_ranks=self.synchronous,
@@ -116,7 +128,7 @@ class SteppedLoop(Loop):
 
     def finish_pending(self) -> None:
         """Finish the micro-batch if it has had a backward pass, and the step if it was its last micro-batch."""
-        if self._computed:
+        if self._phase is _Phase.COMPUTED:
             self._check_params()
             with np.errstate(all="ignore"):
                 self._finish_part()
@@ -124,7 +136,7 @@ class SteppedLoop(Loop):
     @property
     def is_pending(self) -> bool:
         """Whether a micro-batch was handed out whose gradient is not computed yet."""
-        return self._in_forward
+        return self._phase is _Phase.FORWARD
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Update with the options of this optimizer from now on. Local; all workers must set the same options.
@@ -132,7 +144,7 @@ class SteppedLoop(Loop):
         Raises:
             JobError: The options cannot change in this mode, or on this device.
         """
-        self._in_parts.set_optimizer(optimizer)
+        self._strategy.set_optimizer(optimizer)
 
     def change_params(self, change: Callable[[], object]) -> None:
         """Change the parameters by a function; see ``Trainer.change_parameters``."""
@@ -147,26 +159,26 @@ class SteppedLoop(Loop):
         The slots are valid until the next step. Collective over the workers.
         """
         strategy = self.check_slots("state_dict")
-        return {name: self._strategy.vector(name) for name in self.plan.optimizer.slots}, strategy.rule_step
+        return {name: strategy.vector(name) for name in self.plan.optimizer.slots}, strategy.rule_step
 
     def set_slots(self, slots: Mapping[str, Array], updates: int) -> None:
         """Set the values that ``slots`` returns. Collective over the workers."""
         self.check_slots("load_state_dict").set_slots(slots, updates)
 
-    def check_slots(self, method: str) -> StepInParts:
+    def check_slots(self, method: str) -> Strategy:
         """Return the strategy, for a method of the optimizer that uses the slots. Local.
 
         Raises:
             JobError: Slots cannot be used now, or in this mode.
         """
-        if not self._in_parts.has_slots:
+        if not self._strategy.has_slots:
             raise JobError(
                 f"optimizer.{method} needs --mode sync or local on CPUs; in other runs, "
                 f"only the checkpoints contain the state"
             )
-        if self._computed and self._n_optimizers == 1:
+        if self._phase is _Phase.COMPUTED and self._n_optimizers == 1:
             raise JobError(f"optimizer.{method} was called between backward and step: call it after step")
-        return self._in_parts
+        return self._strategy
 
     def start_of(self, work: WorkItem) -> int:
         """Return the position of the step's first example, among all workers' batches if they take the same steps."""
@@ -177,15 +189,15 @@ class SteppedLoop(Loop):
         assert self._work is not None
         if not self._parts:
             self._check_params()  # before copies of the parameters are made again
-            STEP.__enter__()
+            self._step_span.enter_context(STEP)
             with LOAD:
                 batch = self._loader.batch(self._work.position, self.plan.batch)
             self._parts = self._accumulation.begin(batch)
             self._script_step.begin_batch()
         part = self._parts[0]
-        if not self._in_forward:
-            FORWARD.__enter__()
-            self._in_forward = True
+        if self._phase is _Phase.WAITS:
+            self._forward_span.enter_context(FORWARD)
+            self._phase = _Phase.FORWARD
         self._stepped_model.begin_forward(part.position, self._script_step.has_gradient)
         return part
 
@@ -200,25 +212,25 @@ class SteppedLoop(Loop):
         Raises:
             NonFiniteLoss: The loss is not finite and ``nan`` is ``stop``.
         """
-        if not self._parts:
+        if self._phase is _Phase.WAITS:
             raise JobError("backward was called without a batch, or after step: call it before step, for each batch")
         self._check_params()
-        if self._in_forward:
-            FORWARD.__exit__(None, None, None)
         is_last = len(self._parts) == 1
-        if is_last and not self._computed:
-            self.compute_s += time.perf_counter() - self._step_began
-        self._in_forward, self._computed = False, True
+        if self._phase is _Phase.FORWARD:
+            self._forward_span.close()
+            if is_last:
+                self.compute_s += time.perf_counter() - self._step_began
+        self._phase = _Phase.COMPUTED
         with np.errstate(all="ignore"):
             self._script_step.backward(loss, self._parts[0].count, optimizers, self.averages and is_last, not is_last)
 
     def update(self, optimizers: Sequence[int] = (0,)) -> None:
-        """Update with the gradient, if this is the last micro-batch. Collective as ``Strategy.finish``.
+        """Update with the gradient, if this is the last micro-batch. Collective as ``Strategy.update``.
 
         Args:
             optimizers: The indices of the optimizers that update, if they have a gradient.
         """
-        if not self._computed or not self._script_step.can_update(optimizers):
+        if self._phase is not _Phase.COMPUTED or not self._script_step.can_update(optimizers):
             raise JobError("step was called without a gradient: call trainer.backward(loss) first")
         self._check_params()
         self.n_updates += 1
@@ -231,13 +243,13 @@ class SteppedLoop(Loop):
 
     def _finish_part(self) -> None:
         """End a micro-batch; after the last one, end the step, show the parameters to the script, and call hooks."""
-        self._computed = False
+        self._phase = _Phase.WAITS
         self._parts.pop(0)
         if self._parts:
             return
         self._script_step.end()
         self._stepped_model.show_params()
-        STEP.__exit__(None, None, None)
+        self._step_span.close()
         self._work = None
         with HOOKS:
             for after_step in self._after_step:
@@ -246,14 +258,9 @@ class SteppedLoop(Loop):
 
     @property
     def grads(self) -> Array:
-        self._in_parts.fetch_grads()
-        shown = self._in_parts.shown_grads
+        self._strategy.fetch_grads()
+        shown = self._strategy.shown_grads
         return super().grads if shown is None else shown
-
-    @property
-    def _in_parts(self) -> StepInParts:
-        assert isinstance(self._strategy, StepInParts)
-        return self._strategy
 
     def _record_params(self) -> None:
         if self._checks_params:

@@ -124,14 +124,13 @@ class Worker:
         """Fill the strategy's vectors, and start the strategy."""
         setup, strategy = self._setup, self._strategy
         run_dir = kept_run_dir(setup.files.folder)
-        shared_vectors = getattr(strategy, "shared_vectors", None)
         beginning = restore(
             setup.cluster,
             setup.plan,
             setup.job.network,
             setup.resume_plan,
             strategy.initial_vectors,
-            shared_vectors,
+            strategy.shared_vectors,
             run_dir,
         )
         with self._errors_of_workers():

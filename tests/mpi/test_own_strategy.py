@@ -71,10 +71,12 @@ def test_the_options_of_a_run_apply_to_a_strategy_of_a_user(
         (STRATEGY.replace("def vector", "def vectors"), "vector"),
         (STRATEGY.replace("def close", "def clos"), "close"),
         ("EverySecondStep = 3", "class"),
+        ("class EverySecondStep:\n    pass", "mpitrain.strategy.base.Strategy"),
+        (STRATEGY.replace("bulk_synchronous import BulkSynchronous", "sync import Sync as BulkSynchronous"), "finish"),
         (STRATEGY.replace("devices, state)", "devices, initial_state)"), "initial_state"),
         ("class EverySecondStep(", "SyntaxError"),
     ],
-    ids=["finish", "vector", "close", "no class", "former constructor", "syntax"],
+    ids=["finish", "vector", "close", "no class", "no strategy", "finish of sync", "former constructor", "syntax"],
 )
 def test_an_incomplete_strategy_is_refused(openmpi: Mpi, tmp_path: Path, source: str, missing: str) -> None:
     (tmp_path / "own_strategy.py").write_text(source)

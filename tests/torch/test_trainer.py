@@ -284,6 +284,13 @@ trainer.print("ended")
 """
 
 
+def test_a_backward_pass_after_step_needs_the_next_micro_batch(openmpi: Mpi, tmp_path: Path) -> None:
+    script, again = tmp_path / "script.py", "trainer.step()\n        trainer.backward(model(inputs).mean())"
+    script.write_text(TWO_BATCHES.replace("lr=0.1)", "lr=0.1), accumulate_steps=2").replace("trainer.step()", again))
+    done = openmpi.run(1, "-m", "mpitrain", "train", "--run-dir", tmp_path / "run", script)
+    assert done.returncode not in (0, 75) and "backward" in one_line(done.stderr)
+
+
 def test_a_worker_that_gets_no_batch_ends_as_the_others(openmpi: Mpi, tmp_path: Path) -> None:
     """With a server, three workers divide two batches."""
     script = tmp_path / "script.py"

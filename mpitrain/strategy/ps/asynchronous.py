@@ -28,6 +28,8 @@ from .shard import Push
 from .store import ParameterStore
 from .worker_momentum import WorkerMomentum
 
+_WAIT = span("wait")
+
 
 def make_strategy(cluster: Cluster, plan: Plan, devices: Sequence[Device], state: TrainingState) -> Async:
     """Return the strategy for ``async`` or ``ssp``. Collective over all ranks."""
@@ -85,10 +87,10 @@ class Async(PsStrategy):
         staleness = self._push() if updated else 0
         if self._counts_lead:
             staleness = self.lead
-        with span("wait"):
+        with _WAIT:
             done = self.coordinator.finish(self.worker, loss, staleness, self.take_reads(), not updated)
         self.advance_to(done)
-        self.result = StepResult(loss, updated)
+        self.last_result = StepResult(loss, updated)
 
     def _push(self) -> int:
         """Have every shard apply the gradient; return its staleness at the first shard."""

@@ -30,6 +30,8 @@ from .remote import RemoteCoordinator
 from .shard import LocalShard
 from .store import ParameterStore
 
+_WAIT = span("wait")
+
 
 def make_strategy(cluster: Cluster, plan: Plan, devices: Sequence[Device], state: TrainingState) -> PsStrategy:
     """Return the strategy for ``backup``. Collective over all ranks."""
@@ -99,9 +101,9 @@ class BackupWithServers(PsStrategy):
         own = loss * self.plan.gradients_per_step  # estimates the loss of the step from this worker's share
         if place != NO_PLACE:
             self._push(step, loss)
-        self.result = StepResult(own, place != NO_PLACE and self.non_finite.applies(loss))
+        self.last_result = StepResult(own, place != NO_PLACE and self.non_finite.applies(loss))
 
-    @span("wait")
+    @_WAIT
     def _push(self, step: int, loss: float) -> None:
         """Send the gradient to all servers, and wait until they have applied the step."""
         for remote in self._remote_shards:
@@ -146,17 +148,17 @@ class BackupOnOneNode(PsStrategy):
         loss, step, steps, waiting = self.take_loss(), self.work.step, self.coordinator, self.store.waiting
         place = steps.admit(self.worker, self.item, step, loss, self.take_reads())
         if place == NO_PLACE:
-            self.result = StepResult(loss * self.plan.gradients_per_step, False)
+            self.last_result = StepResult(loss * self.plan.gradients_per_step, False)
             return
-        with span("wait"):
+        with _WAIT:
             workers, loss = steps.wait_for_gradients(waiting)
         updated = self.non_finite.applies(loss)
         if updated:
             self._update(place, self._row_of[workers], step)
-        with span("wait"):
+        with _WAIT:
             steps.close_step(step, loss, not updated, waiting)
         self.advance_to(step + 1)
-        self.result = StepResult(loss, updated)
+        self.last_result = StepResult(loss, updated)
 
     @span("update")
     def _update(self, place: int, order: Array, step: int) -> None:
@@ -166,6 +168,6 @@ class BackupOnOneNode(PsStrategy):
             updater.update(lo, hi, rows, step, order=order)
             return
         sums[place] = updater.prepare(lo, hi, rows, self.grads, step, order=order)
-        with span("wait"):
+        with _WAIT:
             self.coordinator.wait_for_sums(self.store.waiting)
         updater.finish(lo, hi, self.grads, sums[: len(order)].sum(axis=0), step)

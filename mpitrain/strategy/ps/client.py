@@ -18,7 +18,7 @@ from ...core.layout import Array
 from ...core.training_state import TrainingState
 from ...monitor.trace import span
 from ...plan.progress import ConsistentPoint, Progress, WorkItem
-from ..base import PauseRequests, Stats, StepInParts, StepResult
+from ..base import PauseRequests, Stats, Strategy
 from ..non_finite import NonFinitePolicy
 from .coordinator import END, PAUSE, WAIT, Assignment
 from .remote import PrefetchingShard, RemoteShard
@@ -29,21 +29,20 @@ _log = logging.getLogger(__name__)
 _NAMESPACE = "unsent gradients"  # namespace of the extra state
 
 
-class PsStrategy(StepInParts):
+class PsStrategy(Strategy):
     """The common part of the modes with servers; see ``base.Strategy`` for the methods.
 
     All methods are local, except ``start``, ``next`` before and after a ``ConsistentPoint``, ``snapshot``,
     ``extra_state`` and ``close``. ``finish`` may wait for other workers.
 
     A subclass implements ``finish``, which takes the loss with ``take_loss``, calls ``advance_to``, and sets
-    ``result``. It may override ``allocate``, ``least_version``, ``read_params``, ``vector`` and ``unsent``.
+    ``last_result``. It may override ``allocate``, ``least_version``, ``read_params``, ``vector`` and ``unsent``.
 
     Args:
         store: The parameters; started and freed with this object.
 
     Attributes:
         store: The parameters.
-        plan: The plan of the run.
         worker: The index of this worker.
         shards: All shards, by number; ``versions`` are the versions of the parameters that were read last.
         shard_order: The numbers of the shards in the order in which this worker sends requests.
@@ -83,7 +82,6 @@ class PsStrategy(StepInParts):
         self._loss: Any = math.nan
         self._paused, self.has_ended = True, False  # at the start, workers wait for each other, as after a pause
         self.n_reads = 0  # number of reads not yet reported
-        self.result = StepResult(math.nan, True)
 
     def start(self, progress: Progress, extra_state: ExtraState) -> None:
         self.store.start(progress)
@@ -264,17 +262,11 @@ class PsStrategy(StepInParts):
         reads, self.n_reads = self.n_reads, 0
         return reads
 
-    def ready(self, start: int) -> None:
-        """Do nothing: the gradient is submitted as a whole."""
-
     def stats(self) -> Stats:
         state = self.coordinator.state()
         steps = state.done - self._began.step - state.skipped
         sizes = self._gradient_nbytes
         return Stats(state.done, state.loss, steps, state.skipped, state.worker_stats, gradient_nbytes=sizes)
-
-    def memory_use(self) -> dict[str, int]:
-        return {}
 
     def close(self) -> None:
         self.store.free()
