@@ -153,11 +153,8 @@ class SteppedModel(Protocol):
         copies_grads: Whether the script sees copies of some bound gradients.
     """
 
-    @property
-    def copies_params(self) -> bool: ...
-
-    @property
-    def copies_grads(self) -> bool: ...
+    copies_params: bool
+    copies_grads: bool
 
     def use_device(self) -> None:
         """Let the calling thread's operations run on the device, and in the stream, of this model from now on."""

@@ -57,12 +57,12 @@ def _maker(job: Job, plan: Plan, on_gpus: bool, resident: bool) -> ModelFactory:
     """Return the function that makes the model for one device."""
     if isinstance(job.network, LayerNetwork):
         return _layers_on_gpus(job, plan) if on_gpus else _layers(plan)
-    from .torch_device import TorchCpu
+    from .torch_device import TorchDevice
     from .torch_model import TorchModel
 
     def make(network: Any, device: Any, state: TrainingState, sum_over_workers: SumOverWorkers | None) -> Model:
         if not on_gpus:
-            return TorchModel(network, plan, TorchCpu(), job.train_split, state, sum_over_workers)
+            return TorchModel(network, plan, TorchDevice(), job.train_split, state, sum_over_workers)
         from .torch_gpu import TorchGpu
 
         # A single worker whose vectors are on the GPU needs no gradient before the backward pass has ended.

@@ -17,6 +17,7 @@ from torch.utils.dlpack import from_dlpack
 from ..core.layout import Array
 from ..gpu.device import Gpu
 from ..nn.layer import SumOverWorkers
+from .torch_device import TorchDevice
 
 _BUFFERS = 2  # number of buffers: one is filled while another is copied
 _DATA_FRACTION = 0.5  # of the remaining memory, for training data, which could stay on the host
@@ -32,11 +33,8 @@ class _ThreadState(threading.local):
 _thread = _ThreadState()
 
 
-class TorchGpu:
-    """A GPU; see ``torch_device.TorchDevice``.
-
-    Torch uses the same stream as mpitrain's kernels, so that neither waits for the other.
-    """
+class TorchGpu(TorchDevice):
+    """A GPU. Torch uses the same stream as mpitrain's kernels, so that neither waits for the other."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu, self.torch_device = gpu, self.device_of(gpu)
@@ -93,7 +91,8 @@ class TorchGpu:
         return self._loss
 
     def add_loss(self, total: Any, loss: Any) -> Any:
-        return total + loss  # a new array: the loss is valid only until the next micro-batch
+        with self.activate():
+            return total + loss  # a new array: the loss is valid only until the next micro-batch
 
     def to_host(self, vector: Array) -> Array:
         return self._gpu.to_host(vector)

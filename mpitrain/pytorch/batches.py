@@ -21,6 +21,7 @@ from ..errors import DataError, JobError
 
 # Names of the label in examples that are dicts; the first that exists is used.
 LABEL_KEYS = ("labels", "label", "targets", "target")
+_INDEXABLE = ("bool", "uint8", "int8", "int16", "int32", "int64", "float32", "float64")  # by torch's index_select
 _SHARED = (torch.float32, torch.float64, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 TORCH_DTYPES = {"f": torch.float32, "d": torch.float64}
 
@@ -99,6 +100,47 @@ def converted(tree: Any, dtype: np.dtype[Any], device: Any) -> Any:
         wanted = TORCH_DTYPES[dtype.char] if tree.is_floating_point() else tree.dtype
         return tree.to(device=device, dtype=wanted)
     return map_children(lambda item: converted(item, dtype, device), tree)
+
+
+class DatasetOnDevice:
+    """Training data in the memory of a device, where batches of it are made.
+
+    Args:
+        examples, labels: As stored, shape (n, ...) each.
+        scale: Factor of the examples; None if they are integers such as indices.
+        dtype: Type of the flat vectors.
+        is_bfloat16: Whether floating-point inputs and labels become bfloat16.
+    """
+
+    def __init__(
+        self, examples: Array, labels: Array, scale: float | None, dtype: np.dtype[Any], is_bfloat16: bool, device: Any
+    ) -> None:
+        self._tensors = [torch.from_numpy(array).to(device, copy=True) for array in (examples, labels)]
+        self._scale, self._dtype = scale, TORCH_DTYPES[dtype.char]
+        self._input_dtype = torch.bfloat16 if is_bfloat16 else self._dtype
+
+    @staticmethod
+    def supports(*arrays: Array) -> bool:
+        """Return whether batches of these arrays can be made on a device."""
+        return all(array.dtype.name in _INDEXABLE for array in arrays)
+
+    def inputs_of(self, indices: Tensor, takes_labels: bool) -> Inputs:
+        """Return the arguments for the examples with these indices; see ``inputs_of``."""
+        examples, labels = (tensor.index_select(0, indices) for tensor in self._tensors)
+        if self._scale is not None:
+            examples = examples.to(self._dtype)
+            if self._scale != 1:
+                examples = examples.mul_(self._scale)
+        examples, labels = self._converted(examples), self._converted(labels)
+        return Inputs((examples, labels) if takes_labels else (examples,), {}, labels)
+
+    def labels_of(self, indices: Tensor) -> Tensor:
+        """Return the labels with these indices, as stored."""
+        return self._tensors[1].index_select(0, indices)
+
+    def _converted(self, tensor: Tensor) -> Tensor:
+        """Convert floats to the parameters' type and integers to int64, as ``to_tensor`` does."""
+        return tensor.to(self._input_dtype if tensor.is_floating_point() else torch.int64)
 
 
 class TensorBatch(CollatedBatch):

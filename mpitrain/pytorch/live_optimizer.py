@@ -6,6 +6,7 @@ import gc
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MethodType
 from typing import Any, Protocol
 
@@ -214,11 +215,19 @@ class LiveOptimizer(ABC):
                 "the checkpoint and the script have different schedulers of the optimizer; pass --resume "
                 "never to start a new run"
             )
-        for scheduler, (_, saved) in zip(schedulers, state["schedulers"], strict=True):
+        for name, saved in state["schedulers"]:
+            # Arguments such as ``step_size`` tell schedulers of one class apart, whose order the collector changes.
+            of_class = [schedule for schedule in schedulers if type(schedule).__name__ == name]
+            scheduler = max(of_class, key=partial(_equal_items, saved))
+            schedulers.remove(scheduler)
             scheduler.load_state_dict(saved)
 
     def _schedulers(self) -> list[Any]:
-        """Return the schedulers of the optimizer that are not parts of other schedulers; torch keeps no list."""
+        """Return the schedulers of the optimizer that are not parts of other schedulers.
+
+        Torch keeps no list. Constructors cannot record schedulers, because this module may be imported after them, and
+        not all call the constructor of ``LRScheduler``. A scheduler in a cycle is returned until it is collected.
+        """
         schedules = [
             schedule
             for schedule in gc.get_objects()
@@ -348,6 +357,11 @@ def check_same_options(of_workers: Sequence[Options]) -> None:
                     f"and {own.get(name)!r} on worker {worker}: set the same on all ranks",
                     on_all_ranks=True,
                 )
+
+
+def _equal_items(saved: dict[str, Any], scheduler: Any) -> int:
+    """Return how many items of a state a scheduler has; ``==`` of tensors is a tensor."""
+    return sum(repr(saved.get(name)) == repr(value) for name, value in scheduler.state_dict().items())
 
 
 def _replace_step(optimizer: torch.optim.Optimizer, replacement: Callable[[], None]) -> None:

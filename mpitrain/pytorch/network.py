@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ..core.extra_state import ExtraState, Versioned, values_of
-from ..core.layout import ARRAY_GROUPS, Array, Layout
+from ..core.extra_state import ExtraState
+from ..core.layout import Array, Layout
 from ..core.words import one_line
 from ..data.batch import Batch, CollatedBatch
 from ..data.split import Split
@@ -21,6 +21,7 @@ from ..errors import JobError
 from ..optim import Optimizer
 from .batches import Inputs, as_split, inputs_of
 from .bfloat16 import is_copied, to_array, to_bfloat16
+from .buffers import Buffers, owners_of
 from .criterion import Criterion
 from .modes import evaluating
 from .names import aliases_of, parameters_of, plain_name
@@ -30,35 +31,7 @@ from .translation import translated
 
 _DTYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule", "ScriptModule")
-_KEPT, _TRANSIENT = ARRAY_GROUPS
-_VERSION = 1  # version of these groups in checkpoints
 _SAMPLE = 16  # number of values of each parameter in a digest
-
-
-class Buffers(NamedTuple):
-    """The buffers of a module, by the names of its ``state_dict``.
-
-    Attributes:
-        averaged: Buffers of finite floating-point numbers that ``state_dict`` contains, such as running statistics.
-            They are part of the flat vectors; each worker's changes are averaged.
-        kept: All other buffers. Each worker has its own; checkpoints contain the chief's.
-        transient: The names of buffers in ``kept`` that ``state_dict`` does not contain.
-    """
-
-    averaged: dict[str, Tensor]
-    kept: dict[str, Tensor]
-    transient: frozenset[str]
-
-    def namespace(self, name: str) -> str:
-        """Return the group of ``ExtraState`` that stores a buffer of ``kept``."""
-        return _TRANSIENT if name in self.transient else _KEPT
-
-    def state(self, values: Mapping[str, Array]) -> ExtraState:
-        """Return values of ``kept``, by name, as a checkpoint stores them."""
-        groups: dict[str, dict[str, Array]] = {}
-        for name, value in values.items():
-            groups.setdefault(self.namespace(name), {})[name] = value
-        return {namespace: Versioned(_VERSION, group) for namespace, group in groups.items()}
 
 
 class LossInLoop:
@@ -171,7 +144,7 @@ class TorchNetwork:
     def initialize(self, layout: Layout, params: Array, seed: int) -> None:
         views = layout.views(params)
         params[...] = 0
-        for name, value in [*parameters_of(self.model), *buffers_of(self.model).averaged.items()]:
+        for name, value in [*parameters_of(self.model), *Buffers(self.model).averaged.items()]:
             views[name][...] = to_array(value)
 
     def takes_integers(self, split: Split) -> bool:
@@ -251,59 +224,19 @@ def layout_of(model: nn.Module) -> Layout:
     return Layout.pack(
         [
             *((name, tuple(tensor.shape), "param") for name, tensor in parameters_of(model)),
-            *((name, tuple(tensor.shape), "state") for name, tensor in buffers_of(model).averaged.items()),
+            *((name, tuple(tensor.shape), "state") for name, tensor in Buffers(model).averaged.items()),
         ],
         aliases_of(model),
     )
 
 
-def buffers_of(model: nn.Module) -> Buffers:
-    """Return the module's buffers, each once. Call it before training: the values determine their treatment."""
-    averaged, kept, transient = {}, {}, set()
-    persistent = model.state_dict(keep_vars=True)
-    for name, tensor in model.named_buffers():
-        # Changes of infinite values, as in attention masks, cannot be averaged.
-        if tensor.is_floating_point() and name in persistent and bool(tensor.isfinite().all()):
-            averaged[plain_name(name)] = tensor
-        else:
-            kept[plain_name(name)] = tensor
-        if name not in persistent:
-            transient.add(plain_name(name))
-    return Buffers(averaged, kept, frozenset(transient))
-
-
 def load_values(model: nn.Module, layout: Layout, params: Array, extra_state: ExtraState) -> None:
     """Set a module's parameters and buffers to the values in a checkpoint: ``params`` has shape (layout.size,)."""
-    values, buffers = layout.views(params), buffers_of(model)
+    values, buffers = layout.views(params), Buffers(model)
     with torch.no_grad():
         for name, tensor in [*parameters_of(model), *buffers.averaged.items()]:
             tensor.copy_(torch.from_numpy(values[name]))
-    load_buffers(model, buffers, extra_state)
-
-
-def load_buffers(model: nn.Module, buffers: Buffers, extra_state: ExtraState) -> None:
-    """Set the buffers of ``buffers.kept`` that ``extra_state`` contains."""
-    groups = {group: values_of(extra_state, group, _VERSION) for group in ARRAY_GROUPS}
-    for name, (owner, key) in zip(buffers.kept, owners_of(model, buffers.kept), strict=True):
-        stored = groups[buffers.namespace(name)].get(name)
-        if stored is None:
-            continue
-        value, buffer = torch.from_numpy(np.array(stored)), owner[key]
-        if value.numel() == buffer.numel():
-            buffer.copy_(value.reshape(buffer.shape))
-        else:  # the forward pass had replaced the tensor by a tensor of another size
-            owner[key] = value.to(buffer.device, buffer.dtype)
-
-
-def owners_of(model: nn.Module, names: Iterable[str]) -> list[tuple[dict[str, Any], str]]:
-    """Return for each buffer the dict that holds it, and its key: a forward pass may replace the tensor."""
-    # A compiled module is followed by the module that it wraps, which has the same name and owns the buffers.
-    modules = {plain_name(path): module for path, module in model.named_modules()}
-    buffers = []
-    for name in names:
-        path, _, key = name.rpartition(".")
-        buffers.append((modules[path]._buffers, key))
-    return buffers
+    buffers.load_extra_state(extra_state)
 
 
 def _first(train: Split, dtype: Any, network: TorchNetwork) -> Batch:
@@ -346,7 +279,7 @@ def _check_loss(loss: Any) -> None:
 
 def _check_parameters(model: nn.Module, dtype: np.dtype[Any]) -> None:
     by_dtype: dict[torch.dtype, str] = {}
-    for name, tensor in [*parameters_of(model), *buffers_of(model).averaged.items()]:
+    for name, tensor in [*parameters_of(model), *Buffers(model).averaged.items()]:
         if tensor.device.type != "cpu":
             raise JobError(f"the tensor {name} is on {tensor.device}: leave the model on the CPU; ranks move it")
         if tensor.layout != torch.strided:
