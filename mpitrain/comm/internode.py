@@ -42,7 +42,7 @@ class NodeSums:
     A step makes these calls, in this order:
 
     - ``start`` for each bucket;
-    - for each bucket ``finish`` and, after the caller's update of the ranges ``owned``, ``share``;
+    - for each bucket, in their order, ``finish`` and, after the caller's update of the ranges ``owned``, ``share``;
     - ``complete``;
     - ``end_step``, even if nothing was shared.
 

@@ -17,6 +17,7 @@ from threadpoolctl import threadpool_info
 from ..comm.clock_sync import measure_wall
 from ..comm.cluster import Cluster
 from ..comm.mpi import MPI, library_name
+from ..core.cpus import own_cores
 from ..core.host_memory import available_bytes
 from ..core.openblas import CHOSEN
 from ..core.words import counted
@@ -132,7 +133,7 @@ def _hosts(cluster: Cluster) -> Iterator[Finding]:
 def _binding(cluster: Cluster) -> Finding:
     """Check that ranks are not bound to the same cores while other cores are free, which slows them down silently."""
     node = cluster.node
-    sets = node.allgather(frozenset(os.sched_getaffinity(0)))
+    sets = node.allgather(own_cores())
     used = len(frozenset().union(*sets))
     oversubscribed = [cores for cores, count in Counter(sets).items() if count > len(cores)]
     squeezed = oversubscribed and used < min(node.size, os.cpu_count() or 1)

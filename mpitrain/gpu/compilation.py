@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..comm.cluster import Cluster
+from ..core.cpus import own_cores
 from ..core.device import Device
 from . import sources
 
@@ -43,7 +43,7 @@ def _compile(gpu: Any, variants: list[tuple[str, str]]) -> None:
         with gpu.activate():
             gpu.compile(name, stored)
 
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+    with ThreadPoolExecutor(len(own_cores())) as threads:
         compiling = [threads.submit(compile_source, *variant) for variant in variants]
         if wait(compiling, timeout=_QUIET_S).not_done:
             _log.info("compiling the GPU kernels for this machine; this takes up to a minute, once")

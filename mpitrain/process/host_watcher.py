@@ -86,7 +86,7 @@ def end_ranks(run_dir: str) -> None:
 def signal_ranks(run_dir: str, number: signal.Signals) -> None:
     """Send a signal to this host's ranks of a run, to their reapers, and to the processes that they have started."""
     processes = _processes_of(run_dir)
-    starts = ([b"-m", b"mpitrain", b"train"], [b"-m", b"mpitrain", b"exec"])
+    starts = [[b"-m", b"mpitrain", command] for command in (b"train", b"exec", b"measure")]
     reapers = {pid for pid in processes if _words(pid)[1:4] in starts}
     ranks = [pid for pid in processes if pid in reapers or not reapers.isdisjoint(_parents(pid))]
     for pid in sorted(ranks):  # end the reaper before its rank, because it could otherwise report the death of the rank

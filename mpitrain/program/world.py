@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..core.cpus import all_cores, own_cores, share_of
 from ..core.files import replace_file
 from ..core.words import numbered
 from ..errors import LaunchError
@@ -71,13 +72,13 @@ class World:
     def cores_of(self, rank: int) -> int:
         """Return a rank's number of cores: its share of the host's cores, at most those to which it is bound."""
         ranks = self.ranks_on(self.entries[rank].host)
-        cores = {core for other in ranks for core in self.entries[other].cores}
-        return max(1, min(len(cores) // len(ranks), len(self.entries[rank].cores)))
+        cores = all_cores(self.entries[other].cores for other in ranks)
+        return share_of(cores, len(ranks), self.entries[rank].cores)
 
 
 def own_entry(environ: Mapping[str, str], error: str) -> Entry:
     """Return the entry of this process."""
-    cores = tuple(sorted(os.sched_getaffinity(0)))
+    cores = tuple(sorted(own_cores()))
     return Entry(socket.gethostname(), cores, environ.get("CUDA_VISIBLE_DEVICES"), error)
 
 

@@ -189,7 +189,9 @@ class Strategy(ABC):
         """Set this worker's share of the step's loss, as the model's ``forward`` returns it. Local."""
 
     def ready(self, start: int) -> None:
-        """Declare ``grads[start:]`` final; called with decreasing ``start``, finally 0. Local.
+        """Declare ``grads[start:]`` final; called with decreasing ``start``, finally 0.
+
+        Local, or collective over the node if all workers take the same steps.
 
         The strategy may change parameters from now on, but only after it has checked the loss as ``--nan`` requires.
 

@@ -28,10 +28,11 @@ _NO_REASONS: frozenset[str] = frozenset()
 class BulkSynchronous(Strategy):
     """Counts steps and examples; subclasses do the rest of ``base.Strategy``.
 
-    A subclass sets ``params``, ``grads`` and ``initial_vectors``, and implements ``finish``, ``vector`` and ``close``.
-    ``finish`` averages the gradients, updates if ``accept`` returns True, and calls ``count``. It calls
-    ``await_release`` before it changes a vector. It calls ``enter_consistent_point`` with the union of all workers'
-    ``flags`` after each step that ends with the same model on all workers, and after the last step.
+    A subclass sets ``params``, ``grads`` and ``initial_vectors``, and implements ``vector``, ``close``, and either
+    ``finish`` or ``average``, ``update`` and ``end_step``. These average the gradients, update if ``accept`` returns
+    True, and call ``count``; ``await_release`` comes before a vector changes. They call ``enter_consistent_point`` with
+    the union of all workers' ``flags`` after each step that ends with the same model on all workers, and after the last
+    step.
 
     Attributes:
         loss: This worker's share of the step's mean loss. The sum of all workers' shares is the mean loss, and the sum
@@ -161,7 +162,7 @@ class BulkSynchronous(Strategy):
         step, data_cursor = self.progress
         if step >= self.plan.train_steps:
             name = type(self).__name__
-            raise RuntimeError(f"{name}.finish did not call enter_consistent_point at the last step, {step:,}")
+            raise RuntimeError(f"{name} did not call enter_consistent_point at the last step, {step:,}")
         self.progress = Progress(step + 1, data_cursor + self._examples)
 
     def tally(self, loss: float, updated: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 import time
 from collections import Counter
@@ -15,6 +14,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from ..core import subnormals
+from ..core.cpus import own_cores, share_of
 from ..core.device import CPU
 from ..core.training_state import TrainingState
 from ..data import BatchSource, InMemory, Loader, Split, Streaming
@@ -147,7 +147,8 @@ def measure(job: Job, config: RunConfig, ranks: int, seconds: float) -> Speed:
     Raises:
         DataError, JobError, ConfigError: The job cannot be trained.
     """
-    cores = max(1, len(os.sched_getaffinity(0)) // ranks)
+    own = own_cores()
+    cores = share_of(len(own), ranks, own)
     threads = config.device.threads or cores
     threadpool_limits(threads)
     if (torch := sys.modules.get("torch")) is not None:

@@ -38,8 +38,13 @@ def run_of(mpi: Mpi, folder: Path, *flags: str) -> Iterator[subprocess.Popen[str
             process.kill()
 
 
+def children_of(pid: int) -> list[int]:
+    threads = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for thread in threads for child in thread.read_text().split()]
+
+
 def first_child_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+    return children_of(pid)[0]
 
 
 def steps_of(folder: Path) -> list[int]:
@@ -67,6 +72,27 @@ def test_ctrl_z_suspends_the_ranks_until_the_run_is_continued(openmpi: Mpi, tmp_
         wait_until(lambda: min(steps_of(tmp_path)) > max(before) + 10)
         process.terminate()
         assert process.wait(timeout=20) == 75
+
+
+def test_ctrl_z_suspends_the_ranks_of_a_probe(openmpi: Mpi, tmp_path: Path) -> None:
+    words = [str(openmpi.python), "-m", "mpitrain", "probe", "-n", "2", str(JOBS / "small.py")]
+    with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL, preexec_fn=os.setpgrp) as process:
+
+        def ranks() -> list[int]:
+            """Return the reapers and the ranks."""
+            reapers = [pid for launcher in children_of(process.pid) for pid in children_of(launcher)]
+            return [*reapers, *(rank for reaper in reapers for rank in children_of(reaper))]
+
+        try:
+            wait_until(lambda: len(ranks()) >= 4)
+            process.send_signal(signal.SIGTSTP)
+            wait_until(lambda: process_state(process.pid) == "T")
+            assert {process_state(pid) for pid in ranks()} == {"T"}
+            process.send_signal(signal.SIGCONT)
+            wait_until(lambda: "T" not in map(process_state, [process.pid, *ranks()]))
+            assert process.wait(timeout=60) == 0
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("rank", [0, 1], ids=["server", "worker"])
