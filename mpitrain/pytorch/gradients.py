@@ -54,6 +54,8 @@ class Gradients:
         updates_early: bool,
     ) -> None:
         self._names, self._params, self._updates_early = names, params, updates_early
+        for parameter in params:
+            parameter.grad = None  # of passes before the training
         starts = {entry.name: entry.start for entry in layout.entries}
         self._bucket_of = [_bucket(buckets, starts[name]) for name in names]
         self._members = [[i for i, own in enumerate(self._bucket_of) if own == b] for b in range(len(buckets))]
