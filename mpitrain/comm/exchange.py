@@ -1,8 +1,8 @@
 """Sums of a vector over the ranks of a communicator, of which each rank adds up a range.
 
 An all-to-all sends every rank its range of all vectors (a reduce-scatter), and an allgather returns the sums. (Thakur,
-Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, 2005, section 4.5.) Values are
-added in the order of the ranks, so that a sum depends neither on the MPI library nor on timing.
+Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, 2005.) Values are added in the
+order of the ranks, so that a sum depends neither on the MPI library nor on timing.
 """
 
 from __future__ import annotations

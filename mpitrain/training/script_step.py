@@ -72,12 +72,12 @@ class ScriptStep:
             averages: Whether to average.
             hides: Whether the script must not see the gradient, because it is that of a part of a batch.
         """
-        strategy, model, pending, kept = self._strategy, self._model, sorted(self._pending), None
-        if pending:
+        strategy, model, kept = self._strategy, self._model, None
+        if self._pending:
             model.collect_grads(strategy.fetch_grads)
             kept = 1 / self._workers if averages else 1.0
         strategy.begin_backward(kept, averages)
-        if pending:
+        if self._pending:
             model.load_grads()
         earlier = model.add_loss(0.0, self._loss) if self._has_computed else None  # a copy, which stays valid
         self._loss = model.end_forward(loss, count, 1.0 if averages else self._workers)
@@ -87,7 +87,7 @@ class ScriptStep:
             strategy.begin(self._loss)  # a loss that is not finite is known before any update
         on_ready = strategy.ready if averages and strategy.averages_grads else announce_nothing
         with BACKWARD:
-            model.backward(on_ready, self._names_of(pending), self._names_of(optimizers))
+            model.backward(on_ready, self._names_of(self._pending), self._names_of(optimizers))
             on_ready(0)
         self._pending.update(optimizers)
         self._has_computed, self._is_local = True, not averages
