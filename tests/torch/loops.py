@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import mpi4py.MPI
 import numpy as np
 import torch
 from torch import nn
@@ -54,6 +53,7 @@ class Tools(NamedTuple):
     mean: Callable[[Any], float]
     no_sync: Callable[[], Any]
     change: Callable[[Callable[[], object]], object]
+    chief: bool
 
 
 class RunningMean(nn.Module):
@@ -155,19 +155,18 @@ def never_synchronized(tools: Tools, optimizer: torch.optim.Optimizer) -> None:
 def looked_at(tools: Tools, optimizer: torch.optim.Optimizer) -> None:
     """Look at gradients on one rank only: local ones, averages, and after the step."""
     first = next(tools.model.parameters())
-    is_first = mpi4py.MPI.COMM_WORLD.rank == 0
     for _ in tools.epochs(EPOCHS):
         for inputs, labels in tools.batches:
             with tools.no_sync():
                 tools.backward(loss_of(tools, inputs, labels) / 2)
-                if is_first:
+                if tools.chief:
                     assert first.grad is not None and first.grad.norm() > 0
                 tools.backward(loss_of(tools, inputs, labels) / 4)
             tools.backward(loss_of(tools, inputs, labels) / 4)
-            if is_first:
+            if tools.chief:
                 first.grad.norm()
             optimizer.step()
-            if not is_first:
+            if not tools.chief:
                 assert first.grad.norm() > 0
             optimizer.zero_grad()
 
@@ -517,6 +516,7 @@ def plain(name: str) -> list[np.ndarray]:
             float,
             contextlib.nullcontext,
             lambda function: function(),
+            chief=True,
         ),
         optimizer,
     )
@@ -547,7 +547,16 @@ def main() -> None:
 
         batches = trainer.loader([*zip(*make_data(), strict=True)], TOTAL // trainer.size // arguments.accumulate_steps)
         LOOPS[name].train(
-            Tools(model, trainer.epochs, batches, backward, trainer.mean, trainer.no_sync, trainer.change_parameters),
+            Tools(
+                model,
+                trainer.epochs,
+                batches,
+                backward,
+                trainer.mean,
+                trainer.no_sync,
+                trainer.change_parameters,
+                trainer.chief,
+            ),
             optimizer,
         )
         if trainer.chief:

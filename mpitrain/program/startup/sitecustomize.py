@@ -57,7 +57,7 @@ def _wait_for_gloo() -> None:
     deadline = time.monotonic() + _GLOO_S
     while _GLOO_THREAD in _thread_states() and time.monotonic() < deadline:
         time.sleep(0.001)  # releases the interpreter lock, for which these threads may wait
-        if "R" not in _thread_states().get(_GLOO_THREAD, ""):
+        if set(_thread_states().get(_GLOO_THREAD, "")) <= {"S"}:
             return
 
 
