@@ -14,8 +14,20 @@ from mpitrain.process.host_watcher import remove_sessions
 from .simulators.simulated_gpus import driver, library, simulated
 from .support.launch import ROOT, Mpi, missing
 from .support.results import alone
+from .support.world.plugin import comm, each_world, gpu_world, mpich_world, pytest_pyfunc_call, world
 
-__all__ = ["alone", "driver", "library", "simulated"]
+__all__ = [
+    "alone",
+    "comm",
+    "driver",
+    "each_world",
+    "gpu_world",
+    "library",
+    "mpich_world",
+    "pytest_pyfunc_call",
+    "simulated",
+    "world",
+]
 
 # Child processes inherit ignored signals: nohup ignores SIGHUP, and a shell ignores SIGINT for background processes.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -31,7 +43,7 @@ def _no_sessions_left() -> Iterator[None]:
 
 
 # Fixtures of tests that need other software than Python and make.
-_FULL_FIXTURES = {"mpich", "library", "driver", "simulated", "hosts", "site", "browser"}
+_FULL_FIXTURES = {"mpich", "mpich_world", "gpu_world", "library", "driver", "simulated", "hosts", "site", "browser"}
 _FULL_FOLDERS = {"hosts", "slurm", "torch"}
 _MPI_FOLDERS = {"mpi", "launcher"}
 

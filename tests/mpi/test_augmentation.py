@@ -7,19 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ..support.launch import JOBS, Mpi
+from ..support.launch import JOBS
 from ..support.results import GLOBAL_BATCH, assert_close, final
+from ..support.world.controller import World
 
 
-def train(mpi: Mpi, n: int, run_dir: Path, *flags: str) -> dict[str, np.ndarray]:
+def train(world: World, n: int, run_dir: Path, *flags: str) -> dict[str, np.ndarray]:
     batch = str(GLOBAL_BATCH // n)
-    mpi.train(n, JOBS / "augmented.py", "--dtype", "float64", "--run-dir", run_dir, "--batch-size", batch, *flags)
+    world.train(n, JOBS / "augmented.py", "--dtype", "float64", "--run-dir", run_dir, "--batch-size", batch, *flags)
     return final(run_dir)
 
 
 @pytest.mark.parametrize("flags", [(), ("--data-workers", "2")])
 @pytest.mark.parametrize("n", [2, 3])
 def test_n_ranks_train_on_the_same_examples_as_one(
-    openmpi: Mpi, n: int, flags: tuple[str, ...], tmp_path: Path
+    world: World, n: int, flags: tuple[str, ...], tmp_path: Path
 ) -> None:
-    assert_close(train(openmpi, n, tmp_path / "n", *flags), train(openmpi, 1, tmp_path / "1"), 1e-12)
+    assert_close(train(world, n, tmp_path / "n", *flags), train(world, 1, tmp_path / "1"), 1e-12)

@@ -27,6 +27,7 @@ from ..support.kills import end_all
 from ..support.launch import JOBS, LAUNCHER_ENVIRONMENT, VERSION_0_1, Mpi, missing, one_line
 from ..support.results import assert_close, assert_same_bits, final
 from ..support.saved_state import LAYOUT, extra_state, state
+from ..support.world.controller import World
 
 SMALL, RESHARDING = JOBS / "small.py", JOBS / "resharding.py"
 FOREVER = ["--train-steps", "100000000", "--validate-steps", "0", "--log-steps", "0"]
@@ -62,10 +63,10 @@ def wait_for_checkpoint(process: subprocess.Popen[str], run_dir: Path) -> None:
     ids=" ".join,
 )
 def test_every_so_many_steps_and_the_newest_are_kept(
-    openmpi: Mpi, mode: list[str], flags: list[str], tmp_path: Path
+    world: World, mode: list[str], flags: list[str], tmp_path: Path
 ) -> None:
     words = ["--no-normalize", "--train-steps", "48", "--save-steps", "8", "--keep", "2", "--keep-every", "16"]
-    openmpi.train(3, SMALL, "--mode", *mode, *words, *flags, "--run-dir", tmp_path)
+    world.train(3, SMALL, "--mode", *mode, *words, *flags, "--run-dir", tmp_path)
     assert steps(tmp_path) == [48, 40, 32, 16]
 
 
@@ -200,12 +201,12 @@ def test_damage_that_one_rank_finds_while_it_reads_has_all_go_back(mpi: Mpi, ran
 
 
 @pytest.mark.parametrize("mode", [["local"], ["async", "--ps", "1"]], ids=" ".join)
-def test_every_mode_goes_back(openmpi: Mpi, mode: list[str], tmp_path: Path) -> None:
+def test_every_mode_goes_back(world: World, mode: list[str], tmp_path: Path) -> None:
     flags = ["--mode", *mode, "--no-normalize", "--train-steps", "30", "--save-steps", "10", "--run-dir", tmp_path]
-    openmpi.train(3, SMALL, *flags)
+    world.train(3, SMALL, *flags)
     damaged = newest(tmp_path)
     spoil(damaged)
-    done = openmpi.train(3, SMALL, *flags)
+    done = world.train(3, SMALL, *flags)
     assert str(damaged) in done.stdout
     assert re.search(r"resumed from .* at step 2[04]$", done.stdout, re.MULTILINE)  # local saves after an averaging
     assert steps(tmp_path)[0] == 30
@@ -218,14 +219,14 @@ def spoil(path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [["sync"], ["async", "--ps", "1"]], ids=" ".join)
-def test_a_run_with_nothing_left_to_train(openmpi: Mpi, mode: list[str], tmp_path: Path) -> None:
+def test_a_run_with_nothing_left_to_train(world: World, mode: list[str], tmp_path: Path) -> None:
     """The run saves again only in another directory, not in its own. All workers must agree on this."""
     flags = ["--mode", *mode, "--no-normalize", "--train-steps", "4"]
-    openmpi.train(3, SMALL, *flags, "--run-dir", tmp_path / "a")
+    world.train(3, SMALL, *flags, "--run-dir", tmp_path / "a")
     before = newest(tmp_path / "a").stat().st_mtime_ns
-    assert "at step 4 of 4\n" in openmpi.train(3, SMALL, *flags, "--run-dir", tmp_path / "a").stdout
+    assert "at step 4 of 4\n" in world.train(3, SMALL, *flags, "--run-dir", tmp_path / "a").stdout
     assert newest(tmp_path / "a").stat().st_mtime_ns == before
-    openmpi.train(3, SMALL, *flags, "--resume", newest(tmp_path / "a"), "--run-dir", tmp_path / "b")
+    world.train(3, SMALL, *flags, "--resume", newest(tmp_path / "a"), "--run-dir", tmp_path / "b")
     assert_same_bits(final(tmp_path / "b"), final(tmp_path / "a"))
 
 
@@ -247,17 +248,17 @@ def test_init_from_takes_what_fits(openmpi: Mpi, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def four_workers(openmpi: Mpi, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def four_workers(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders of two equal runs of 4 workers with 3 examples each: ``run`` of 2 steps, ``whole`` of a whole epoch."""
     folder = tmp_path_factory.mktemp("four")
     for name, last in (("run", "2"), ("whole", "5")):
-        resharding(openmpi, 4, folder / name, "3", last)
+        resharding(world, 4, folder / name, "3", last)
     return folder
 
 
-def resharding(mpi: Mpi, n: int, run_dir: Path, batch: str, last: str, *flags: str | Path) -> None:
+def resharding(world: World, n: int, run_dir: Path, batch: str, last: str, *flags: str | Path) -> None:
     words = ["--dtype", "float64", "--batch-size", batch, "--train-steps", last, "--run-dir", run_dir]
-    mpi.train(n, RESHARDING, *words, "--seen-dir", run_dir.with_suffix(".seen"), *flags)
+    world.train(n, RESHARDING, *words, "--seen-dir", run_dir.with_suffix(".seen"), *flags)
 
 
 def seen(run_dir: Path) -> list[int]:
@@ -274,13 +275,13 @@ OTHERS = [
 
 @pytest.mark.parametrize(("n", "batch", "flags"), OTHERS, ids=str)
 def test_going_on_with_other_ranks(
-    openmpi: Mpi, n: int, batch: str, flags: list[str], four_workers: Path, tmp_path: Path
+    world: World, n: int, batch: str, flags: list[str], four_workers: Path, tmp_path: Path
 ) -> None:
     begun = newest(four_workers / "run")
     # No step is left to train: the new ranks write the state that they have read.
-    resharding(openmpi, n, tmp_path / "copy", batch, "2", "--resume", begun, *flags)
+    resharding(world, n, tmp_path / "copy", batch, "2", "--resume", begun, *flags)
     assert_same_bits(final(tmp_path / "copy"), final(four_workers / "run"))
-    resharding(openmpi, n, tmp_path / "rest", batch, "5", "--resume", begun, *flags)
+    resharding(world, n, tmp_path / "rest", batch, "5", "--resume", begun, *flags)
     assert sorted(seen(four_workers / "run") + seen(tmp_path / "rest")) == list(range(60))
     whole, rest = final(four_workers / "whole"), final(tmp_path / "rest")
     if "async" not in flags:  # async computes gradients with older parameters
@@ -344,11 +345,11 @@ def test_a_file_that_nodes_write_together(mpi: Mpi, how: str, refusal: str, smal
 
 
 @pytest.mark.quick
-def test_a_run_of_version_0_1_resumes(openmpi: Mpi, tmp_path: Path) -> None:
+def test_a_run_of_version_0_1_resumes(world: World, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     shutil.copytree(VERSION_0_1 / "run", run_dir)
     flags = ("--config", VERSION_0_1 / "run" / "config.toml", "--run-dir", run_dir, "--train-steps", "22")
-    openmpi.train(2, JOBS / "small.py", *flags)
+    world.train(2, JOBS / "small.py", *flags)
     assert [*checkpoint.steps(run_dir / "checkpoints")] == [22, 20]
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from mpitrain import checkpoint
 
-from ..support.launch import ROOT, Mpi
+from ..support.launch import ROOT
+from ..support.world.controller import World
 
 # Requests consistent points with a reason, one of them while another point is handled, and records all points.
 JOB = """
@@ -74,10 +75,12 @@ def seen(folder: Path) -> list[list[list[object]]]:
     ],
     ids=str,
 )
-def test_a_hook_requests_points_with_a_reason(mpi: Mpi, tmp_path: Path, n: int, flags: tuple[str, ...]) -> None:
+def test_a_hook_requests_points_with_a_reason(
+    each_world: World, tmp_path: Path, n: int, flags: tuple[str, ...]
+) -> None:
     (tmp_path / "pausing.py").write_text(JOB)
     words = [tmp_path / "pausing.py", "--run-dir", tmp_path / "run", *flags]
-    mpi.train(n, *words, env={"SEEN": str(tmp_path)})
+    each_world.train(n, *words, env={"SEEN": str(tmp_path)})
     first, *others = seen(tmp_path)
     assert [reasons for _, reasons in first[:2]] == [["mine"], ["next"]]
     assert 3 <= first[0][0] < first[1][0] < 40
@@ -88,9 +91,9 @@ def test_a_hook_requests_points_with_a_reason(mpi: Mpi, tmp_path: Path, n: int, 
 
 
 @pytest.mark.parametrize("flags", [(), ("--mode", "async")], ids=str)
-def test_validation_by_time_does_not_save(openmpi: Mpi, tmp_path: Path, flags: tuple[str, ...]) -> None:
+def test_validation_by_time_does_not_save(world: World, tmp_path: Path, flags: tuple[str, ...]) -> None:
     words = [ROOT / "jobs" / "mnist_mlp.py", "--run-dir", tmp_path, "--train-steps", "4000", *flags]
-    openmpi.train(2, *words, "--validate-steps", "0", "--validate-secs", "0.2")
+    world.train(2, *words, "--validate-steps", "0", "--validate-secs", "0.2")
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     validated = [line["step"] for line in lines if "validation_loss" in line]
     assert len(validated) > 1 and validated[-1] == 4000 and len(set(validated)) == len(validated)

@@ -9,8 +9,8 @@ import h5py
 import numpy as np
 import pytest
 
-from ..support.launch import Mpi, one_line
 from ..support.results import SMALL, assert_same_bits, final
+from ..support.world.controller import World
 
 RATE, CLIP, STEPS = 0.5, 0.25, 6
 JOB = f"""
@@ -50,10 +50,10 @@ def recorded(run_dir: Path) -> dict[int, float]:
     return {line["step"]: line["grad_norm"] for line in lines if "grad_norm" in line}
 
 
-def run(mpi: Mpi, n: int, folder: Path, job: Path, *flags: str, env: dict[str, str] | None = None) -> Path:
+def run(world: World, n: int, folder: Path, job: Path, *flags: str) -> Path:
     run_dir = folder / "run"
     shared = ["--train-steps", str(STEPS), "--batch-size", "4", "--dtype", "float64", "--run-dir", run_dir]
-    mpi.train(n, job, *shared, *flags, cwd=folder, env=env, timeout=150)
+    world.train(n, job, *shared, *flags, cwd=folder, timeout=150)
     return run_dir
 
 
@@ -69,11 +69,11 @@ def run(mpi: Mpi, n: int, folder: Path, job: Path, *flags: str, env: dict[str, s
     ids=str,
 )
 def test_sgd_moves_by_the_norm(
-    openmpi: Mpi, n: int, flags: list[str], clip: float, job, tmp_path: Path, request: pytest.FixtureRequest
+    n: int, flags: list[str], clip: float, job, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    env = request.getfixturevalue("simulated") if "gpu" in flags else None
+    world: World = request.getfixturevalue("gpu_world" if "gpu" in flags else "world")
     options = ["--save-steps", "1", "--log-grad-norm", "--log-steps", "2", "--clip-norm", str(clip), *flags]
-    run_dir = run(openmpi, n, tmp_path, job(JOB), *options, env=env)
+    run_dir = run(world, n, tmp_path, job(JOB), *options)
     norms = recorded(run_dir)
     assert [*norms] == [2, 4, 6]
     for step, norm in norms.items():
@@ -85,11 +85,11 @@ def test_sgd_moves_by_the_norm(
     assert [line == "None" for line in by_rank.pop().split()] == [step < 2 for step in range(1, STEPS + 1)]
 
 
-def test_measuring_changes_no_bit(openmpi: Mpi, job, tmp_path: Path) -> None:
+def test_measuring_changes_no_bit(world: World, job, tmp_path: Path) -> None:
     written = []
     for name, flags in (("off", []), ("on", ["--log-grad-norm", "--log-steps", "2"])):
         (tmp_path / name).mkdir()
-        written.append(final(run(openmpi, 2, tmp_path / name, job(JOB), "--optimizer", "adam", *flags)))
+        written.append(final(run(world, 2, tmp_path / name, job(JOB), "--optimizer", "adam", *flags)))
     assert_same_bits(*written)
 
 
@@ -97,8 +97,5 @@ def test_measuring_changes_no_bit(openmpi: Mpi, job, tmp_path: Path) -> None:
     ("flags", "cause"),
     [(["--mode", "async"], "--mode sync"), (["--log-steps", "0"], "--log-steps"), (["--optimizer", "lamb"], "lamb")],
 )
-def test_what_cannot_be_measured_is_refused(flags: list[str], cause: str, openmpi: Mpi, tmp_path: Path) -> None:
-    words = ["-m", "mpitrain", "train", SMALL, "--log-grad-norm", "--run-dir", tmp_path / "run", *flags]
-    done = openmpi.run(1, *words)
-    assert done.returncode == 2
-    assert cause in one_line(done.stderr)
+def test_what_cannot_be_measured_is_refused(flags: list[str], cause: str, world: World, tmp_path: Path) -> None:
+    assert cause in world.refusal(1, SMALL, "--log-grad-norm", "--run-dir", tmp_path / "run", *flags)

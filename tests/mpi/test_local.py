@@ -17,6 +17,7 @@ from mpitrain.data.permutation import order
 from ..support.jobs.linear import BATCH, CLASSES, FEATURES, MOMENTUM, RATE, N, examples
 from ..support.launch import JOBS, Mpi
 from ..support.results import assert_same_bits, final
+from ..support.world.controller import World
 
 LINEAR = JOBS / "linear.py"
 WEIGHT, BIAS, SIZE = slice(0, 200), slice(208, 218), 224  # ranges of the flat vector, which begin on cache lines
@@ -131,17 +132,17 @@ WAYS = [
 
 
 @pytest.fixture(scope="module")
-def initial(openmpi: Mpi, tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
+def initial(world: World, tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
     folder = tmp_path_factory.mktemp("initial")
-    openmpi.train(1, LINEAR, "--dtype", "float64", "--train-steps", "0", "--run-dir", folder, timeout=150)
+    world.train(1, LINEAR, "--dtype", "float64", "--train-steps", "0", "--run-dir", folder, timeout=150)
     return flat(folder)
 
 
 @pytest.mark.parametrize(("n", "how"), WAYS, ids=str)
-def test_it_is_what_a_simulation_computes(openmpi: Mpi, n: int, how: How, initial: np.ndarray, tmp_path: Path) -> None:
+def test_it_is_what_a_simulation_computes(world: World, n: int, how: How, initial: np.ndarray, tmp_path: Path) -> None:
     # 37 steps end within a cycle. With three fragments, each rank counts as a node.
     flags = [*how.flags, "--dtype", "float64", "--train-steps", "37", *["--no-shared-memory"] * (how.fragments > 2)]
-    openmpi.train(n, LINEAR, *flags, "--run-dir", tmp_path)
+    world.train(n, LINEAR, *flags, "--run-dir", tmp_path)
     expected, trained = Simulation(how, n, initial).train(37), flat(tmp_path)
     assert np.abs(trained - initial).max() > 0.01
     assert np.abs(trained - expected).max() <= 1e-12 * np.abs(expected).max()
@@ -149,10 +150,10 @@ def test_it_is_what_a_simulation_computes(openmpi: Mpi, n: int, how: How, initia
 
 @pytest.mark.parametrize(("compress", "tolerance"), [("bfloat16", 0.001), ("int8", 0.005), ("int4", 0.1)])
 def test_compressed_outer_gradients_are_nearly_the_same(
-    openmpi: Mpi, compress: str, tolerance: float, initial: np.ndarray, tmp_path: Path
+    world: World, compress: str, tolerance: float, initial: np.ndarray, tmp_path: Path
 ) -> None:
     how = How("nesterov", fragments=2, compress=compress)
-    openmpi.train(3, LINEAR, *how.flags, "--dtype", "float64", "--train-steps", "40", "--run-dir", tmp_path)
+    world.train(3, LINEAR, *how.flags, "--dtype", "float64", "--train-steps", "40", "--run-dir", tmp_path)
     expected = Simulation(how, 3, initial).train(40)
     error = np.linalg.norm(flat(tmp_path) - expected) / np.linalg.norm(expected)
     assert 1e-6 < error < tolerance
@@ -181,11 +182,11 @@ def test_a_resumed_run_is_the_same_bits(openmpi: Mpi, how: How, name: str, tmp_p
     assert_same_bits(final(tmp_path / "parts"), final(tmp_path / "whole"))
 
 
-def test_another_number_of_workers_continues_from_the_global_parameters(openmpi: Mpi, tmp_path: Path) -> None:
+def test_another_number_of_workers_continues_from_the_global_parameters(world: World, tmp_path: Path) -> None:
     flags = (*How("nesterov", fragments=2, overlap=3).flags, "--run-dir", tmp_path)
-    openmpi.train(2, LINEAR, *flags, "--train-steps", "16")
+    world.train(2, LINEAR, *flags, "--train-steps", "16")
     before = final(tmp_path)
-    openmpi.train(3, LINEAR, *flags, "--train-steps", "17", "--outer-learning-rate", "1e-9", "--local-steps", "99")
+    world.train(3, LINEAR, *flags, "--train-steps", "17", "--outer-learning-rate", "1e-9", "--local-steps", "99")
     stored = final(tmp_path)
     workers = {name.split("/")[2] for name in stored if name.startswith("run/state/local")}
     assert workers == {f"local, worker {rank} of 3" for rank in range(3)}

@@ -10,53 +10,50 @@ import pytest
 
 from mpitrain import checkpoint
 
-from ..support.launch import ROOT, Mpi, one_line
+from ..support.launch import ROOT, Mpi
+from ..support.world.controller import World
 
 PAGE = (ROOT / "docs" / "modes.md").read_text(encoding="utf-8")
 (STRATEGY,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
-def train(mpi: Mpi, folder: Path, steps: int, *flags: str) -> dict[str, np.ndarray]:
+def train(world: World, folder: Path, steps: int, *flags: str) -> dict[str, np.ndarray]:
     """Train on two ranks; return the parameters in the last checkpoint."""
     words = [ROOT / "jobs" / "mnist_mlp.py", "--run-dir", folder, "--train-steps", str(steps), *flags]
-    mpi.train(2, *words, env={"PYTHONPATH": f"{ROOT}:{folder.parent}"})
+    world.train(2, *words, env={"PYTHONPATH": f"{ROOT}:{folder.parent}"})
     with checkpoint.Checkpoint(checkpoint.path_for(folder / "checkpoints", steps)) as file:
         return {name: file.read(name) for name in file.datasets if name.startswith("params/")}
 
 
-def test_a_strategy_of_a_user(openmpi: Mpi, tmp_path: Path) -> None:
+def test_a_strategy_of_a_user(world: World, tmp_path: Path) -> None:
     """Two steps with half the batch are one step of ``sync``; a resumed run gives the same bits."""
     (tmp_path / "own_strategy.py").write_text(STRATEGY)
     mode = ("--mode", "own_strategy:EverySecondStep", "--batch-size", "50")
-    expected = train(openmpi, tmp_path / "sync", 10, "--batch-size", "100")
-    found = train(openmpi, tmp_path / "own", 20, *mode, "--save-steps", "4")
+    expected = train(world, tmp_path / "sync", 10, "--batch-size", "100")
+    found = train(world, tmp_path / "own", 20, *mode, "--save-steps", "4")
     assert expected.keys() == found.keys() and expected
     for name, array in expected.items():
         np.testing.assert_allclose(found[name], array, rtol=1e-3, atol=1e-5, err_msg=name)
     assert sorted(checkpoint.steps(tmp_path / "own" / "checkpoints")) == [4, 8, 12, 16, 20]
-    train(openmpi, tmp_path / "resumed", 8, *mode)
-    resumed = train(openmpi, tmp_path / "resumed", 20, *mode)
+    train(world, tmp_path / "resumed", 8, *mode)
+    resumed = train(world, tmp_path / "resumed", 20, *mode)
     assert all(resumed[name].tobytes() == array.tobytes() for name, array in found.items())
 
 
 @pytest.mark.quick
 @pytest.mark.parametrize("mode", ["no_such_module:Class", "json:NoSuchClass"])
-def test_a_mode_that_does_not_exist_is_one_line(openmpi: Mpi, tmp_path: Path, mode: str) -> None:
-    words = ["-m", "mpitrain", "train", ROOT / "jobs" / "mnist_mlp.py", "--run-dir", tmp_path, "--mode", mode]
-    done = openmpi.run(2, *words)
-    assert done.returncode == 2
-    lines = [line for line in done.stderr.splitlines() if line.startswith("mpitrain:")]
-    assert len(lines) == 1 and mode in lines[0] and "Traceback" not in done.stderr, done.stderr
+def test_a_mode_that_does_not_exist_is_one_line(world: World, tmp_path: Path, mode: str) -> None:
+    assert mode in world.refusal(2, ROOT / "jobs" / "mnist_mlp.py", "--run-dir", tmp_path, "--mode", mode)
 
 
 @pytest.mark.parametrize("flags", [("--nan", "skip"), ("--train-steps", "7")], ids=str)
 def test_the_options_of_a_run_apply_to_a_strategy_of_a_user(
-    openmpi: Mpi, tmp_path: Path, flags: tuple[str, ...]
+    world: World, tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     (tmp_path / "own_strategy.py").write_text(STRATEGY)
     job = ROOT / "tests" / "support" / "jobs" / "diverging.py" if "--nan" in flags else ROOT / "jobs" / "mnist_mlp.py"
     words = [job, "--run-dir", tmp_path / "run", "--mode", "own_strategy:EverySecondStep", *flags]
-    openmpi.train(2, *words, env={"PYTHONPATH": f"{ROOT}:{tmp_path}"})
+    world.train(2, *words, env={"PYTHONPATH": f"{ROOT}:{tmp_path}"})
     (step,) = checkpoint.steps(tmp_path / "run" / "checkpoints")
     assert step == 7 or "--nan" in flags
     with checkpoint.Checkpoint(checkpoint.path_for(tmp_path / "run" / "checkpoints", step)) as file:
@@ -78,19 +75,16 @@ def test_the_options_of_a_run_apply_to_a_strategy_of_a_user(
     ],
     ids=["finish", "vector", "close", "no class", "no strategy", "finish of sync", "former constructor", "syntax"],
 )
-def test_an_incomplete_strategy_is_refused(openmpi: Mpi, tmp_path: Path, source: str, missing: str) -> None:
+def test_an_incomplete_strategy_is_refused(world: World, tmp_path: Path, source: str, missing: str) -> None:
     (tmp_path / "own_strategy.py").write_text(source)
-    words = ["-m", "mpitrain", "train", ROOT / "jobs" / "mnist_mlp.py", "--run-dir", tmp_path / "run"]
-    env = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
-    done = openmpi.run(2, *words, "--mode", "own_strategy:EverySecondStep", env=env)
-    assert done.returncode == 2
-    assert missing in one_line(done.stderr)
+    words = [ROOT / "jobs" / "mnist_mlp.py", "--run-dir", tmp_path / "run", "--mode", "own_strategy:EverySecondStep"]
+    assert missing in world.refusal(2, *words, env={"PYTHONPATH": str(tmp_path)})
 
 
 @pytest.mark.parametrize("vectors", ["None", "{}"])
-def test_a_strategy_without_the_vectors_of_the_plan_is_refused(openmpi: Mpi, tmp_path: Path, vectors: str) -> None:
+def test_a_strategy_without_the_vectors_of_the_plan_is_refused(world: World, tmp_path: Path, vectors: str) -> None:
     source = STRATEGY.replace("self.initial_vectors = self.vectors", f"self.initial_vectors = {vectors}")
-    test_an_incomplete_strategy_is_refused(openmpi, tmp_path, source, "initial_vectors")
+    test_an_incomplete_strategy_is_refused(world, tmp_path, source, "initial_vectors")
 
 
 @pytest.mark.quick

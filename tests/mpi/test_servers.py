@@ -10,6 +10,7 @@ import pytest
 
 from ..support.launch import JOBS, PROGRAMS, Mpi
 from ..support.results import SMALL, assert_close, assert_same_bits, final
+from ..support.world.controller import World
 
 PROGRAM = PROGRAMS / "servers.py"
 PLAIN = ["--no-normalize"]  # only sync has BatchNorm statistics over all workers
@@ -68,19 +69,19 @@ def test_no_read_is_torn_between_nodes(openmpi: Mpi) -> None:
     drive(openmpi, 4, 2, "torn", "async", 200, share=False)
 
 
-def train(mpi: Mpi, n: int, run_dir: Path, *flags: str) -> dict[str, np.ndarray]:
-    mpi.train(n, SMALL, "--run-dir", run_dir, *PLAIN, *flags, timeout=90)
+def train(world: World, n: int, run_dir: Path, *flags: str) -> dict[str, np.ndarray]:
+    world.train(n, SMALL, "--run-dir", run_dir, *PLAIN, *flags, timeout=90)
     return final(run_dir)
 
 
 @pytest.fixture(scope="module")
-def one_process(openmpi: Mpi, tmp_path_factory: pytest.TempPathFactory):
+def one_process(world: World, tmp_path_factory: pytest.TempPathFactory):
     """A function that returns the result of a single process for a set of flags."""
     known: dict[tuple[str, ...], dict[str, np.ndarray]] = {}
 
     def get(*flags: str) -> dict[str, np.ndarray]:
         if flags not in known:
-            known[flags] = train(openmpi, 1, tmp_path_factory.mktemp("one"), *flags)
+            known[flags] = train(world, 1, tmp_path_factory.mktemp("one"), *flags)
         return known[flags]
 
     return get
@@ -104,23 +105,23 @@ def one_process(openmpi: Mpi, tmp_path_factory: pytest.TempPathFactory):
     ids=str,
 )
 def test_with_one_worker_every_mode_is_one_process(
-    openmpi: Mpi, n: int, how: tuple[str, ...], what: tuple[str, ...], one_process, tmp_path: Path
+    world: World, n: int, how: tuple[str, ...], what: tuple[str, ...], one_process, tmp_path: Path
 ) -> None:
-    assert_same_bits(train(openmpi, n, tmp_path, *how, *what), one_process(*what))
+    assert_same_bits(train(world, n, tmp_path, *how, *what), one_process(*what))
 
 
 @pytest.mark.parametrize("road", [(), ("--no-one-sided",)], ids=str)
 def test_prefetched_parameters_are_at_most_one_step_older(
-    openmpi: Mpi, road: tuple[str, ...], one_process, tmp_path: Path
+    world: World, road: tuple[str, ...], one_process, tmp_path: Path
 ) -> None:
     how = ("--mode", "async", "--ps", "2", "--no-shared-memory", "--prefetch-params", *road)
-    prefetched = train(openmpi, 3, tmp_path / "a", *how)
+    prefetched = train(world, 3, tmp_path / "a", *how)
     *_, counts = (json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines())
     _, late, *later = counts["staleness_histogram"]
     assert late > 0 and not any(later)
     assert any(prefetched[name].tobytes() != values.tobytes() for name, values in one_process().items())
     # After a checkpoint, a worker reads the newest parameters; with a checkpoint after each step, they are never older.
-    assert_same_bits(train(openmpi, 3, tmp_path / "b", *how, "--save-steps", "1", "--keep", "2"), one_process())
+    assert_same_bits(train(world, 3, tmp_path / "b", *how, "--save-steps", "1", "--keep", "2"), one_process())
 
 
 @pytest.mark.parametrize(
@@ -134,11 +135,11 @@ def test_prefetched_parameters_are_at_most_one_step_older(
     ids=str,
 )
 def test_pushes_in_fewer_bits_come_to_nearly_the_same(
-    openmpi: Mpi, road, flags, precision: str, tolerance: float, one_process, tmp_path: Path
+    world: World, road, flags, precision: str, tolerance: float, one_process, tmp_path: Path
 ) -> None:
     flags = ("--optimizer", "momentum", *flags)
     how = ("--mode", "async", "--ps", "2", "--no-shared-memory", "--compress", precision, *road)
-    found, exact = train(openmpi, 3, tmp_path, *how, *flags), one_process(*flags)
+    found, exact = train(world, 3, tmp_path, *how, *flags), one_process(*flags)
     residual = found.pop("run/state/unsent gradients/residual")
     assert residual.any()
     assert_close(found, exact, tolerance)
@@ -158,40 +159,40 @@ def test_pushes_in_fewer_bits_come_to_nearly_the_same(
     ids=str,
 )
 def test_backup_with_no_spare_worker_is_sync(
-    openmpi: Mpi, how: tuple[str, ...], what: tuple[str, ...], one_process, tmp_path: Path
+    world: World, how: tuple[str, ...], what: tuple[str, ...], one_process, tmp_path: Path
 ) -> None:
     batch = ("--batch-size", "4", "--dtype", "float64")
     servers = int(how[1]) if how else 0
-    got = train(openmpi, 3 + servers, tmp_path, "--mode", "backup", "--backup-workers", "0", *batch, *how, *what)
+    got = train(world, 3 + servers, tmp_path, "--mode", "backup", "--backup-workers", "0", *batch, *how, *what)
     assert_close(got, one_process("--batch-size", "12", "--dtype", "float64", *what), 1e-12)
 
 
-def test_staleness_scaling_divides_the_rate(openmpi: Mpi, tmp_path: Path) -> None:
+def test_staleness_scaling_divides_the_rate(world: World, tmp_path: Path) -> None:
     """With one worker no gradient is stale, so scaling has no effect; with three workers, training converges."""
     flags = ("--mode", "async", "--staleness-scaling")
-    assert_same_bits(train(openmpi, 1, tmp_path / "a", *flags), train(openmpi, 1, tmp_path / "b", "--mode", "async"))
-    done = openmpi.train(3, SMALL, *PLAIN, *flags, "--run-dir", tmp_path / "c")
+    assert_same_bits(train(world, 1, tmp_path / "a", *flags), train(world, 1, tmp_path / "b", "--mode", "async"))
+    done = world.train(3, SMALL, *PLAIN, *flags, "--run-dir", tmp_path / "c")
     assert float(done.stdout.split("accuracy ")[-1].split()[0]) > 0.5
 
 
-def test_an_epoch_is_each_example_once_at_any_pace(openmpi: Mpi, tmp_path: Path) -> None:
+def test_an_epoch_is_each_example_once_at_any_pace(world: World, tmp_path: Path) -> None:
     for n, flags in ((3, ()), (4, ("--ps", "1")), (4, ("--ps", "1", "--no-shared-memory"))):
         folder = tmp_path / f"{n}{len(flags)}"
         words = ["--mode", "async", *flags, "--batch-size", "9", "--train-steps", "20", "--run-dir", folder]
-        openmpi.train(n, JOBS / "recording.py", *words)
+        world.train(n, JOBS / "recording.py", *words)
 
 
 @pytest.mark.parametrize("optimizer", ["lamb", "lars"])
 def test_layers_lie_whole_on_servers_that_scale_their_steps(
-    openmpi: Mpi, optimizer: str, one_process, tmp_path: Path
+    world: World, optimizer: str, one_process, tmp_path: Path
 ) -> None:
     what = ("--optimizer", optimizer, "--dtype", "float64")
     how = ("--mode", "async", "--ps", "2", "--placement", "greedy", "--no-shared-memory")
-    assert_close(train(openmpi, 3, tmp_path, *how, *what), one_process(*what), 1e-12)
+    assert_close(train(world, 3, tmp_path, *how, *what), one_process(*what), 1e-12)
 
 
 @pytest.mark.parametrize("flags", [(), ("--no-one-sided",), ("--mode", "backup", "--clip-norm", "0.5")], ids=" ".join)
-def test_more_servers_than_variables(openmpi: Mpi, flags: tuple[str, ...], job, tmp_path: Path) -> None:
+def test_more_servers_than_variables(world: World, flags: tuple[str, ...], job, tmp_path: Path) -> None:
     path = job(
         "from mpitrain import Job, data, nn, optim\n"
         "def job(clip_norm: float = 0.0):\n"
@@ -200,49 +201,49 @@ def test_more_servers_than_variables(openmpi: Mpi, flags: tuple[str, ...], job, 
         " validation=d.validation, optimizer=optim.sgd(0.1, clip_norm=clip_norm or None), train_steps=50)\n"
     )
     words = ["--mode", "async", "--ps", "3", "--placement", "greedy", "--no-shared-memory"]
-    done = openmpi.train(5, path, *words, *flags, "--run-dir", tmp_path / "run")
+    done = world.train(5, path, *words, *flags, "--run-dir", tmp_path / "run")
     assert "50 steps in" in done.stdout
 
 
-def test_backup_saves_by_the_clock_at_whole_steps(openmpi: Mpi, tmp_path: Path) -> None:
+def test_backup_saves_by_the_clock_at_whole_steps(world: World, tmp_path: Path) -> None:
     flags = ("--mode", "backup", "--ps", "1", "--save-secs", "0.05", "--train-steps", "2000")
-    train(openmpi, 4, tmp_path, *flags)
+    train(world, 4, tmp_path, *flags)
     assert len(list((tmp_path / "checkpoints").iterdir())) > 2
 
 
 @pytest.mark.quick
 @pytest.mark.parametrize("how", [("--mode", "async"), ("--mode", "backup", "--backup-workers", "0")], ids=" ".join)
-def test_a_resumed_run_continues_where_the_data_was(openmpi: Mpi, how: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_resumed_run_continues_where_the_data_was(world: World, how: tuple[str, ...], tmp_path: Path) -> None:
     flags = (*how, "--ps", "1")
-    whole = train(openmpi, 2, tmp_path / "whole", *flags)
-    train(openmpi, 2, tmp_path / "parts", *flags, "--train-steps", "37")
-    assert_same_bits(train(openmpi, 2, tmp_path / "parts", *flags), whole)
+    whole = train(world, 2, tmp_path / "whole", *flags)
+    train(world, 2, tmp_path / "parts", *flags, "--train-steps", "37")
+    assert_same_bits(train(world, 2, tmp_path / "parts", *flags), whole)
 
 
-def test_checkpoints_are_of_the_very_step(openmpi: Mpi, tmp_path: Path) -> None:
-    train(openmpi, 4, tmp_path, "--mode", "async", "--ps", "1", "--save-steps", "30")
+def test_checkpoints_are_of_the_very_step(world: World, tmp_path: Path) -> None:
+    train(world, 4, tmp_path, "--mode", "async", "--ps", "1", "--save-steps", "30")
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == [f"step-{step:010d}.h5" for step in (30, 60, 90, 100)]
 
 
 @pytest.mark.quick
-def test_local_steps_average(openmpi: Mpi, tmp_path: Path) -> None:
+def test_local_steps_average(world: World, tmp_path: Path) -> None:
     """One local step of plain SGD, then the mean of parameters, gives the result of synchronous SGD."""
     what = ("--optimizer", "sgd", "--dtype", "float64", "--batch-size", "4")
-    local = train(openmpi, 3, tmp_path / "local", "--mode", "local", "--local-steps", "1", *what)
-    sync = train(openmpi, 3, tmp_path / "sync", *what)
+    local = train(world, 3, tmp_path / "local", "--mode", "local", "--local-steps", "1", *what)
+    sync = train(world, 3, tmp_path / "sync", *what)
     for name in ("params/dense1.weight", "params/dense2.weight"):
         np.testing.assert_allclose(local[name], sync[name], rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.quick
-def test_elastic_averaging_trains_the_center(openmpi: Mpi, tmp_path: Path) -> None:
-    done = openmpi.train(3, SMALL, *PLAIN, "--mode", "local", "--elastic-rho", "0.3", "--run-dir", tmp_path)
+def test_elastic_averaging_trains_the_center(world: World, tmp_path: Path) -> None:
+    done = world.train(3, SMALL, *PLAIN, "--mode", "local", "--elastic-rho", "0.3", "--run-dir", tmp_path)
     assert float(done.stdout.split("accuracy ")[-1].split()[0]) > 0.5
 
 
-def test_metrics_tell_staleness_and_shares(openmpi: Mpi, tmp_path: Path) -> None:
-    openmpi.train(4, SMALL, *PLAIN, "--mode", "async", "--ps", "1", "--log-steps", "20", "--run-dir", tmp_path)
+def test_metrics_tell_staleness_and_shares(world: World, tmp_path: Path) -> None:
+    world.train(4, SMALL, *PLAIN, "--mode", "async", "--ps", "1", "--log-steps", "20", "--run-dir", tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     logged = [line for line in lines if "loss" in line]
     assert logged

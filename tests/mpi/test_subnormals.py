@@ -11,7 +11,7 @@ import pytest
 import mpitrain
 from mpitrain.core import subnormals
 
-from ..support.launch import Mpi
+from ..support.world.controller import World
 
 # The first feature is zero in all examples but the first, so the optimizer's moments for its weights decay.
 JOB = """
@@ -38,9 +38,9 @@ def job() -> Job:
 
 @pytest.mark.parametrize("flushes", [True, False])
 @pytest.mark.parametrize("mode", [["--mode", "sync"], ["--mode", "async", "--ps", "1"]], ids=["sync", "async"])
-def test_moments_of_a_rare_feature(openmpi: Mpi, job, mode: list[str], flushes: bool, tmp_path: Path) -> None:
+def test_moments_of_a_rare_feature(world: World, job, mode: list[str], flushes: bool, tmp_path: Path) -> None:
     flag = [] if flushes else ["--no-flush-denormals"]
-    openmpi.train(2, job(JOB), "--run-dir", tmp_path / "run", *mode, *flag)
+    world.train(2, job(JOB), "--run-dir", tmp_path / "run", *mode, *flag)
     with h5py.File(tmp_path / "run" / "checkpoints" / "step-0000000450.h5") as file:
         arrays: list[np.ndarray] = []
         file.visititems(lambda _, item: arrays.append(item[()]) if isinstance(item, h5py.Dataset) else None)

@@ -6,21 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from ..support.launch import JOBS, Mpi
+from ..support.launch import JOBS
 from ..support.results import assert_close, assert_same_bits, train
+from ..support.world.controller import World
 
 
 @pytest.mark.quick
 @pytest.mark.parametrize("n", [2, 3, 4])
-def test_n_ranks_agree_with_one_in_float64(mpi: Mpi, n: int, alone, tmp_path: Path) -> None:
+def test_n_ranks_agree_with_one_in_float64(each_world: World, n: int, alone, tmp_path: Path) -> None:
     flags = ("--dtype", "float64")
-    assert_close(train(mpi, n, tmp_path, *flags), alone(*flags), 1e-12)
+    assert_close(train(each_world, n, tmp_path, *flags), alone(*flags), 1e-12)
 
 
 @pytest.mark.parametrize("n", [2, 3, 4])
-def test_n_ranks_agree_with_one_in_float32(openmpi: Mpi, n: int, alone, tmp_path: Path) -> None:
+def test_n_ranks_agree_with_one_in_float32(world: World, n: int, alone, tmp_path: Path) -> None:
     flags = ("--optimizer", "momentum")  # Adam may divide by pure rounding errors
-    assert_close(train(openmpi, n, tmp_path, *flags), alone(*flags), 1e-5)
+    assert_close(train(world, n, tmp_path, *flags), alone(*flags), 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -43,10 +44,10 @@ def test_n_ranks_agree_with_one_in_float32(openmpi: Mpi, n: int, alone, tmp_path
     ids=str,
 )
 def test_every_way_to_average_gives_the_same(
-    openmpi: Mpi, how: list[str], what: list[str], alone, tmp_path: Path
+    world: World, how: list[str], what: list[str], alone, tmp_path: Path
 ) -> None:
     what = [*what, "--dtype", "float64"]
-    assert_close(train(openmpi, 3, tmp_path, *how, *what), alone(*what), 1e-12)
+    assert_close(train(world, 3, tmp_path, *how, *what), alone(*what), 1e-12)
 
 
 @pytest.mark.parametrize(
@@ -62,28 +63,28 @@ def test_every_way_to_average_gives_the_same(
 def test_a_run_twice_is_the_same_bits(
     request: pytest.FixtureRequest, name: str, flags: tuple[str, ...], tmp_path: Path
 ) -> None:
-    mpi: Mpi = request.getfixturevalue(name)
-    assert_same_bits(train(mpi, 3, tmp_path / "a", *flags), train(mpi, 3, tmp_path / "b", *flags))
+    each_world: World = request.getfixturevalue(name)
+    assert_same_bits(train(each_world, 3, tmp_path / "a", *flags), train(each_world, 3, tmp_path / "b", *flags))
 
 
 @pytest.mark.quick
-def test_resuming_is_never_having_stopped(openmpi: Mpi, tmp_path: Path) -> None:
-    whole = train(openmpi, 2, tmp_path / "whole")
-    train(openmpi, 2, tmp_path / "parts", "--train-steps", "37")
-    assert_same_bits(train(openmpi, 2, tmp_path / "parts"), whole)
+def test_resuming_is_never_having_stopped(world: World, tmp_path: Path) -> None:
+    whole = train(world, 2, tmp_path / "whole")
+    train(world, 2, tmp_path / "parts", "--train-steps", "37")
+    assert_same_bits(train(world, 2, tmp_path / "parts"), whole)
 
 
 @pytest.mark.quick
-def test_resuming_on_other_ranks_continues_where_the_data_was(openmpi: Mpi, alone, tmp_path: Path) -> None:
+def test_resuming_on_other_ranks_continues_where_the_data_was(world: World, alone, tmp_path: Path) -> None:
     flags = ("--dtype", "float64")
-    train(openmpi, 2, tmp_path, *flags, "--train-steps", "37")
-    assert_close(train(openmpi, 3, tmp_path, *flags), alone(*flags), 1e-12)
+    train(world, 2, tmp_path, *flags, "--train-steps", "37")
+    assert_close(train(world, 3, tmp_path, *flags), alone(*flags), 1e-12)
 
 
 @pytest.mark.quick
 # Batches that do not divide an epoch, but end with the third epoch.
 @pytest.mark.parametrize(("n", "batch"), [(1, 1), (1, 45), (2, 18), (3, 12), (4, 9)])
-def test_an_epoch_is_each_example_once(openmpi: Mpi, n: int, batch: int, tmp_path: Path) -> None:
+def test_an_epoch_is_each_example_once(world: World, n: int, batch: int, tmp_path: Path) -> None:
     steps = 3 * 60 // (n * batch)
     flags = ["--batch-size", str(batch), "--train-steps", str(steps), "--run-dir", tmp_path]
-    openmpi.train(n, JOBS / "recording.py", *flags)
+    world.train(n, JOBS / "recording.py", *flags)

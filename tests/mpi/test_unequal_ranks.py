@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..support.launch import Mpi, one_line
+from ..support.launch import Mpi
+from ..support.world.controller import World
 
 HEAD = """
 import os, time
@@ -44,12 +45,10 @@ def job():
 """
 
 
-def test_different_data_is_reported_before_training(openmpi: Mpi, tmp_path: Path) -> None:
+def test_different_data_is_reported_before_training(world: World, tmp_path: Path) -> None:
     path = tmp_path / "unseeded.py"
     path.write_text(HEAD + UNSEEDED)
-    done = openmpi.run(2, "-m", "mpitrain", "train", path, "--run-dir", tmp_path / "run")
-    assert done.returncode == 2
-    assert "the training examples" in one_line(done.stderr)
+    assert "the training examples" in world.refusal(2, path, "--run-dir", tmp_path / "run")
     assert not (tmp_path / "run" / "config.toml").exists()
 
 

@@ -47,14 +47,13 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
+def environment_of_gpus(library: Path) -> dict[str, str]:
+    """Return the environment of ranks with two simulated GPUs."""
+    path = f"{ROOT / 'tests' / 'simulators' / 'gpu'}{os.pathsep}{ROOT}"
+    return {"PYTHONPATH": path, "SIMULATED_GPUS": "2", "SIMULATED_CUDA_LIBRARY": str(library)}
+
+
 @pytest.fixture
 def simulated(library: Path, request: pytest.FixtureRequest) -> dict[str, str]:
     """The environment of ranks with two simulated GPUs, whose streams run in a different order for each test."""
-    path = f"{ROOT / 'tests' / 'simulators' / 'gpu'}{os.pathsep}{ROOT}"
-    order = zlib.crc32(request.node.name.encode())
-    return {
-        "PYTHONPATH": path,
-        "SIMULATED_GPUS": "2",
-        "SIMULATED_CUDA_LIBRARY": str(library),
-        "SIMULATED_ORDER": str(order),
-    }
+    return {**environment_of_gpus(library), "SIMULATED_ORDER": str(zlib.crc32(request.node.name.encode()))}

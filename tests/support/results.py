@@ -8,7 +8,8 @@ import h5py
 import numpy as np
 import pytest
 
-from .launch import JOBS, Mpi
+from .launch import JOBS
+from .world.controller import World
 
 GLOBAL_BATCH = 12
 SMALL = JOBS / "small.py"
@@ -37,19 +38,19 @@ def assert_same_bits(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None
         assert a[name].tobytes() == b[name].tobytes(), f"{name} differs"
 
 
-def train(mpi: Mpi, n: int, run_dir: Path, *flags: str, global_batch: int = GLOBAL_BATCH) -> dict[str, np.ndarray]:
-    mpi.train(n, SMALL, "--batch-size", str(global_batch // n), "--run-dir", run_dir, *flags)
+def train(world: World, n: int, run_dir: Path, *flags: str, global_batch: int = GLOBAL_BATCH) -> dict[str, np.ndarray]:
+    world.train(n, SMALL, "--batch-size", str(global_batch // n), "--run-dir", run_dir, *flags)
     return final(run_dir)
 
 
 @pytest.fixture(scope="session")
-def alone(tmp_path_factory: pytest.TempPathFactory, openmpi: Mpi):
+def alone(tmp_path_factory: pytest.TempPathFactory, world: World):
     """A function that returns the results of one rank with the global batch, trained once for each set of flags."""
     known: dict[tuple[str, ...], dict[str, np.ndarray]] = {}
 
     def get(*flags: str) -> dict[str, np.ndarray]:
         if flags not in known:
-            known[flags] = train(openmpi, 1, tmp_path_factory.mktemp("alone"), *flags)
+            known[flags] = train(world, 1, tmp_path_factory.mktemp("alone"), *flags)
         return known[flags]
 
     return get

@@ -72,6 +72,7 @@ def check_average(count: int, dtype: type) -> None:
         expected = dtype(1.0 / size) * total
         assert average.reduce().tobytes() == expected.tobytes()
         comm.Barrier()  # all ranks have compared before any rank starts the next round
+    average.free()
     hierarchy.free()
 
 
