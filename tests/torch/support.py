@@ -21,15 +21,16 @@ from mpitrain.plan.plan import make_plan
 from mpitrain.pytorch.batches import inputs_of
 
 from ..support.launch import Mpi
+from ..support.world.controller import World
 from . import models
 
 JOB = Path(models.__file__)
 SEED = 0
 
 
-def train(mpi: Mpi, n: int, run_dir: Path, *flags: str | Path, job: Path = JOB) -> dict[str, np.ndarray]:
+def train(ranks: World | Mpi, n: int, run_dir: Path, *flags: str | Path, job: Path = JOB) -> dict[str, np.ndarray]:
     """Train on ``n`` ranks; return the arrays of the newest checkpoint."""
-    mpi.train(n, job, "--run-dir", run_dir, "--threads", "1", *flags, timeout=120)
+    ranks.train(n, job, "--run-dir", run_dir, "--threads", "1", *flags, timeout=120)
     return newest(run_dir)
 
 

@@ -26,6 +26,7 @@ from mpitrain.plan.plan import make_plan
 from mpitrain.pytorch.criterion import Criterion
 
 from ..support.launch import Mpi, one_line
+from ..support.world.controller import World
 from . import counted, support
 
 FILE = Path(counted.__file__)
@@ -170,8 +171,8 @@ def test_a_wrong_shape_is_one_line(openmpi: Mpi, tmp_path: Path) -> None:
     assert done.returncode == 2 and "MSELoss" in one_line(done.stderr)
 
 
-def test_a_loss_of_the_user_that_broadcasts_gets_one_notice(openmpi: Mpi, tmp_path: Path) -> None:
-    done = openmpi.train(2, FILE, "--own", "--batch-size", "6", "--run-dir", tmp_path, timeout=120)
+def test_a_loss_of_the_user_that_broadcasts_gets_one_notice(world: World, tmp_path: Path) -> None:
+    done = world.train(2, FILE, "--own", "--batch-size", "6", "--run-dir", tmp_path, timeout=120)
     assert sum(counted.own_loss.__name__ in line for line in (done.stdout + done.stderr).splitlines()) == 1
 
 
@@ -240,10 +241,10 @@ def assert_same(values: dict[str, np.ndarray], model: nn.Module) -> None:
 @pytest.mark.parametrize(("n", "parts"), [(1, 1), (2, 1), (2, 3), (3, 2)])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_ranks_train_as_plain_torch_on_the_joined_batch(
-    openmpi: Mpi, n: int, parts: int, weighted: bool, tmp_path: Path
+    world: World, n: int, parts: int, weighted: bool, tmp_path: Path
 ) -> None:
     words = ["--exact-mean", "--batch-size", counted.TOTAL // n, "--accumulate-steps", parts, "--log-steps", 1]
-    openmpi.train(n, FILE, *map(str, words), *["--weighted"] * weighted, "--run-dir", tmp_path, timeout=120)
+    world.train(n, FILE, *map(str, words), *["--weighted"] * weighted, "--run-dir", tmp_path, timeout=120)
     model, losses = plain(weighted)
     stored = support.newest(tmp_path)
     assert_same({name: stored[f"params/{name}"] for name in model.state_dict()}, model)
@@ -287,10 +288,10 @@ def test_replicas_and_micro_batches_share_the_exact_mean(kind: str, parts: int, 
     assert_same(ours.state(), model)
 
 
-def test_synchronized_statistics_work_without_labels_that_count(openmpi: Mpi, tmp_path: Path) -> None:
+def test_synchronized_statistics_work_without_labels_that_count(world: World, tmp_path: Path) -> None:
     """Every rank takes part in the sums of the backward pass, also if none of its labels counts."""
     flags = ("--exact-mean", "--normalize", "--batch-size", "4", "--run-dir", tmp_path)
-    openmpi.train(3, FILE, *flags, timeout=120)
+    world.train(3, FILE, *flags, timeout=120)
     assert all(np.isfinite(value).all() for name, value in support.newest(tmp_path).items() if "params/" in name)
 
 

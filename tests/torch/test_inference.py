@@ -15,6 +15,7 @@ import mpitrain
 from mpitrain.errors import DataError
 
 from ..support.launch import ROOT, Mpi, one_line, run
+from ..support.world.controller import World
 
 DATASET_JOB = """
 import torch
@@ -38,13 +39,13 @@ def job() -> Job:
 
 
 @pytest.fixture(scope="module")
-def trained(openmpi: Mpi, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("trained")
-    openmpi.train(2, ROOT / "jobs" / "torch_cnn.py", "--train-steps", "12", "--filters", "4", "--run-dir", run_dir)
+    world.train(2, ROOT / "jobs" / "torch_cnn.py", "--train-steps", "12", "--filters", "4", "--run-dir", run_dir)
     return run_dir
 
 
-def test_load_without_the_training_data_takes_the_module(openmpi: Mpi, tmp_path: Path) -> None:
+def test_load_without_the_training_data_takes_the_module(world: World, tmp_path: Path) -> None:
     job_file, examples = tmp_path / "job.py", tmp_path / "examples"
     examples.touch()
     check = (
@@ -53,7 +54,7 @@ def test_load_without_the_training_data_takes_the_module(openmpi: Mpi, tmp_path:
     job_file.write_text(
         "from mpitrain.errors import DataError\n" + DATASET_JOB.replace("    return Job(", check + "    return Job(")
     )
-    openmpi.train(1, job_file, "--train-steps", "2", "--batch-size", "5", "--run-dir", tmp_path / "run")
+    world.train(1, job_file, "--train-steps", "2", "--batch-size", "5", "--run-dir", tmp_path / "run")
     weight = mpitrain.load(tmp_path / "run").weight
     examples.unlink()
     with pytest.raises(DataError, match=r"no examples.*model="):

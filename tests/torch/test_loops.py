@@ -11,17 +11,28 @@ import torch
 from mpitrain.data.permutation import order
 
 from ..support.launch import Mpi, run
+from ..support.world.controller import World
 from . import counted_steps
 from .loops import LOOPS, PAIRS, plain
 
 SCRIPT = Path(__file__).parent / "loops.py"
 
 
-def train(mpi: Mpi, n: int, *words: object, launch: tuple[object, ...] = ()) -> dict[str, list[np.ndarray]]:
+def train(world: World, n: int, *words: object, launch: tuple[object, ...] = ()) -> dict[str, list[np.ndarray]]:
     """Run the script on ``n`` ranks; return the parameters by loop."""
-    command = [str(mpi.python), "-m", "mpitrain", "run", "-n", str(n), *map(str, launch), str(SCRIPT), *map(str, words)]
-    done = run(command, timeout=240)
+    world.train(n, *map(str, launch), SCRIPT, *map(str, words), timeout=240)
+    return stored(words)
+
+
+def restarted(mpi: Mpi, n: int, *words: object, launch: tuple[object, ...] = ()) -> dict[str, list[np.ndarray]]:
+    """Run the script on ``n`` ranks, which may restart once; return the parameters by loop."""
+    command = [str(mpi.python), "-m", "mpitrain", "run", "-n", str(n), "--max-restarts", "1", *map(str, launch)]
+    done = run([*command, str(SCRIPT), *map(str, words)], timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
+    return stored(words)
+
+
+def stored(words: tuple[object, ...]) -> dict[str, list[np.ndarray]]:
     folder = next(word for word in words if isinstance(word, Path))
     return {path.stem: [*np.load(path).values()] for path in folder.glob("*.npz")}
 
@@ -48,25 +59,25 @@ SOME = ("clip", "one cycle", "adafactor", "row norm", "restored adam", "adversar
     ],
 )
 def test_loops_train_as_in_plain_torch(
-    openmpi: Mpi, n: int, mode: str, flags: tuple[str, ...], names: tuple[str, ...], tmp_path: Path
+    world: World, n: int, mode: str, flags: tuple[str, ...], names: tuple[str, ...], tmp_path: Path
 ) -> None:
-    trained = train(openmpi, n, tmp_path, *names, "--mode", mode, launch=flags)
+    trained = train(world, n, tmp_path, *names, "--mode", mode, launch=flags)
     assert set(trained) == set(names)
     for name, parameters in trained.items():
         assert_plain(name, parameters)
 
 
-def test_gradients_of_parts_of_a_batch_are_added_up(openmpi: Mpi, tmp_path: Path) -> None:
+def test_gradients_of_parts_of_a_batch_are_added_up(world: World, tmp_path: Path) -> None:
     """The loop runs for each part, but zeroes, clips and changes gradients of whole batches only."""
     names = ("clip", "muon", "together", "used", "gradient penalty")
-    trained = train(openmpi, 2, tmp_path, *names, "--accumulate-steps", 3)
+    trained = train(world, 2, tmp_path, *names, "--accumulate-steps", 3)
     for name in names:
         assert_plain(name, trained[name])
 
 
 @pytest.mark.parametrize("name", ["one cycle", "accumulate", "plateau", "adafactor", "counting", "used", "alternating"])
 def test_a_killed_loop_resumes_with_its_schedule(openmpi: Mpi, name: str, tmp_path: Path) -> None:
-    trained = train(openmpi, 2, tmp_path, name, "--kill-at", 6, launch=("--max-restarts", 1))
+    trained = restarted(openmpi, 2, tmp_path, name, "--kill-at", 6)
     assert (tmp_path / "killed").exists()
     assert_plain(name, trained[name])
 
@@ -84,18 +95,18 @@ def test_state_of_whole_tensors_is_averaged_and_resumed(openmpi: Mpi, tmp_path: 
     trained = []
     for name, flags in (("whole", ()), ("killed", ("--kill-at", 6))):
         (folder := tmp_path / name).mkdir()
-        launch = ("--mode", "local", "--local-steps", 2, "--max-restarts", 1)
-        trained.append(train(openmpi, 2, folder, "row norm", *flags, launch=launch)["row norm"])
+        launch = ("--mode", "local", "--local-steps", 2)
+        trained.append(restarted(openmpi, 2, folder, "row norm", *flags, launch=launch)["row norm"])
     assert (tmp_path / "killed" / "killed").exists()
     for uninterrupted, resumed in zip(*trained, strict=True):
         np.testing.assert_array_equal(uninterrupted, resumed)
 
 
 @pytest.mark.parametrize("mode", ["async", "backup"])
-def test_rates_reach_the_server(openmpi: Mpi, mode: str, tmp_path: Path) -> None:
+def test_rates_reach_the_server(world: World, mode: str, tmp_path: Path) -> None:
     for folder, flags in (("shared", ()), ("messages", ("--no-shared-memory",))):
         (out := tmp_path / folder).mkdir()
-        trained = train(openmpi, 2, out, "server rates", launch=("--mode", mode, "--ps", 1, *flags))
+        trained = train(world, 2, out, "server rates", launch=("--mode", mode, "--ps", 1, *flags))
         assert_plain("server rates", trained["server rates"])
 
 

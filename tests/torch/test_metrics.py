@@ -14,6 +14,7 @@ from mpitrain import checkpoint
 from mpitrain.monitor import heartbeat
 
 from ..support.launch import Mpi, one_line, run
+from ..support.world.controller import World
 from . import measured
 
 FILE = Path(measured.__file__)
@@ -33,9 +34,9 @@ def assert_same_metrics(values: dict[str, float], expected: dict[str, float], pr
 
 
 @pytest.mark.parametrize(("n", "flags"), [(1, ()), (2, ("--dataset",)), (3, ("--accumulate-steps", "2")), (4, ())])
-def test_metrics_of_a_job(openmpi: Mpi, n: int, flags: tuple[str, ...], tmp_path: Path) -> None:
+def test_metrics_of_a_job(world: World, n: int, flags: tuple[str, ...], tmp_path: Path) -> None:
     words = ("--dtype", "float64", "--batch-size", str(TOTAL // n), "--run-dir", tmp_path)
-    openmpi.train(n, FILE, *words, *flags, timeout=120)
+    world.train(n, FILE, *words, *flags, timeout=120)
     recorded = next(line for line in lines(tmp_path) if "validation_auc" in line)
     inputs, labels = measured.splits()[1].tensors
     with torch.no_grad():

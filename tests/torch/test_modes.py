@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ..support.launch import Mpi
+from ..support.world.controller import World
 from . import support
 from .four_kinds import JOB, KINDS, FourKinds, examples, losses
 
@@ -22,9 +22,9 @@ MODES = {
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_mode_trains_every_kind(openmpi: Mpi, mode: str, tmp_path: Path) -> None:
+def test_every_mode_trains_every_kind(world: World, mode: str, tmp_path: Path) -> None:
     n, flags = MODES[mode]
-    stored = support.train(openmpi, n, tmp_path, "--mode", mode, *flags, job=JOB)
+    stored = support.train(world, n, tmp_path, "--mode", mode, *flags, job=JOB)
     trained = {
         name.removeprefix("params/"): torch.from_numpy(value)
         for name, value in stored.items()

@@ -13,7 +13,7 @@ from mpitrain.errors import ConfigError
 from mpitrain.plan.config import RunConfig
 from mpitrain.plan.plan import make_plan
 
-from ..support.launch import Mpi
+from ..support.world.controller import World
 from . import branching, models, support
 
 STEPS, BATCH = 20, 4
@@ -26,10 +26,10 @@ def routes(step: int) -> tuple[int, ...]:
     return tuple(map(branching.route, x.split(BATCH)))
 
 
-def test_ranks_may_use_other_layers_in_another_order(openmpi: Mpi, tmp_path: Path) -> None:
+def test_ranks_may_use_other_layers_in_another_order(world: World, tmp_path: Path) -> None:
     assert len({routes(step) for step in range(STEPS)}) > 3
     flags = ("--dtype", "float64", "--bucket-bytes", "0", "--threads", "3")
-    stored = support.train(openmpi, 2, tmp_path, *flags, job=branching.JOB)
+    stored = support.train(world, 2, tmp_path, *flags, job=branching.JOB)
     single = support.Local(branching.job, batch_size=2 * BATCH, accumulate_steps=2)
     single.train(STEPS)
     for name, value in single.state().items():

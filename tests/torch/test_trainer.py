@@ -20,6 +20,7 @@ from mpitrain.plan.option import info_of
 from mpitrain.pytorch.translation import translated
 
 from ..support.launch import ROOT, Mpi, one_line, run
+from ..support.world.controller import World
 from . import models
 from .support import SEED, assert_close, assert_same_bits, newest
 
@@ -33,9 +34,10 @@ def start(mpi: Mpi, n: int, run_dir: Path, *flags: object, launch: tuple[object,
     return run([str(mpi.python), "-m", "mpitrain", *map(str, words)], timeout=120)
 
 
-def train(mpi: Mpi, n: int, run_dir: Path, *flags: object, launch: tuple[object, ...] = ()) -> dict[str, np.ndarray]:
-    done = start(mpi, n, run_dir, *flags, launch=launch)
-    assert done.returncode == 0, done.stdout + done.stderr
+def train(
+    world: World, n: int, run_dir: Path, *flags: object, launch: tuple[object, ...] = ()
+) -> dict[str, np.ndarray]:
+    world.train(n, "--run-dir", run_dir, *map(str, launch), SCRIPT, *map(str, flags), timeout=120)
     return newest(run_dir)
 
 
@@ -65,8 +67,8 @@ def plain_loop(
 
 
 @pytest.mark.parametrize(("kind", "n"), [("mlp", 1), ("cnn", 2), ("lstm", 3), ("gpt", 2)])
-def test_ranks_train_as_a_plain_loop(openmpi: Mpi, kind: str, n: int, tmp_path: Path) -> None:
-    stored = train(openmpi, n, tmp_path, "--kind", kind, "--batch-size", TOTAL // n)
+def test_ranks_train_as_a_plain_loop(world: World, kind: str, n: int, tmp_path: Path) -> None:
+    stored = train(world, n, tmp_path, "--kind", kind, "--batch-size", TOTAL // n)
     assert_close(stored, plain_loop(kind, "adam", 2), 1e-10)
 
 
@@ -80,7 +82,7 @@ def test_ranks_train_as_a_plain_loop(openmpi: Mpi, kind: str, n: int, tmp_path: 
     ],
 )
 def test_optimizers_of_torch(
-    openmpi: Mpi,
+    world: World,
     optimizer: str,
     flags: list[object],
     scheduler: str,
@@ -88,20 +90,20 @@ def test_optimizers_of_torch(
     tolerance: float,
     tmp_path: Path,
 ) -> None:
-    stored = train(openmpi, 2, tmp_path, "--optimizer", optimizer, "--epochs", 3, *flags)
+    stored = train(world, 2, tmp_path, "--optimizer", optimizer, "--epochs", 3, *flags)
     assert_close(stored, plain_loop("mlp", optimizer, 3, scheduler, clip_norm), tolerance)
 
 
-def test_a_server_updates_with_an_optimizer_of_torch(openmpi: Mpi, tmp_path: Path) -> None:
+def test_a_server_updates_with_an_optimizer_of_torch(world: World, tmp_path: Path) -> None:
     flags = ["--optimizer", "nadam", "--batch-size", TOTAL]
-    stored = train(openmpi, 2, tmp_path, *flags, launch=("--mode", "async", "--ps", "1"))
+    stored = train(world, 2, tmp_path, *flags, launch=("--mode", "async", "--ps", "1"))
     assert_close(stored, plain_loop("mlp", "nadam", 2, seed=1), 1e-10)  # rank 1 is the worker, and so the chief
 
 
-def test_the_state_of_an_optimizer_of_torch_is_resumed_on_other_ranks(openmpi: Mpi, tmp_path: Path) -> None:
+def test_the_state_of_an_optimizer_of_torch_is_resumed_on_other_ranks(world: World, tmp_path: Path) -> None:
     flags = ["--optimizer", "nadam", "--epochs"]
-    train(openmpi, 3, tmp_path, *flags, 1, "--batch-size", TOTAL // 3)
-    stored = train(openmpi, 2, tmp_path, *flags, 2, "--batch-size", TOTAL // 2)
+    train(world, 3, tmp_path, *flags, 1, "--batch-size", TOTAL // 3)
+    stored = train(world, 2, tmp_path, *flags, 2, "--batch-size", TOTAL // 2)
     assert_close(stored, plain_loop("mlp", "nadam", 2), 1e-10)
 
 
@@ -149,8 +151,8 @@ def test_every_mode_trains_a_loop(openmpi: Mpi, n: int, launch: list[str], tmp_p
     assert (status["state"], status["step"]) == ("finished", status["train_steps"])
 
 
-def test_launchers(openmpi: Mpi, tmp_path: Path) -> None:
-    expected = train(openmpi, 1, tmp_path / "run", "--batch-size", TOTAL)
+def test_launchers(openmpi: Mpi, world: World, tmp_path: Path) -> None:
+    expected = train(world, 1, tmp_path / "run", "--batch-size", TOTAL)
     for words in ([*openmpi.command(1), str(openmpi.python)], [str(openmpi.python)]):
         folder = tmp_path / str(len(words))
         folder.mkdir()
@@ -160,9 +162,9 @@ def test_launchers(openmpi: Mpi, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-def test_a_killed_run_resumes_exactly(openmpi: Mpi, dtype: str, tmp_path: Path) -> None:
+def test_a_killed_run_resumes_exactly(openmpi: Mpi, world: World, dtype: str, tmp_path: Path) -> None:
     flags = ["--dtype", dtype, "--dropout", 0.3, "--epochs", 3, "--at", 11]
-    expected = train(openmpi, 2, tmp_path / "whole", *flags)
+    expected = train(world, 2, tmp_path / "whole", *flags)
     launch = ("--max-restarts", 1, "--save-steps", 4)
     done = start(openmpi, 2, tmp_path / "killed", *flags, "--fault", "kill", launch=launch)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -201,16 +203,18 @@ def bfloat16_loop(n: int, clip_norm: float | None) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize(("n", "clip_norm"), [(1, None), (1, 0.05), (2, None), (2, 0.05)])
 def test_parameters_in_bfloat16_are_copies_of_float32(
-    openmpi: Mpi, n: int, clip_norm: float | None, tmp_path: Path
+    world: World, n: int, clip_norm: float | None, tmp_path: Path
 ) -> None:
     flags = [] if clip_norm is None else ["--clip-in-loop", clip_norm]
-    stored = train(openmpi, n, tmp_path, "--dtype", "bfloat16", "--batch-size", TOTAL // n, *flags)
+    stored = train(world, n, tmp_path, "--dtype", "bfloat16", "--batch-size", TOTAL // n, *flags)
     assert stored["params/0.weight"].dtype == np.float32
     assert_close(stored, bfloat16_loop(n, clip_norm), 1e-6)
 
 
-def test_resuming_with_another_number_of_ranks_trains_the_epochs_that_are_left(openmpi: Mpi, tmp_path: Path) -> None:
-    train(openmpi, 2, tmp_path, "--batch-size", 6, "--epochs", 2)
+def test_resuming_with_another_number_of_ranks_trains_the_epochs_that_are_left(
+    openmpi: Mpi, world: World, tmp_path: Path
+) -> None:
+    train(world, 2, tmp_path, "--batch-size", 6, "--epochs", 2)
     done = start(openmpi, 1, tmp_path, "--batch-size", 6, "--epochs", 4)
     assert "epochs [2, 3]" in done.stdout, done.stderr
     examples, _ = models.arrays("mlp")
@@ -219,12 +223,12 @@ def test_resuming_with_another_number_of_ranks_trains_the_epochs_that_are_left(o
     )
 
 
-def test_resuming_in_another_order_is_refused(openmpi: Mpi, tmp_path: Path) -> None:
-    train(openmpi, 2, tmp_path, "--epochs", 1)
+def test_resuming_in_another_order_is_refused(openmpi: Mpi, world: World, tmp_path: Path) -> None:
+    train(world, 2, tmp_path, "--epochs", 1)
     done = start(openmpi, 2, tmp_path, "--epochs", 2, "--in-order")
     assert done.returncode == 2, done.stderr
     assert "Shuffled" in one_line(done.stderr)
-    train(openmpi, 2, tmp_path, "--epochs", 2)
+    train(world, 2, tmp_path, "--epochs", 2)
 
 
 def test_stopping_early(openmpi: Mpi, tmp_path: Path) -> None:
@@ -382,8 +386,8 @@ def test_options_that_a_trainer_gets_in_another_way(openmpi: Mpi, flag: str, tmp
     assert f"{name} is no option of a Trainer: {info_of(FIELDS[name]).in_scripts}" in one_line(done.stderr)
 
 
-def test_load_needs_the_model(openmpi: Mpi, tmp_path: Path) -> None:
-    stored = train(openmpi, 2, tmp_path, "--kind", "cnn")
+def test_load_needs_the_model(world: World, tmp_path: Path) -> None:
+    stored = train(world, 2, tmp_path, "--kind", "cnn")
     with pytest.raises(CheckpointError, match="model="):  # and does not run the script
         mpitrain.load(tmp_path)
     module = models.make("cnn").double()

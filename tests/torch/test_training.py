@@ -16,6 +16,7 @@ from mpitrain.cli.main import main
 from mpitrain.errors import CheckpointError
 
 from ..support.launch import ROOT, Mpi
+from ..support.world.controller import World
 from . import models, support
 
 TIGHT = {torch.float32: 1e-5, torch.float64: 1e-12}
@@ -35,9 +36,9 @@ def metrics(run_dir: Path) -> list[dict[str, Any]]:
     ],
 )
 def test_ranks_train_as_a_plain_loop_does(
-    openmpi: Mpi, kind: str, n: int, dtype: str, optimizer: str, tmp_path: Path
+    world: World, kind: str, n: int, dtype: str, optimizer: str, tmp_path: Path
 ) -> None:
-    stored = support.train(openmpi, n, tmp_path, "--kind", kind, "--dtype", dtype, "--optimizer", optimizer)
+    stored = support.train(world, n, tmp_path, "--kind", kind, "--dtype", dtype, "--optimizer", optimizer)
     found = getattr(torch, dtype)
     support.assert_close(stored, support.plain_loop(kind, 4 * n, 20, found, optimizer), TIGHT[found])
 
@@ -56,10 +57,10 @@ MODES = {
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_mode_trains_modules_except_frozen_parameters(openmpi: Mpi, mode: str, tmp_path: Path) -> None:
+def test_every_mode_trains_modules_except_frozen_parameters(world: World, mode: str, tmp_path: Path) -> None:
     n = 3 if SERVER_FLAGS[0] in MODES[mode] else 2
     flags = ("--kind", "all", "--normalize", "own", "--optimizer", "adamw", "--freeze")
-    stored = support.train(openmpi, n, tmp_path, *MODES[mode], *flags, "--train-steps", "60")
+    stored = support.train(world, n, tmp_path, *MODES[mode], *flags, "--train-steps", "60")
     torch.manual_seed(support.SEED)
     model = models.make("all", "own").eval()
     initial = model.state_dict()
@@ -72,18 +73,18 @@ def test_every_mode_trains_modules_except_frozen_parameters(openmpi: Mpi, mode: 
 
 
 @pytest.mark.parametrize(("n", "mode"), [(2, ()), (1, ("--mode", "async")), (2, DILOCO)], ids=str)
-def test_resuming_is_never_having_stopped(openmpi: Mpi, n: int, mode: tuple[str, ...], tmp_path: Path) -> None:
+def test_resuming_is_never_having_stopped(world: World, n: int, mode: tuple[str, ...], tmp_path: Path) -> None:
     flags = (*mode, "--kind", "cnn", "--dropout", "0.3", "--average", "--dataset", "tensors")
     flags += ("--normalize", "own")
-    whole = support.train(openmpi, n, tmp_path / "whole", *flags, "--save-steps", "9")
+    whole = support.train(world, n, tmp_path / "whole", *flags, "--save-steps", "9")
     early = checkpoint.path_for(tmp_path / "whole" / "checkpoints", 9)
-    support.assert_same_bits(support.train(openmpi, n, tmp_path / "parts", *flags, "--resume", early), whole)
+    support.assert_same_bits(support.train(world, n, tmp_path / "parts", *flags, "--resume", early), whole)
     assert "buffers/2.num_batches_tracked" in whole and "averages/1.weight" in whole
 
 
-def test_resuming_on_other_ranks_continues_where_the_data_was(openmpi: Mpi, tmp_path: Path) -> None:
-    support.train(openmpi, 1, tmp_path, "--kind", "gpt", "--train-steps", "9")
-    support.train(openmpi, 2, tmp_path, "--kind", "gpt")
+def test_resuming_on_other_ranks_continues_where_the_data_was(world: World, tmp_path: Path) -> None:
+    support.train(world, 1, tmp_path, "--kind", "gpt", "--train-steps", "9")
+    support.train(world, 2, tmp_path, "--kind", "gpt")
     with checkpoint.Checkpoint(checkpoint.find(tmp_path)[0]) as opened:
         assert opened.attributes["/"]["position"] == 4 * (9 * 1 + 11 * 2)
 
@@ -94,8 +95,8 @@ def test_an_error_in_one_backward_pass_ends_all_ranks(openmpi: Mpi, tmp_path: Pa
     assert "this gradient cannot be computed" in done.stderr and "rank 1" in done.stderr
 
 
-def test_an_export_is_a_state_dict(openmpi: Mpi, tmp_path: Path) -> None:
-    stored = support.train(openmpi, 1, tmp_path / "run", "--kind", "all")
+def test_an_export_is_a_state_dict(world: World, tmp_path: Path) -> None:
+    stored = support.train(world, 1, tmp_path / "run", "--kind", "all")
     path = tmp_path / "exported.safetensors"
     assert main(["export", str(tmp_path / "run"), "--to", "safetensors", "--output", str(path)]) == 0
     model = models.make("all")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import runpy
@@ -15,10 +16,13 @@ from pathlib import Path
 from mpitrain.cli.job_command import train_command
 from mpitrain.cli.main import invoke
 from mpitrain.comm.cluster import Cluster
+from mpitrain.comm.mpi import MPI
 from mpitrain.errors import UserError
 from mpitrain.monitor.rank_log import show_warnings
+from mpitrain.plan.script import ScriptRequest
 from mpitrain.process.rank_status import RankStatusFile
 from mpitrain.process.signals import STOPPED_EARLY
+from mpitrain.training.script_rank import ScriptRank
 from mpitrain.training.session import training_session
 
 from ..launch import ROOT
@@ -51,43 +55,73 @@ def program(words: Sequence[str], place: Place) -> subprocess.CompletedProcess[s
     """Run a Python file, with its arguments, as the main program."""
 
     def run() -> int:
-        sys.argv[:] = words
-        sys.path.insert(0, str(Path(words[0]).parent))
-        try:
-            runpy.run_path(words[0], run_name="__main__")
-        except SystemExit as error:
-            if error.code not in (None, 0):
-                raise
+        _run_file(words)
         return 0
 
     return _captured(run, words, place)
 
 
 def _train(words: Sequence[str]) -> int:
+    command = train_command()
+    if command.script_in(words) is not None:
+        return _run_script(invoke(command, words))
     cluster = Cluster()
     show_warnings(cluster.rank == 0)
     status = RankStatusFile(None, cluster.rank)
-    stopped = False
     try:
         with cluster.agree("reading the command line and the job file"):
-            request = invoke(train_command(), words)
+            request = invoke(command, words)
         with training_session(cluster, request, status) as session:
             if session.loop is not None:
                 session.loop.run()
-        stopped = session.stopped
         cluster.comm.Barrier()
+        return STOPPED_EARLY if session.stopped else 0
     except UserError as error:
-        if not error.on_all_ranks:
-            raise
-        if cluster.rank == 0:
-            print(f"mpitrain: {error}", file=sys.stderr)
-        return error.exit_status
+        return _exit_status(error, cluster.rank)
     finally:
-        groups = [cluster] if cluster.training is cluster else [cluster.training, cluster]
-        for group in groups:
-            group.node.Free()
-            group.comm.Free()
-    return STOPPED_EARLY if stopped else 0
+        _free(cluster)
+
+
+def _run_script(request: ScriptRequest) -> int:
+    rank = ScriptRank(forks=False)
+    rank.options = request.options
+    try:
+        _run_file([str(request.path), *request.arguments])
+        assert rank.session is None, "the script has not finished its training"
+        return 0
+    except UserError as error:
+        return _exit_status(error, MPI.COMM_WORLD.rank)
+    finally:
+        atexit.unregister(rank._check_exit)
+        ScriptRank._of_process = None
+        if rank._cluster is not None:
+            _free(rank._cluster)
+
+
+def _run_file(words: Sequence[str]) -> None:
+    """Run a Python file with arguments as the main program."""
+    sys.argv[:] = words
+    sys.path.insert(0, str(Path(words[0]).parent.absolute()))
+    try:
+        runpy.run_path(words[0], run_name="__main__")
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise
+
+
+def _exit_status(error: UserError, rank: int) -> int:
+    """Print an error that all ranks have once; return their exit status."""
+    if not error.on_all_ranks:
+        raise error
+    if rank == 0:
+        print(f"mpitrain: {error}", file=sys.stderr)
+    return error.exit_status
+
+
+def _free(cluster: Cluster) -> None:
+    for group in [cluster] if cluster.training is cluster else [cluster.training, cluster]:
+        group.node.Free()
+        group.comm.Free()
 
 
 def _captured(function: Callable[[], int], words: Sequence[str], place: Place) -> subprocess.CompletedProcess[str]:
@@ -104,13 +138,13 @@ def _captured(function: Callable[[], int], words: Sequence[str], place: Place) -
 def _at(place: Place) -> Iterator[None]:
     """Work at a place; afterwards forget the modules imported there, since other places have others of these names."""
     before, imported = dict(os.environ), set(sys.modules)
-    os.environ.update(place.environment)
+    os.environ.update(_of_launcher() | dict(place.environment))
     sys.path[:0] = [place.folder, *place.environment.get("PYTHONPATH", "").split(os.pathsep)]
     try:
         with contextlib.chdir(place.folder):
             yield
     finally:
-        for name in place.environment:
+        for name in {*_of_launcher(), *place.environment}:
             if name in before:
                 os.environ[name] = before[name]
             else:
@@ -119,6 +153,15 @@ def _at(place: Place) -> Iterator[None]:
             path = getattr(sys.modules[name], "__file__", None)
             if path is not None and not any(map(Path(path).is_relative_to, _KEPT)):
                 del sys.modules[name]
+
+
+def _of_launcher() -> dict[str, str]:
+    """Return the variables with which mpirun would start this rank."""
+    is_openmpi = MPI.Get_library_version().startswith("Open MPI")
+    of_rank = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK") if is_openmpi else ("PMI_RANK", "MPI_LOCALRANKID")
+    of_size = ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE") if is_openmpi else ("PMI_SIZE", "MPI_LOCALNRANKS")
+    comm = MPI.COMM_WORLD
+    return dict.fromkeys(of_rank, str(comm.rank)) | dict.fromkeys(of_size, str(comm.size))
 
 
 @contextlib.contextmanager

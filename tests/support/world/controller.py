@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from mpitrain.plan.script import is_script
+
 from ..launch import LAUNCHER_ENVIRONMENT, ROOT, Mpi, forget_session, one_line, with_checkout
 from . import calls
 from .messages import STACKS_SIGNAL, Failed, Returned, Task
@@ -74,19 +76,19 @@ class World:
             pytest.fail("left behind by the test:\n" + "\n".join(leaks), pytrace=False)
         return [replies[rank].value for rank in range(n)]  # type: ignore[union-attr]
 
-    def train(self, n: int, job: Path, *flags: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
-        """Do what ``mpitrain train JOB FLAGS`` does on ``n`` ranks; it must succeed.
+    def train(self, n: int, *words: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+        """Do what ``mpitrain train WORDS`` does on ``n`` ranks; it must succeed.
 
         Returns:
             The output of the ranks, one after the other.
         """
-        done = self._train(n, job, *flags, **options)
+        done = self._train(n, *words, **options)
         assert done.returncode == 0, done.stdout + done.stderr
         return done
 
-    def refusal(self, n: int, job: Path, *flags: str | Path, **options: Any) -> str:
-        """Return the error line of ``mpitrain train JOB FLAGS``, which all ranks must refuse with status 2."""
-        done = self._train(n, job, *flags, frees=False, **options)
+    def refusal(self, n: int, *words: str | Path, **options: Any) -> str:
+        """Return the error line of ``mpitrain train WORDS``, which all ranks must refuse with status 2."""
+        done = self._train(n, *words, frees=False, **options)
         assert done.returncode == 2, done.stdout + done.stderr
         return one_line(done.stderr)
 
@@ -106,15 +108,16 @@ class World:
     def _train(
         self,
         n: int,
-        job: Path,
-        *flags: str | Path,
+        *words: str | Path,
         timeout: float = 60.0,
         env: Mapping[str, str] | None = None,
         cwd: Path = ROOT,
         frees: bool = True,
     ) -> subprocess.CompletedProcess[str]:
-        place, words = calls.Place(str(cwd), dict(env or {})), [str(job), *map(str, flags)]
-        return _joined(self.call(n, calls.train, words, place, timeout=timeout, frees=frees))
+        place = calls.Place(str(cwd), dict(env or {}))
+        # After a script, its parameters stay in shared memory.
+        frees = frees and not any(is_script(Path(word)) for word in words if Path(word).suffix == ".py")
+        return _joined(self.call(n, calls.train, list(map(str, words)), place, timeout=timeout, frees=frees))
 
     def close(self) -> None:
         """End the ranks, if there are any."""

@@ -18,7 +18,7 @@ import numpy as np
 from mpitrain.comm.mpi import MPI
 
 _SHARED_MEMORY = Path("/dev/shm")
-_SET_BY_IMPORTS = {"CRC32C_SW_MODE"}
+_SET_BY_IMPORTS = {"CRC32C_SW_MODE", "TORCHINDUCTOR_CACHE_DIR"}
 _SIGNALS = [number for number in signal.valid_signals() if number not in (signal.SIGKILL, signal.SIGSTOP)]
 
 

@@ -16,7 +16,7 @@ from .controller import connect
 from .messages import STACKS_SIGNAL, Failed, Returned, Task
 from .process_state import ProcessState
 
-# Variables that describe the world's ranks: a call sees other ranks, as if no launcher had started them.
+# Variables that describe the world's ranks; each call has its own.
 _OF_LAUNCHERS = ("OMPI_COMM_WORLD", "PMI_", "PMIX_", "MPI_LOCAL", "HYDRA", "HYDI", "PRTE_")
 
 
