@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..support.launch import PROGRAMS, Mpi
+from ..support.world.controller import World
 
 
 def printed(done: object) -> dict[str, object]:
@@ -19,11 +20,15 @@ def printed(done: object) -> dict[str, object]:
     return json.loads(line)  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize(
-    ("library", "ranks", "words"),
-    [("openmpi", 1, []), ("openmpi", 2, []), ("openmpi", 3, []), ("openmpi", 3, ["2"]), ("mpich_with_torch", 2, [])],
-)
-def test_operations(request: pytest.FixtureRequest, library: str, ranks: int, words: list[str]) -> None:
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_operations(world: World, n: int) -> None:
+    assert printed(world.run(n, PROGRAMS / "horovod_operations.py", timeout=120))["checks"] > 100
+
+
+@pytest.mark.parametrize(("library", "ranks", "words"), [("openmpi", 3, ["2"]), ("mpich_with_torch", 2, [])])
+def test_operations_on_two_nodes_and_with_mpich(
+    request: pytest.FixtureRequest, library: str, ranks: int, words: list[str]
+) -> None:
     mpi: Mpi = request.getfixturevalue(library)
     done = mpi.run(ranks, "-W", "ignore", PROGRAMS / "horovod_operations.py", *words, timeout=120)
     assert printed(done)["checks"] > 100
@@ -69,9 +74,9 @@ def plain_training(optimizer: str, rows: int) -> np.ndarray:
         (2, {"optimizer": "LBFGS"}),
     ],
 )
-def test_training_equals_a_plain_loop(openmpi: Mpi, ranks: int, options: dict[str, object]) -> None:
+def test_training_equals_a_plain_loop(world: World, ranks: int, options: dict[str, object]) -> None:
     rows = 12
-    done = openmpi.run(ranks, PROGRAMS / "horovod_training.py", json.dumps({**options, "rows": rows}), timeout=90)
+    done = world.run(ranks, PROGRAMS / "horovod_training.py", json.dumps({**options, "rows": rows}), timeout=90)
     result = printed(done)
     assert result["equal"]
     np.testing.assert_allclose(result["parameters"], plain_training(str(options["optimizer"]), rows), atol=1e-10)

@@ -122,3 +122,4 @@ hvd.init()
 check(hvd.allreduce(torch.ones(2), op=hvd.Sum), torch.full((2,), float(size)), "after a second init")
 if rank == 0:
     print(json.dumps({"checks": checks, "size": size}))
+hvd.shutdown()

@@ -57,3 +57,4 @@ parameters = torch.cat([parameter.detach().view(-1) for parameter in model.param
 everyone = hvd.allgather(parameters.view(1, -1))
 if hvd.rank() == 0:
     print(json.dumps({"parameters": parameters.tolist(), "equal": bool((everyone == everyone[0]).all())}))
+hvd.shutdown()

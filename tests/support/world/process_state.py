@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy as np
 from mpitrain.comm.mpi import MPI
 
 _SHARED_MEMORY = Path("/dev/shm")
+_UNUSED_S = 0.3
 _SET_BY_IMPORTS = {"CRC32C_SW_MODE", "TORCHINDUCTOR_CACHE_DIR"}
 _SIGNALS = [number for number in signal.valid_signals() if number not in (signal.SIGKILL, signal.SIGSTOP)]
 
@@ -41,7 +43,7 @@ class ProcessState:
 
     def restore(self, frees: bool) -> list[str]:
         """Restore the state; return what is wrong, one line for each environment variable, file, and kind of object."""
-        leaks = self._restore_environment() + self._remove_files()
+        leaks = self._restore_environment() + self._new_files()
         more = {kind: now - self._handles[kind] for kind, now in _next_handles().items() if frees}
         leaks += [f"{count} MPI {kind} not freed" for kind, count in more.items() if count > 0]
         now = _definitions({module for module, _, _ in self._definitions})
@@ -64,7 +66,7 @@ class ProcessState:
             if torch.distributed.is_available() and torch.distributed.is_initialized():
                 leaks.append("torch's process group not destroyed")
                 torch.distributed.destroy_process_group()
-            for set_value, value in self._torch:
+            for set_value, value in self._torch or [(torch.set_default_dtype, torch.float32)]:
                 set_value(value)
         return leaks
 
@@ -78,15 +80,14 @@ class ProcessState:
                 del os.environ[name]
         return [f"environment variable {name}" for name in changed]
 
-    def _remove_files(self) -> list[str]:
-        """Remove the new files in shared memory that no process uses. Files in use may belong to other tests."""
+    def _new_files(self) -> list[str]:
+        """Return the new files in shared memory that no process uses. Files in use may belong to other tests."""
         new = {_SHARED_MEMORY / name for name in {*os.listdir(_SHARED_MEMORY)} - self._files}
-        leaks = []
-        for path in sorted(new - _files_in_use()) if new else []:
-            with contextlib.suppress(FileNotFoundError):
-                path.unlink()
-                leaks.append(f"file {path}")
-        return leaks
+        for _ in range(2):  # ranks that start do not use their files yet
+            if new:
+                time.sleep(_UNUSED_S)
+                new = {path for path in new - _files_in_use() if path.exists()}
+        return [f"file {path}" for path in sorted(new)]
 
 
 def _definitions(modules: set[str]) -> dict[tuple[str, str, str], object]:
@@ -104,7 +105,7 @@ def _definitions(modules: set[str]) -> dict[tuple[str, str, str], object]:
 
 
 def _torch_settings() -> list[tuple[Callable[[Any], object], Any]]:
-    """Return torch's settings: the function that sets one, and its value."""
+    """Return torch's settings: the function that sets one, and its value; none if torch is not imported."""
     torch = sys.modules.get("torch")
     if torch is None:
         return []
