@@ -240,7 +240,9 @@ class Gradients:
                 self._hooked[index] = parameter.register_post_accumulate_grad_hook(partial(self._count_part, index))
 
     def _count_part(self, index: int, *_: Tensor) -> None:
-        """Count a part of a parameter's gradient as computed."""
+        """Count a part of a parameter's gradient as computed, unless a script computes it outside of the step."""
+        if self._task is None:
+            return
         bucket = self._bucket_of[index]
         parts = self._parts[index] = self._parts[index] + 1
         if parts == self._parts_expected[index]:

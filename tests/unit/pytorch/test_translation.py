@@ -8,15 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
-from mpitrain import optim
-from mpitrain.core.layout import Layout
-from mpitrain.errors import JobError
-from mpitrain.pytorch.translation import GroupRate, translated
+torch = pytest.importorskip("torch")
 
-from .loops import SCHEDULERS
+from torch import nn  # noqa: E402
+
+from mpitrain import optim  # noqa: E402
+from mpitrain.core.layout import Layout  # noqa: E402
+from mpitrain.errors import JobError  # noqa: E402
+from mpitrain.pytorch.translation import GroupRate, translated  # noqa: E402
+
+from ...torch.loops import SCHEDULERS  # noqa: E402
+
+pytestmark = pytest.mark.full  # needs torch
 
 STEPS = 20
 MakeGroups = Callable[[Any], torch.optim.Optimizer]

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import pytest
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from mpitrain.core.ranges import announce_nothing
-from mpitrain.errors import JobError
+torch = pytest.importorskip("torch")
 
-from .modules import Call, DetachedFirst, blocks
-from .support import Local, assert_same_training
-from .test_features import making
+from torch import Tensor, nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from mpitrain.core.ranges import announce_nothing  # noqa: E402
+from mpitrain.errors import JobError  # noqa: E402
+
+from ...support.torch_modules import Call, DetachedFirst, blocks  # noqa: E402
+from ...torch.support import Local, assert_same_training  # noqa: E402
+from .test_network_features import making  # noqa: E402
+
+pytestmark = pytest.mark.full  # needs torch
 
 
 def test_gradients_are_announced_while_earlier_layers_compute() -> None:

@@ -6,17 +6,21 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.nn.parallel import DistributedDataParallel
 
-from mpitrain import data
-from mpitrain.errors import DataError, JobError
+torch = pytest.importorskip("torch")
 
-from . import models
-from .models import EXAMPLES
-from .support import Local
+from torch import nn  # noqa: E402
+from torch.distributed.fsdp import FullyShardedDataParallel  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+from mpitrain import data  # noqa: E402
+from mpitrain.errors import DataError, JobError  # noqa: E402
+
+from ...torch import models  # noqa: E402
+from ...torch.models import EXAMPLES  # noqa: E402
+from ...torch.support import Local  # noqa: E402
+
+pytestmark = pytest.mark.full  # needs torch
 
 
 def wrapped(kind: type[nn.Module]) -> nn.Module:

@@ -1,4 +1,4 @@
-"""PyTorch modules that compute in unusual ways, for ``test_features.py``."""
+"""PyTorch modules that compute in unusual ways, for tests of training."""
 
 from __future__ import annotations
 

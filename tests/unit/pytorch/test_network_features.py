@@ -11,20 +11,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-import torch
-from torch import Tensor, nn
-from torch.nn import functional
-from torch.nn.utils import prune
-from torch.utils.data import DataLoader, IterableDataset
 
-from mpitrain import Job, data, optim
-from mpitrain.data.batch import Batch
-from mpitrain.data.split import Split
-from mpitrain.errors import DataError, JobError
-from mpitrain.pytorch import linear
-from mpitrain.pytorch.batches import as_split
+torch = pytest.importorskip("torch")
 
-from .modules import (
+from torch import Tensor, nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+from torch.nn.utils import prune  # noqa: E402
+from torch.utils.data import DataLoader, IterableDataset  # noqa: E402
+
+from mpitrain import Job, data, optim  # noqa: E402
+from mpitrain.data.batch import Batch  # noqa: E402
+from mpitrain.data.split import Split  # noqa: E402
+from mpitrain.errors import DataError, JobError  # noqa: E402
+from mpitrain.pytorch import linear  # noqa: E402
+from mpitrain.pytorch.batches import as_split  # noqa: E402
+
+from ...support.torch_modules import (  # noqa: E402
     Call,
     Counter,
     Growing,
@@ -46,7 +48,9 @@ from .modules import (
     scaled,
     sloped,
 )
-from .support import SEED, Local, assert_same_training
+from ...torch.support import SEED, Local, assert_same_training  # noqa: E402
+
+pytestmark = pytest.mark.full  # needs torch
 
 rng = np.random.default_rng(3)
 X, Y = rng.standard_normal((40, 6)), rng.integers(0, 3, 40)
