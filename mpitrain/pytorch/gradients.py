@@ -81,6 +81,8 @@ class Gradients:
 
     def bind(self, views: list[Tensor]) -> None:
         """Write to ``views``, one for each parameter, from now on."""
+        if [view.data_ptr() for view in views] == [view.data_ptr() for view in self._views]:
+            return  # ``param.grad`` is one of the tensors that are shown already
         self._views, self._sums, self._shown = views, views, [*views]
         for i in self._copied:
             self._shown[i], self._versions[i] = torch.zeros_like(views[i], dtype=torch.bfloat16), 0
