@@ -55,12 +55,11 @@ class Staging:
 
     Attributes:
         rank, size: This rank's index on its node, and the number of the node's ranks.
-        phase: The last phase that this rank has published.
     """
 
     def __init__(self, hierarchy: Hierarchy) -> None:
         self.rank, self.size = hierarchy.node.rank, hierarchy.node.size
-        self.barrier, self.phase = hierarchy.barrier, 0
+        self.barrier = hierarchy.barrier
         self.block_bytes = block_bytes(self.size)
         shared = hierarchy.shared
         self._words = shared.allocate((self.size * WORDS,), np.int64)
@@ -93,9 +92,7 @@ class Staging:
 
     def publish(self) -> int:
         """Announce that this rank's buffer is written; return the phase to wait for."""
-        self.phase += 1
-        self.barrier.publish(self.phase)
-        return self.phase
+        return self.barrier.advance()
 
     def sign(self, operation: int, text: bytes, signature: int) -> None:
         """Set the text and the signature of this rank's operation; they are visible with the next published phase.
@@ -128,11 +125,11 @@ class Staging:
 
     def behind(self) -> list[int]:
         """Return the ranks that have not published this rank's phase."""
-        return self.barrier.behind(self.phase)
+        return self.barrier.behind(self.barrier.phase)
 
     def is_behind(self) -> bool:
         """Return whether a rank has published a later phase than this rank."""
-        return self.barrier.any_reached(self.phase + 1)
+        return self.barrier.any_reached(self.barrier.phase + 1)
 
 
 def _pid_namespace() -> int:

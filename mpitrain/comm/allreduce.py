@@ -10,7 +10,7 @@ from ..core.kernels import sum_in_place
 from ..core.layout import Array, row_stride
 from ..core.ranges import Bucket
 from .hierarchy import Hierarchy
-from .internode import CompressedSums, DividedSums, NodeSums
+from .internode import CompressedSums, DividedSums, NodeSums, OneNodeSums
 from .vector_codec import VectorCodec
 
 
@@ -58,8 +58,8 @@ class RangeAllreduce:
         self._lo, self._hi = lo, hi
         self._hierarchy, self._rows, self._result, self._scale = hierarchy, rows, result, scale
         self._apply = self._set if apply is None else apply
-        self._sums = None if hierarchy.n_nodes == 1 else self._make_sums(codec)
-        self._bytes_sent = 0 if self._sums is None else hierarchy.comm.allreduce(self._sums.bytes_sent)
+        self._sums = self._make_sums(codec)
+        self._bytes_sent = hierarchy.comm.allreduce(self._sums.bytes_sent)
         self._conditions: Iterator[_Condition] = iter(())
         self._condition: _Condition | None = None
 
@@ -82,21 +82,21 @@ class RangeAllreduce:
 
     def extra_state(self) -> ExtraState:
         """Return the compression error, on the first worker. Collective over the ranks."""
-        return {} if self._sums is None else self._sums.extra_state()
+        return self._sums.extra_state()
 
     def load_extra_state(self, state: ExtraState) -> None:
         """Restore the compression error. Collective over the ranks."""
-        if self._sums is not None:
-            self._sums.load_extra_state(state)
+        self._sums.load_extra_state(state)
 
     def free(self) -> None:
         """Free communicators. Collective over the ranks."""
-        if self._sums is not None:
-            self._sums.free()
+        self._sums.free()
 
     def _make_sums(self, codec: VectorCodec | None) -> NodeSums:
         part = slice(self._lo, self._hi)
         own, buckets = self._rows[self._hierarchy.node.rank, part], [Bucket(0, self._hi - self._lo)]
+        if self._hierarchy.n_nodes == 1:
+            return OneNodeSums(self._hierarchy, buckets)
         if codec is None:
             return DividedSums(self._hierarchy, buckets, own, self._result[part])
         return CompressedSums(self._hierarchy, buckets, own, codec.part(self._lo, self._hi))
@@ -105,7 +105,7 @@ class RangeAllreduce:
         """Exchange; yield each condition that must be fulfilled before the iterator is resumed."""
         hierarchy, sums = self._hierarchy, self._sums
         yield self._node_barrier()
-        if sums is None:
+        if hierarchy.n_nodes == 1:
             chunk = hierarchy.chunk(self._lo, self._hi)
             sum_in_place(self._rows, *chunk, self._scale, hierarchy.node.rank)
             self._call(*chunk)
@@ -133,7 +133,8 @@ class RangeAllreduce:
         self._result[lo:hi] = mean
 
     def _node_barrier(self) -> _Condition:
-        barrier, phase = self._hierarchy.barrier, self._hierarchy.next_phase()
+        barrier = self._hierarchy.barrier
+        phase = barrier.advance()
         return _Condition(lambda: barrier.reached(phase), lambda: barrier.wait(phase))
 
 

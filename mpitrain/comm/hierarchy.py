@@ -54,17 +54,6 @@ class Hierarchy:
             self.internode = internode
         self.n_nodes = len(set(comm.allgather(leader)))
         self.internode_bytes = self.uncompressed_bytes = 0
-        self._phase = 0
-
-    def next_phase(self) -> int:
-        """Publish the next phase of the node's barrier, and return it. Local.
-
-        Use this for exchanges that use the hierarchy one after the other, in the same order on all ranks. A caller that
-        numbers its own phases must be the only user of the barrier.
-        """
-        self._phase += 1
-        self.barrier.publish(self._phase)
-        return self._phase
 
     def count_exchange(self, nbytes: int, bytes_sent: int) -> None:
         """Count an exchange of a vector of ``nbytes``, for which all ranks together have sent ``bytes_sent``. Local.

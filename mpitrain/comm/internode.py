@@ -43,8 +43,10 @@ class NodeSums:
 
     - ``start`` for each bucket;
     - for each bucket, in their order, ``finish`` and, after the caller's update of the ranges ``owned``, ``share``;
-    - ``complete``;
+    - ``complete`` for each bucket;
     - ``end_step``, even if nothing was shared.
+
+    ``finish_all``, ``complete_all`` and ``drop`` make several of these calls.
 
     Methods that are not marked as local are collective over the ranks with the same index on all nodes. These ranks
     call the methods in the same order.
@@ -63,7 +65,6 @@ class NodeSums:
 
     def start(self, index: int) -> None:
         """Begin to sum a bucket."""
-        raise NotImplementedError
 
     def progress(self) -> None:
         """Let MPI move data. Local."""
@@ -75,7 +76,6 @@ class NodeSums:
 
     def finish(self, index: int) -> None:
         """Wait until the gradients in ``owned[index]`` are the sums over all nodes."""
-        raise NotImplementedError
 
     def share(self, index: int) -> None:
         """Begin to return the parameters, or the sums, in ``owned[index]`` to the other nodes."""
@@ -90,6 +90,22 @@ class NodeSums:
     def end_step(self) -> None:
         """Prepare for the next step."""
 
+    def finish_all(self) -> None:
+        """Finish each bucket."""
+        for index in range(len(self.owned)):
+            self.finish(index)
+
+    def complete_all(self) -> None:
+        """Complete each bucket, and end the step."""
+        for index in range(len(self.owned)):
+            self.complete(index)
+        self.end_step()
+
+    def drop(self) -> None:
+        """End a step whose sums are not used, after ``start`` for each bucket."""
+        self.finish_all()
+        self.end_step()
+
     def extra_state(self) -> ExtraState:
         """Return the error to be added to the next gradient, on the first worker. Collective over the workers."""
         return {}
@@ -99,6 +115,17 @@ class NodeSums:
 
     def free(self) -> None:
         """Free communicators."""
+
+
+class OneNodeSums(NodeSums):
+    """Takes the place of sums over nodes if there is one node: nothing is exchanged.
+
+    The caller's update adds up the rows of the ranks, so that ``parts`` is empty.
+    """
+
+    def __init__(self, hierarchy: Hierarchy, buckets: Sequence[Bucket]) -> None:
+        self.parts = [()] * len(buckets)
+        self.owned = [[hierarchy.owned_range(*bucket)] for bucket in buckets]
 
 
 class DividedSums(NodeSums):

@@ -51,6 +51,8 @@ class PhaseBarrier:
 
     Attributes:
         losses: Last loss set by each rank, shape (size,), float64.
+        phase: The last phase of this rank, if the barrier's methods number the phases, and not the callers of
+            ``publish``.
     """
 
     def __init__(self, shared: SharedArrays, cores: int) -> None:
@@ -58,7 +60,7 @@ class PhaseBarrier:
         self._words = shared.allocate((self.size * WORDS,), np.int64)
         self.losses = self._words.view(np.float64)[_LOSS::WORDS]
         self._flags = self._words[_FLAGS::WORDS]
-        self._at = self.rank * WORDS + _PHASE
+        self._at, self.phase = self.rank * WORDS + _PHASE, 0
         self._words[self.rank * WORDS : (self.rank + 1) * WORDS] = 0
         self._ranks: list[int] = shared.node.allgather(MPI.COMM_WORLD.rank)
         self._waiting = Backoff(oversubscribed=self.size > cores)
@@ -73,20 +75,27 @@ class PhaseBarrier:
         """The last flags of each rank."""
         return self._flags.tolist()  # type: ignore[no-any-return]
 
-    def announce(self, phase: int, action: int) -> None:
-        """Publish a phase, and the action that this rank begins in it. ``wait`` must follow, and then ``agree``."""
-        self._words[self.rank * WORDS + _ACTIONS + phase % 2] = self._announced(phase, action)
-        self.publish(phase)
+    def announce(self, action: int) -> None:
+        """Publish the next phase, and the action that this rank begins in it. ``wait`` must follow, then ``agree``."""
+        phase = self.phase + 1
+        # A number that a rank which announces nothing in this phase does not have.
+        self._words[self.rank * WORDS + _ACTIONS + phase % 2] = (phase * 1_000_003 + action) & ((1 << 62) - 1)
+        self.advance()
 
-    def agree(self, phase: int) -> bool:
-        """Return whether all ranks have announced the same action in this phase, which all have published."""
-        announced = self._words[_ACTIONS + phase % 2 :: WORDS]
+    def agree(self) -> bool:
+        """Return whether all ranks have announced the same action in the last phase, which all have published."""
+        announced = self._words[_ACTIONS + self.phase % 2 :: WORDS]
         return bool((announced == announced[self.rank]).all())
 
-    @staticmethod
-    def _announced(phase: int, action: int) -> int:
-        """Return a number that a rank which announces nothing in this phase does not have."""
-        return (phase * 1_000_003 + action) & ((1 << 62) - 1)
+    def advance(self) -> int:
+        """Publish the next phase, and return it."""
+        self.phase += 1
+        self.publish(self.phase)
+        return self.phase
+
+    def meet(self, progress: Callable[[], object] | None = None) -> None:
+        """Return when every rank has called this method; ``progress`` as for ``wait``."""
+        self.wait(self.advance(), progress)
 
     def publish(self, phase: int) -> None:
         """Announce that this rank has reached ``phase``; everything it has written may be read."""

@@ -55,7 +55,7 @@ class PowerSums(NodeSums):
         self._q = shared.allocate((sum(shape.m for shape in shapes) * rank,), dtype)
         self._q_parts = shared.allocate((node.size, len(self._q)), dtype)
         self._q_parts[node.rank] = 0
-        self._barrier, self._phase = PhaseBarrier(shared, hierarchy.cores), 0
+        self._barrier = PhaseBarrier(shared, hierarchy.cores)
 
         dense = [[hierarchy.chunk(*part) for part in _without(bucket, shapes)] for bucket in buckets]
         rows = [_rows_of(hierarchy, shape) for shape in shapes]
@@ -95,7 +95,7 @@ class PowerSums(NodeSums):
             is_finite = bool(np.isfinite(self._q).all())
             for matrix in self._matrices:
                 matrix.replace(is_finite)
-            self._await_node()  # all ranks have read Q
+            self._barrier.meet()  # all ranks have read Q
             self._prepare_next(is_finite)
 
     def extra_state(self) -> ExtraState:
@@ -123,21 +123,21 @@ class PowerSums(NodeSums):
             start += hi - lo
         for matrix in self._matrices:
             matrix.shared_p[:] = matrix.own_p
-        self._await_node()
+        self._barrier.meet()
         for matrix in self._matrices:
             matrix.p[:] = matrix.whole_p
 
     def _sum_q(self) -> None:
         for matrix in self._matrices:
             np.matmul(matrix.grads.T, matrix.p[matrix.rows], out=matrix.q_part)
-        self._await_node()
+        self._barrier.meet()
         own = self._own_q
         if own.stop > own.start:
             order = np.arange(self._hierarchy.n_chunks)
             sum_rows(self._q_parts, order, own.start, own.stop, 1.0, self._second.values)
         self._second.reduce()
         self._q[own] = self._second.values
-        self._await_node()
+        self._barrier.meet()
 
     def _prepare_next(self, is_finite: bool) -> None:
         """Replace columns of Q that would stay zero, or all if a gradient was not finite.
@@ -155,11 +155,6 @@ class PowerSums(NodeSums):
 
     def _first_q(self) -> Array:
         return np.random.default_rng(self._seed).standard_normal(len(self._q)).astype(self._q.dtype)
-
-    def _await_node(self) -> None:
-        self._phase += 1
-        self._barrier.publish(self._phase)
-        self._barrier.wait(self._phase)
 
 
 class MatrixShape(NamedTuple):

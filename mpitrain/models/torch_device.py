@@ -25,8 +25,8 @@ class TorchDevice:
 
     torch_device = torch.device("cpu")
 
-    def use(self) -> None:
-        """Let the calling thread's torch operations run on this device from now on."""
+    def use_device(self) -> None:
+        """See ``SteppedModel``."""
 
     def activate(self) -> AbstractContextManager[object]:
         """Return a context in which torch's operations run on this device."""

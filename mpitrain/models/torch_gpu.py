@@ -56,7 +56,7 @@ class TorchGpu(TorchDevice):
         """Return torch's device of a GPU."""
         return torch.device("cuda", gpu.index)
 
-    def use(self) -> None:
+    def use_device(self) -> None:
         torch.cuda.set_device(self.torch_device)
         torch.cuda.set_stream(self._stream)
 

@@ -1,8 +1,20 @@
-"""A PyTorch module on one device: loss and gradient of a batch, in views of the flat vectors."""
+"""A PyTorch module on one device: loss and gradient of a batch, in views of the flat vectors.
+
+A ``TorchModel`` owns the module, and consists of parts, each with its own state::
+
+    TorchDevice   (torch_device, torch_gpu)     where torch computes
+    TorchParams   (torch_params)                the parameters as views of the vectors: ``tensors``
+      .copies     (pytorch.bfloat16)            those parameters that are bfloat16 copies instead
+      .gradients  (pytorch.gradients)           ``param.grad``, and its way to the flat gradient
+    Buffers       (pytorch.buffers)             the buffers, as state in the vectors
+    TorchPasses   (torch_passes)                forward and backward passes with these parts
+
+For a script's own loop, ``SteppedTorchModel`` calls methods of the same names of these parts, and of a ``ParamsGuard``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
@@ -106,11 +118,11 @@ class TorchModel(Model):
                 inputs = self._dataset.inputs_of(self._device.upload_indices(batch.examples), self._takes_labels)
             else:
                 inputs = self._inputs_of(batch, self._dtype, self._device.torch_device)
-            self._passes.begin(batch.position)
+            self._passes.begin_forward(batch.position)
             with self._passes.autocast():
                 outputs = self._module(*inputs.args, **inputs.kwargs)
                 loss = self._loss_of(outputs, inputs.labels, batch, self._split)
-            return self._passes.end(loss, batch.count, self._factor)
+            return self._passes.end_forward(loss, batch.count, self._factor)
 
     def compute_grads(self, on_ready: OnReady) -> None:
         self._passes.backward(on_ready)
@@ -209,36 +221,78 @@ class TorchModel(Model):
 
 
 class SteppedTorchModel:
-    """Implements ``SteppedModel`` with the parts of a ``TorchModel``; many members are methods of a part."""
+    """Implements ``SteppedModel`` with the parts of a ``TorchModel``."""
 
     def __init__(self, device: TorchDevice, params: TorchParams, passes: TorchPasses, guard: ParamsGuard) -> None:
-        self._device, self._params, self._passes, gradients = device, params, passes, params.gradients
+        self._device, self._params, self._passes, self._guard = device, params, passes, guard
+        self._gradients, self._copies = params.gradients, params.copies
         self.copies_params = self.copies_grads = bool(params.copies.names)
-        self.use_device, self.add_loss = device.use, device.add_loss
-        self.backward, self.mark_updated, self.inference = passes.backward, passes.mark_updated, passes.inference
-        self.collect_grads, self.hide_grads, self.show_grads = gradients.attach, gradients.hide, gradients.show
-        self.note_frozen, self.store_params = params.note_frozen, params.copies.store
-        self.record_params, self.check_params = guard.record, guard.check
-        self.check_data_pointers = guard.check_data_pointers
+
+    def use_device(self) -> None:
+        self._device.use_device()
+
+    def add_loss(self, total: Any, loss: Any) -> Any:
+        return self._device.add_loss(total, loss)
+
+    # Passes.
 
     def begin_forward(self, position: int, pending: bool = False) -> None:
         with self._device.activate():
-            self._passes.begin(position, pending)
+            self._passes.begin_forward(position, pending)
 
     def end_forward(self, loss: Tensor, count: int, factor: float = 1.0) -> Any:
         with self._device.activate():
-            share = self._passes.end(loss, count)
+            share = self._passes.end_forward(loss, count)
             if factor != 1:
                 self._passes.loss = self._passes.loss * factor
             return share
 
+    def backward(
+        self, on_ready: OnReady, kept: Collection[str] | None = (), computed: Collection[str] | None = None
+    ) -> None:
+        self._passes.backward(on_ready, kept, computed)
+
+    def mark_updated(self, names: Collection[str] | None) -> None:
+        self._passes.mark_updated(names)
+
+    def inference(self) -> AbstractContextManager[None]:
+        return self._passes.inference()
+
+    # Gradients.
+
     def show_grads_in(self, shown: Array, fetch: Callable[[], None]) -> None:
         tensors = self._params.views(shown)
-        self._params.gradients.show_in([tensors[name] for name in self._params.names], fetch)
+        self._gradients.show_grads_in([tensors[name] for name in self._params.names], fetch)
+
+    def collect_grads(self, fetch: Callable[[], None]) -> None:
+        self._gradients.collect_grads(fetch)
 
     def load_grads(self) -> None:
         """Do nothing: the bound gradient is on the device."""
 
+    def hide_grads(self) -> None:
+        self._gradients.hide_grads()
+
+    def show_grads(self) -> None:
+        self._gradients.show_grads()
+
+    # Parameters.
+
+    def note_frozen(self) -> None:
+        self._params.note_frozen()
+
     def show_params(self) -> None:
         with self._device.activate():
-            self._params.copies.load()
+            self._copies.load()
+
+    def store_params(self) -> None:
+        self._copies.store_params()
+
+    def record_params(self) -> None:
+        self._guard.record_params()
+
+    def check_params(self) -> None:
+        self._guard.check_params()
+
+    def check_data_pointers(self) -> None:
+        self._guard.check_data_pointers()

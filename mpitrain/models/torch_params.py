@@ -79,13 +79,13 @@ class ParamsGuard:
         starts = [entry.start for entry in plan.layout.entries if entry.kind == "param"]
         self._sample = np.unique([*np.linspace(0, plan.layout.n_trained - 1, _SAMPLED).astype(np.int64), *starts])
 
-    def record(self) -> None:
-        """See ``SteppedModel.record_params``."""
+    def record_params(self) -> None:
+        """See ``SteppedModel``."""
         self._recorded = self._params.flat[self._sample].tobytes()
         self._params.copies.record()
 
-    def check(self) -> None:
-        """See ``SteppedModel.check_params``."""
+    def check_params(self) -> None:
+        """See ``SteppedModel``."""
         values = self._params.flat[self._sample]
         name = self._params.copies.changed()
         if self._recorded != values.tobytes():

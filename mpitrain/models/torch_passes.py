@@ -46,20 +46,20 @@ class TorchPasses:
         self._seed = plan.config.training.seed
         self._bfloat16 = plan.config.device.precision == "bfloat16"
 
-    def begin(self, position: int, pending: bool = False) -> None:
-        """See ``SteppedModel.begin_forward``; the device must be active."""
+    def begin_forward(self, position: int, pending: bool = False) -> None:
+        """See ``SteppedModel``; the device must be active."""
         seed_torch(self._seed, position, self._device.torch_device)
         if not pending:
             self._buffers.load()
-        self._gradients.begin()
+        self._gradients.begin_forward()
         self._versions = [param._version for param in self._params]
 
     def autocast(self) -> Any:
         """Return a context in which operations choose the type of their results, if the run computes in bfloat16."""
         return torch.autocast(self._device.torch_device.type, torch.bfloat16) if self._bfloat16 else nullcontext()
 
-    def end(self, loss: Tensor, count: int, factor: float | None = None) -> Any:
-        """See ``SteppedModel.end_forward``; the device must be active.
+    def end_forward(self, loss: Tensor, count: int, factor: float | None = None) -> Any:
+        """See ``SteppedModel``; the device must be active.
 
         Args:
             factor: Factor of the loss; None for this worker's share of the step's examples.

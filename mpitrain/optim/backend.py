@@ -27,8 +27,11 @@ class Vectors(NamedTuple):
     slots: dict[str, Array]
 
     def of_compiled_rules(self) -> tuple[Array, Array, Array, Array]:
-        """Return params, two slots and the average, the arguments of compiled rules; unused slots are empty."""
-        slot0, slot1 = [*self.slots.values(), self.params[:0], self.params[:0]][:2]
+        """Return params, two slots and the average, the arguments of compiled rules; unused slots are empty.
+
+        An optimizer with more slots has no compiled rule that uses them; see ``Optimizer.check``.
+        """
+        slot0, slot1 = [*self.slots.values(), self.params[:0], self.params[:0]][: compiled.SLOTS]
         return self.params, slot0, slot1, self.average
 
     def part(self, start: int, stop: int) -> Vectors:

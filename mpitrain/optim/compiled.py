@@ -36,8 +36,12 @@ class CompiledRule:
         constants: Names of the constants in the text, in their order.
         slots: Names of the slots in the text.
         text: Statements that mean the same in Python and in C++, of one element or of whole arrays: ``p`` of the
-            parameters, ``g`` of the gradient, and of each slot, by its name, with ``sqrt``. They only subtract from
-            ``p``, which they do not use otherwise, so that ``measure_segments`` can apply them to zeros.
+            parameters, ``g`` of the gradient, and of each slot, by its name, with ``+ - * /``, parentheses and
+            ``sqrt``. They only subtract from ``p``, which they do not use otherwise, so that ``measure_segments`` can
+            apply them to zeros.
+
+    Raises:
+        ValueError: There are too many constants or slots.
     """
 
     name: str
@@ -46,7 +50,13 @@ class CompiledRule:
     text: str
 
     def __post_init__(self) -> None:
-        assert self.name not in RULES and len(self.constants) <= CONSTANTS and len(self.slots) <= SLOTS
+        if len(self.constants) > CONSTANTS or len(self.slots) > SLOTS:
+            raise ValueError(
+                f"the rule {self.name} has {len(self.constants)} constants and {len(self.slots)} slots, but kernels "
+                f"have {CONSTANTS} and {SLOTS}: define the optimizer by Optimizer.update alone, or add arguments to "
+                "the kernels, in optim/compiled.py, optim/backend.py, gpu/sources.py, gpu/ops/updates.py and optim.cu"
+            )
+        assert self.name not in RULES
         RULES[self.name] = self
 
     @cached_property

@@ -202,7 +202,9 @@ class Optimizer(ABC):
             raise JobError(f"{self.name}: slots is {names!r}, must be a tuple of names, such as ('mean',)")
         if len({"params", "average", *names}) < 2 + len(names):
             raise JobError(f"{self.name}: slots is {names!r}, must be different names, none of them params or average")
-        if self.fused(1.0, 0) is not None:
+        if (fused := self.fused(1.0, 0)) is not None:
+            if len(fused[0].slots) != len(names):
+                raise JobError(f"{self.name}: slots is {names!r}, but its compiled rule has {fused[0].slots!r}")
             return
         whole = np.random.default_rng(0).random((2 + len(names), 7), np.float32)
         split, params_before = whole.copy(), whole[0].copy()

@@ -1,6 +1,7 @@
-"""The optimizers of the package. Each optimizer is completely defined here: options, slots, and the text of its rule.
+"""The optimizers of the package: options, slots, and the text of the rule, from which the kernels are made.
 
-The constants in the text are those that ``compiled`` returns.
+The constants in the text are those that ``compiled`` returns. A rule has at most two slots, six constants, and the
+operations of ``CompiledRule.text``. An optimizer that needs more defines ``update`` alone, as those of users do.
 """
 
 from __future__ import annotations

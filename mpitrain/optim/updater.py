@@ -7,7 +7,7 @@ which options apply to which segment, and a ``Backend`` has the operations on ar
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -177,6 +177,28 @@ class Updater:
             of_range.clip = math.nan
             self._set_clip(of_range, self.optimizer.clip_factor(sums[0]))
         self._apply(of_range, self._measured(out), rate_scale, step)
+
+    def update_by_sums(
+        self,
+        ranges: Sequence[tuple[int, int]],
+        rows: Array,
+        out: Array,
+        step: int,
+        add_up: Callable[[Array], Array],
+        rate_scale: float = 1.0,
+    ) -> Any:
+        """Update ranges by ``prepare`` and ``finish``, on the CPU; return the whole gradient's squared norm.
+
+        Args:
+            add_up: Gets the sums over these ranges, and returns those over the whole vector.
+        """
+        own = np.zeros(self.n_sums)
+        for lo, hi in ranges:
+            own += self.prepare(lo, hi, rows, out, step)
+        sums = add_up(own)
+        for lo, hi in ranges:
+            self.finish(lo, hi, out, sums, step, rate_scale=rate_scale)
+        return self.squared_norm(sums)
 
     def _use_clip(self, of_range: Range, clip: float) -> None:
         """Set the scales of a range to this factor, unless they have it already."""

@@ -78,9 +78,7 @@ def _median_exchange(hierarchy: Hierarchy, sums: NodeSums, plan: Plan, grads: Ar
         for index in range(len(buckets)):
             sums.finish(index)
             sums.share(index)
-        for index in range(len(buckets)):
-            sums.complete(index)
-        sums.end_step()
+        sums.complete_all()
 
     alone, both = _repeat(hierarchy.comm, compute, compute_and_exchange)
     sums.free()

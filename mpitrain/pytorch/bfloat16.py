@@ -51,7 +51,7 @@ class Bfloat16Copies:
         if self._copies:
             torch._foreach_copy_(self._copies, self._values)
 
-    def store(self) -> None:
+    def store_params(self) -> None:
         """Copy each element of the parameters that differs from its rounded value to the values."""
         for copy, value in zip(self._copies, self._values, strict=True):
             torch.where(copy == value.to(torch.bfloat16), value, copy.float(), out=value)

@@ -81,11 +81,13 @@ class Gradients:
 
     def bind(self, views: list[Tensor]) -> None:
         """Write to ``views``, one for each parameter, from now on."""
+        if [view.data_ptr() for view in views] == [view.data_ptr() for view in self._views]:
+            return  # ``param.grad`` is one of the tensors that are shown already
         self._views, self._sums, self._shown = views, views, [*views]
         for i in self._copied:
             self._shown[i], self._versions[i] = torch.zeros_like(views[i], dtype=torch.bfloat16), 0
 
-    def show_in(self, sums: list[Tensor], on_use: OnUse) -> None:
+    def show_grads_in(self, sums: list[Tensor], on_use: OnUse) -> None:
         """Let scripts see ``sums``, one for each parameter, from now on; call ``on_use`` before they use one."""
         self._sums = sums
         copied = set(self._copied)
@@ -96,7 +98,7 @@ class Gradients:
 
         self._shown = [self._shown[i] if i in copied else watched(sums[i], use) for i in range(len(sums))]
 
-    def show(self) -> None:
+    def show_grads(self) -> None:
         """Update the copies of the flat gradient that scripts see."""
         if self._copied:
             self._set_copies(self._copied)
@@ -107,7 +109,7 @@ class Gradients:
             torch._foreach_copy_([self._shown[i] for i in indices], [self._sums[i] for i in indices])
             self._versions |= {i: self._shown[i]._version for i in indices}
 
-    def attach(self, fetch: Callable[[], None]) -> None:
+    def collect_grads(self, fetch: Callable[[], None]) -> None:
         """Copy gradients that the script has replaced to those that it sees; where it has removed one, set zeros.
 
         Args:
@@ -141,7 +143,7 @@ class Gradients:
             return []
         return [shown._version for i, shown in enumerate(self._shown) if i not in self._versions]
 
-    def hide(self) -> None:
+    def hide_grads(self) -> None:
         """Let the script see no gradients; their values stay.
 
         Raises:
@@ -175,7 +177,7 @@ class Gradients:
         """Whether some buckets were announced before the end of the last backward pass."""
         return self._next > 0
 
-    def begin(self) -> None:
+    def begin_forward(self) -> None:
         """Prepare for the forward pass of a batch."""
         self._uses = [0] * len(self._params)
 
@@ -191,7 +193,7 @@ class Gradients:
         """Collect the gradients that are computed in this context; call ``on_ready`` with the starts of buckets.
 
         Args:
-            kept: The parameters to whose gradients, as ``attach`` has left them, the new ones are added.
+            kept: The parameters to whose gradients, as ``collect_grads`` has left them, the new ones are added.
             skipped: The parameters whose gradients are not computed, and stay as they are.
         """
         self._on_ready, self._next = on_ready, 0

@@ -19,30 +19,29 @@ class LateParams:
 
     Args:
         buckets: The buckets of the vector, last first.
+        sums: Shares the parameters between nodes.
         progress: Called while this rank waits for others.
     """
 
-    def __init__(self, hierarchy: Hierarchy, buckets: Sequence[Bucket], progress: Callable[[], object]) -> None:
-        self._buckets, self._progress = buckets, progress
-        self._barrier, self._n_arrived = PhaseBarrier(hierarchy.shared, hierarchy.cores), 0
+    def __init__(
+        self, hierarchy: Hierarchy, buckets: Sequence[Bucket], sums: NodeSums, progress: Callable[[], object]
+    ) -> None:
+        self._buckets, self._sums, self._progress = buckets, sums, progress
+        self._barrier = PhaseBarrier(hierarchy.shared, hierarchy.cores)
         self._arriving: list[int] = []  # indices of buckets, in the order of their arrival
-        self._sums: NodeSums | None = None
 
-    def begin(self, sums: NodeSums) -> None:
+    def begin(self) -> None:
         """Begin to send the parameters that this rank owns to the other nodes."""
-        self._sums, self._arriving = sums, list(reversed(range(len(self._buckets))))
+        self._arriving = list(reversed(range(len(self._buckets))))
         for index in self._arriving:
-            sums.share(index)
+            self._sums.share(index)
 
     @span("average")
     def wait(self, stop: int) -> None:
         """Return when the first ``stop`` elements of the parameters are complete."""
         while self._arriving and self._buckets[self._arriving[0]].lo < stop:
-            assert self._sums is not None
             self._sums.complete(self._arriving.pop(0))
-            self._n_arrived += 1
-            self._barrier.publish(self._n_arrived)
-            self._barrier.wait(self._n_arrived, self._progress)
+            self._barrier.meet(self._progress)
             if not self._arriving:
                 self._sums.end_step()
 

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from ..comm.hierarchy import Hierarchy
 from ..comm.mpi import MPI
 from ..core.extra_state import ExtraState
 from ..core.layout import Array, Layout
 from ..core.ranges import Range
 from ..errors import JobError
+from ..monitor.trace import span
 from ..optim.whole_tensors import WholeTensorOptimizer
 
 _PART = 1 << 20  # elements
@@ -101,6 +103,41 @@ class TensorUpdates:
             part[:] = vector[: len(part)]
         for view, values in zip(views, np.split(numbers, np.cumsum(sizes[0])[:-1]) if views else [], strict=True):
             view[:] = values
+
+
+class DividedTensorUpdates(TensorUpdates):
+    """Updates of tensors that all workers divide among them, or the ranks of each node.
+
+    Args:
+        params: Shape (layout.size,): the parameters, shared by the ranks of a node.
+        is_replicated: Whether every node updates all tensors.
+    """
+
+    def __init__(
+        self,
+        optimizer: WholeTensorOptimizer,
+        layout: Layout,
+        frozen: Array,
+        hierarchy: Hierarchy,
+        params: Array,
+        is_replicated: bool,
+    ) -> None:
+        self._hierarchy, self._params, self._is_replicated = hierarchy, params, is_replicated
+        n_owners = hierarchy.n_chunks if is_replicated else hierarchy.n_owners
+        n_parts = n_owners if optimizer.can_divide() else 1  # otherwise the first owner updates all
+        empty = layout.n_trained, layout.n_trained
+        self._ranges = [*tensor_ranges(layout, n_parts), *[empty] * (n_owners - n_parts)]
+        own = (0, 0)
+        if hierarchy.internode is not None:
+            own = self._ranges[hierarchy.node.rank if is_replicated else hierarchy.owner()]
+        super().__init__(optimizer, layout, frozen, own, hierarchy.comm)
+
+    @span("update")
+    def update(self, grads: Array, names: Collection[str] | None = None) -> None:
+        super().update(grads, names)
+        if not self._is_replicated:
+            with span("average"):
+                self._hierarchy.allgather_ranges(self._params, self._ranges)
 
 
 def tensor_ranges(layout: Layout, parts: int) -> list[Range]:

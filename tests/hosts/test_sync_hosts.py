@@ -44,6 +44,36 @@ def test_norms_are_of_all_hosts(hosts: Hosts, alone, what: tuple[str, ...], tmp_
     assert_close(final(tmp_path), alone(*flags), 1e-12)
 
 
+WHOLE_TENSORS = """
+import numpy as np
+import torch
+
+from mpitrain import Job, data
+
+
+def job():
+    torch.manual_seed(0)
+    x = np.random.default_rng(0).standard_normal((60, 4))
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2)).double()
+    return Job(
+        model=model,
+        loss=torch.nn.CrossEntropyLoss(),
+        optimizer=torch.optim.Adafactor(model.parameters(), 0.05),
+        train=data.from_arrays(x, (x[:, 0] > 0).astype(np.int64)),
+        train_steps=20,
+    )
+"""
+
+
+def test_a_rank_without_a_partner_on_each_host_updates_no_whole_tensors(hosts: Hosts, openmpi, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    job, flags = tmp_path / "job.py", ("--dtype", "float64", "--run-dir")
+    job.write_text(WHOLE_TENSORS)
+    hosts.train([2, 1], job, "--batch-size", "4", *flags, tmp_path / "hosts")
+    openmpi.train(1, job, "--batch-size", "12", *flags, tmp_path / "alone")
+    assert_close(final(tmp_path / "hosts"), final(tmp_path / "alone"), 1e-12)
+
+
 def test_a_run_twice_is_the_same_bits(hosts: Hosts, tmp_path: Path) -> None:
     for name in "ab":
         hosts.train([2, 1, 1], SMALL, "--bucket-bytes", "0", "--run-dir", tmp_path / name)

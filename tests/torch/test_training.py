@@ -82,6 +82,13 @@ def test_resuming_is_never_having_stopped(world: World, n: int, mode: tuple[str,
     assert "buffers/2.num_batches_tracked" in whole and "averages/1.weight" in whole
 
 
+def test_validation_does_not_change_training(world: World, tmp_path: Path) -> None:
+    """Validation binds the vectors again, after which the gradient that the module has shown is not a script's own."""
+    flags = ("--kind", "mlp", "--validate-steps")
+    often = support.train(world, 2, tmp_path / "often", *flags, "3")
+    support.assert_same_bits(support.train(world, 2, tmp_path / "once", *flags, "0"), often)
+
+
 def test_resuming_on_other_ranks_continues_where_the_data_was(world: World, tmp_path: Path) -> None:
     support.train(world, 1, tmp_path, "--kind", "gpt", "--train-steps", "9")
     support.train(world, 2, tmp_path, "--kind", "gpt")

@@ -104,7 +104,9 @@ class Shard:
             staleness = version - push.version
             rate_scale = 1.0 / max(1, staleness) if push.scaled else 1.0
             if self._updater.optimizer.layerwise:
-                self._update_by_sums(self._full_length(grads), version, lambda sums: sums, rate_scale)
+                full = self._full_length(grads)
+                rows = full[np.newaxis]
+                self._updater.update_by_sums(self.ranges, rows, full, version, lambda sums: sums, rate_scale)
             else:
                 for lo, hi, origin in self._origins(compact=len(grads) == self.size):
                     self._updater.update(
@@ -123,7 +125,7 @@ class Shard:
         with self.locked():
             version = int(self._words[_VERSION])
             if self._updater.needs_sums:
-                self._update_by_sums(grads, version, sum_over_servers)
+                self._updater.update_by_sums(self.ranges, grads[np.newaxis], grads, version, sum_over_servers)
             else:
                 for lo, hi in self.ranges:
                     self._updater.update(lo, hi, grads[np.newaxis], version)
@@ -142,17 +144,6 @@ class Shard:
         """Count a step whose gradient is discarded."""
         with self.locked():
             self._next_version()
-
-    def _update_by_sums(
-        self, grads: Array, version: int, add_up: Callable[[Array], Array], rate_scale: float = 1.0
-    ) -> None:
-        """Update in two passes; sums of squares are added up between them."""
-        own = np.zeros(self._updater.n_sums)
-        for lo, hi in self.ranges:
-            own += self._updater.prepare(lo, hi, grads[np.newaxis], grads, version)
-        sums = add_up(own)
-        for lo, hi in self.ranges:
-            self._updater.finish(lo, hi, grads, sums, version, rate_scale=rate_scale)
 
     def _full_length(self, grads: Array) -> Array:
         """Return a gradient of full length, with its ranges at their place in the vector."""

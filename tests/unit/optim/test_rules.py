@@ -8,6 +8,7 @@ import pytest
 
 from mpitrain import optim
 from mpitrain.errors import JobError
+from mpitrain.optim.compiled import RULES, CompiledRule
 
 from ...support.optimizers import ALL, GAPS, SIZE, TRAINED, Run, amsgrad, draw, weights
 
@@ -97,6 +98,15 @@ def test_a_rule_with_three_slots(options, dtype):
     tolerance = 1e-12 if dtype == np.float64 else 2e-5
     np.testing.assert_allclose(run.params, reference_of_amsgrad(optimizer, gradients), rtol=tolerance, atol=tolerance)
     assert run.everything().dtype == dtype and not run.everything().reshape(-1, SIZE)[:, GAPS].any()
+
+
+def test_a_compiled_rule_with_three_slots_is_refused():
+    with pytest.raises(ValueError, match=r"3 slots.*optim/backend\.py"):
+        CompiledRule("third", ("rate",), ("a", "b", "c"), "c += g; p -= rate * c;")
+    assert "third" not in RULES
+    more = type("more", (optim.momentum,), {"slots": ("velocity", "forgotten")})
+    with pytest.raises(JobError, match=r"more: slots is .*'forgotten'.*compiled rule has \('velocity',\)"):
+        more(0.1).check()
 
 
 def test_a_rule_is_the_same_bits_however_the_vector_is_cut():

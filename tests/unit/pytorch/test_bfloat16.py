@@ -48,7 +48,7 @@ def test_values_are_rounded_and_changes_of_the_copies_are_stored() -> None:
     assert model.weight.tolist() == [[7, 1], [1, 1]]
     with torch.no_grad():
         model.weight[1, 1] = 0.5
-    copies.store()
+    copies.store_params()
     assert values["weight"].tolist() == [[7, BETWEEN], [BETWEEN, 0.5]]  # what was not changed keeps its precision
     assert values["bias"].tolist() == [BETWEEN, BETWEEN]
 
@@ -85,7 +85,7 @@ def test_a_change_of_the_recorded_element_is_named(name: str) -> None:
 def test_no_copies() -> None:
     copies, _ = made(nn.Linear(1, 1))
     copies.load()
-    copies.store()
+    copies.store_params()
     copies.record()
     assert copies.names == [] and copies.changed() is None
 

@@ -46,7 +46,7 @@ class Collected:
     ) -> list[int]:
         """Collect the gradient of the mean of the outputs; return the announced starts."""
         announced: list[int] = []
-        self.gradients.begin()
+        self.gradients.begin_forward()
         loss = self.model(x).square().mean()
         loss.register_hook(self.gradients.set_task)
         with self.gradients.collecting(on_ready or announced.append, kept, skipped):
@@ -149,7 +149,7 @@ def test_a_parameter_without_a_gradient_gets_zeros(three: Collected) -> None:
 def test_kept_gradients_are_added_to_and_skipped_ones_stay(three: Collected) -> None:
     first, second = three.expected(), three.expected(OTHER)
     three.step()
-    three.gradients.attach(lambda: None)
+    three.gradients.collect_grads(lambda: None)
     three.params[5].requires_grad_(False)
     three.step(OTHER, kept=[0, 3], skipped=[5])
     three.assert_collected(
@@ -160,7 +160,7 @@ def test_kept_gradients_are_added_to_and_skipped_ones_stay(three: Collected) -> 
 def test_sparse_gradients_become_dense() -> None:
     own = Collected(nn.Sequential(nn.Embedding(5, 3, sparse=True), nn.Flatten(0)))
     indices = torch.tensor([1, 1, 4])
-    own.gradients.begin()
+    own.gradients.begin_forward()
     loss = own.model(indices).sum()
     with own.gradients.collecting(announce_nothing):
         loss.backward()
@@ -170,7 +170,7 @@ def test_sparse_gradients_become_dense() -> None:
 def test_gradients_of_bfloat16_are_added_in_float32() -> None:
     model = nn.Linear(4, 2).bfloat16()
     own = Collected(model)
-    own.gradients.begin()
+    own.gradients.begin_forward()
     with own.gradients.collecting(announce_nothing):
         model(X.bfloat16()).sum().backward()
     assert own.views[0].dtype == torch.float32
@@ -179,10 +179,10 @@ def test_gradients_of_bfloat16_are_added_in_float32() -> None:
     assert [grad.dtype for grad in grads] == [torch.bfloat16] * 2
     assert torch.equal(grads[0], own.views[0].bfloat16())
     grads[0].mul_(2)  # a script scales the gradient
-    own.gradients.attach(lambda: None)
+    own.gradients.collect_grads(lambda: None)
     assert torch.equal(own.views[0], grads[0].float()) and own.params[0].grad is grads[0]
     own.views[0].fill_(3)
-    own.gradients.show()
+    own.gradients.show_grads()
     assert grads[0].eq(3).all()
 
 
@@ -190,10 +190,10 @@ def test_a_script_may_replace_or_remove_a_gradient(three: Collected) -> None:
     fetched: list[int] = []
     expected = three.expected()
     three.step()
-    three.gradients.attach(lambda: fetched.append(1))
+    three.gradients.collect_grads(lambda: fetched.append(1))
     assert not fetched
     three.params[0].grad, three.params[1].grad = torch.full((6, 4), 5.0), None
-    three.gradients.attach(lambda: fetched.append(2))
+    three.gradients.collect_grads(lambda: fetched.append(2))
     assert fetched == [2]
     three.assert_collected([torch.full((6, 4), 5.0), torch.zeros(6), *expected[2:]])
     assert all(p.grad is view for p, view in zip(three.params, three.views, strict=True))
@@ -202,12 +202,12 @@ def test_a_script_may_replace_or_remove_a_gradient(three: Collected) -> None:
 def test_hidden_gradients_keep_their_values(three: Collected) -> None:
     three.step()
     before = three.flat.copy()
-    three.gradients.hide()
+    three.gradients.hide_grads()
     assert all(parameter.grad is None for parameter in three.params)
     np.testing.assert_array_equal(three.flat, before)
-    three.gradients.attach(lambda: pytest.fail("nothing has changed"))
+    three.gradients.collect_grads(lambda: pytest.fail("nothing has changed"))
     three.params[2].grad = torch.zeros(6, 6)  # such as by zero_grad(set_to_none=False)
-    three.gradients.hide()
+    three.gradients.hide_grads()
     assert three.params[2].grad is None
 
 
@@ -215,10 +215,10 @@ def test_hidden_gradients_keep_their_values(three: Collected) -> None:
 def test_a_gradient_that_would_be_lost_is_refused(bucket: int) -> None:
     own = Collected(mlp(), bucket)
     own.step()
-    own.gradients.hide()
+    own.gradients.hide_grads()
     own.model(X).sum().backward()  # not by the trainer
     with pytest.raises(JobError, match=r"0\.weight"):
-        own.gradients.hide()
+        own.gradients.hide_grads()
 
 
 @BUCKETS
@@ -226,7 +226,7 @@ def test_a_gradient_that_a_script_computes_and_removes_does_not_matter(bucket: i
     own = Collected(mlp(), bucket)
     for _ in range(3):
         own.step()
-        own.gradients.hide()
+        own.gradients.hide_grads()
         own.model(X).sum().backward()
         own.model.zero_grad()
     expected = own.expected()
@@ -236,21 +236,21 @@ def test_a_gradient_that_a_script_computes_and_removes_does_not_matter(bucket: i
 
 def test_sums_that_scripts_see(three: Collected) -> None:
     sums, used = [torch.zeros_like(view) for view in three.views], list[int]()
-    three.gradients.show_in(sums, lambda: used.append(1))
+    three.gradients.show_grads_in(sums, lambda: used.append(1))
     expected = three.expected()
     three.step()
     three.assert_collected(expected)
-    three.gradients.attach(lambda: None)
+    three.gradients.collect_grads(lambda: None)
     assert not used and not sums[0].any()
     assert three.params[0].grad.norm() == 0 and used == [1]
     three.params[0].grad = torch.ones(6, 4)
-    three.gradients.attach(lambda: used.append(2))
+    three.gradients.collect_grads(lambda: used.append(2))
     assert used[-1] == 2 and sums[0].eq(1).all()
     three.step()
     with torch._C.DisableTorchFunctionSubclass():  # as autograd adds a gradient that the trainer does not know of
         three.params[1].grad.add_(1)
     with pytest.raises(JobError):
-        three.gradients.attach(lambda: None)
+        three.gradients.collect_grads(lambda: None)
 
 
 def test_only_the_backward_pass_of_the_step_is_collected(three: Collected) -> None:
@@ -272,7 +272,7 @@ def test_only_the_backward_pass_of_the_step_is_collected(three: Collected) -> No
                 inner.sum().backward()
             return dy
 
-    three.gradients.begin()
+    three.gradients.begin_forward()
     loss = Inner.apply(three.model(X)).sum()
     loss.register_hook(three.gradients.set_task)
     with three.gradients.collecting(announce_nothing):
@@ -282,7 +282,7 @@ def test_only_the_backward_pass_of_the_step_is_collected(three: Collected) -> No
 
 def test_more_parts_than_before_are_refused(three: Collected) -> None:
     three.step()
-    three.gradients.begin()
+    three.gradients.begin_forward()
     loss = three.model(X).sum()
     loss.register_hook(three.gradients.set_task)
 

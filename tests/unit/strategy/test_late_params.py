@@ -34,16 +34,22 @@ class Sums:
 
 
 @pytest.fixture
-def late_params(monkeypatch: pytest.MonkeyPatch) -> LateParams:
+def sums() -> Sums:
+    return Sums()
+
+
+@pytest.fixture
+def late_params(sums: Any, monkeypatch: pytest.MonkeyPatch) -> LateParams:
     monkeypatch.setattr("mpitrain.comm.phase_barrier.MPI", SimpleNamespace(COMM_WORLD=SimpleNamespace(rank=0)))
     hierarchy: Any = SimpleNamespace(shared=OwnMemory(), cores=1)
-    return LateParams(hierarchy, BUCKETS, lambda: None)
+    return LateParams(hierarchy, BUCKETS, sums, lambda: None)
 
 
 @pytest.mark.parametrize(("stop", "completed"), [(0, []), (1, [2]), (10, [2]), (11, [2, 1]), (30, [2, 1, 0])])
-def test_only_the_buckets_that_are_needed_are_awaited(late_params: LateParams, stop: int, completed: list[int]) -> None:
-    sums: Any = Sums()
-    late_params.begin(sums)
+def test_only_the_buckets_that_are_needed_are_awaited(
+    sums: Sums, late_params: LateParams, stop: int, completed: list[int]
+) -> None:
+    late_params.begin()
     late_params.wait(stop)
     assert (sums.shared, sums.completed) == ([2, 1, 0], completed)
     late_params.wait_for_all()
@@ -51,10 +57,9 @@ def test_only_the_buckets_that_are_needed_are_awaited(late_params: LateParams, s
     assert (sums.completed, sums.steps) == ([2, 1, 0], 1)
 
 
-def test_steps_follow_each_other(late_params: LateParams) -> None:
-    sums: Any = Sums()
+def test_steps_follow_each_other(sums: Sums, late_params: LateParams) -> None:
     for step in range(1, 4):
-        late_params.begin(sums)
+        late_params.begin()
         late_params.wait(15)
         late_params.wait_for_all()
         assert sums.steps == step
