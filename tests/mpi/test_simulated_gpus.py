@@ -15,6 +15,7 @@ from mpitrain import checkpoint
 
 from ..support.launch import JOBS, PROGRAMS, ROOT, Mpi, run
 from ..support.results import assert_close, assert_same_bits, final
+from ..support.world.controller import World
 
 SMALL = JOBS / "small.py"
 CNN = ROOT / "jobs" / "fashion_cnn.py"
@@ -22,9 +23,9 @@ CNN = ROOT / "jobs" / "fashion_cnn.py"
 Train = Callable[..., dict[str, np.ndarray]]
 
 
-def train(mpi: Mpi, n: int, run_dir: Path, *flags: str | Path, env: dict[str, str] | None = None):
+def train(ranks: Mpi | World, n: int, run_dir: Path, *flags: str | Path, env: dict[str, str] | None = None):
     flags = ("--dtype", "float64", "--train-steps", "20", "--validate-steps", "10", *flags)
-    done = mpi.train(n, flags[-1], *flags[:-1], "--run-dir", run_dir, env=env)
+    done = ranks.train(n, flags[-1], *flags[:-1], "--run-dir", run_dir, env=env)
     return done.stdout + done.stderr, final(run_dir)
 
 
@@ -49,21 +50,19 @@ def train(mpi: Mpi, n: int, run_dir: Path, *flags: str | Path, env: dict[str, st
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_gpus_agree_with_processors(
-    openmpi: Mpi, simulated: dict[str, str], n: int, flags: list[str], job: Path, tmp_path: Path
+    world: World, gpu_world: World, n: int, flags: list[str], job: Path, tmp_path: Path
 ) -> None:
-    output, there = train(openmpi, n, tmp_path / "gpu", *flags, "--device", "gpu", job, env=simulated)
-    _, here = train(openmpi, n, tmp_path / "cpu", *flags, "--device", "cpu", job)
+    output, there = train(gpu_world, n, tmp_path / "gpu", *flags, "--device", "gpu", job)
+    _, here = train(world, n, tmp_path / "cpu", *flags, "--device", "cpu", job)
     assert "accuracy" in output
     assert_close(there, here, 1e-9)
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("tf32", 3e-2), ("bfloat16", 0.2), ("float16", 3e-2)])
-def test_runs_of_lower_precision_come_close(
-    openmpi: Mpi, simulated: dict[str, str], precision: str, tolerance: float, tmp_path: Path
-) -> None:
+def test_runs_of_lower_precision_come_close(gpu_world: World, precision: str, tolerance: float, tmp_path: Path) -> None:
     flags = ("--dtype", "float32", "--optimizer", "momentum", "--train-steps", "10", "--no-normalize")
-    _, rounded = train(openmpi, 1, tmp_path / "low", *flags, "--precision", precision, SMALL, env=simulated)
-    _, exact = train(openmpi, 1, tmp_path / "full", *flags, SMALL, env=simulated)
+    _, rounded = train(gpu_world, 1, tmp_path / "low", *flags, "--precision", precision, SMALL)
+    _, exact = train(gpu_world, 1, tmp_path / "full", *flags, SMALL)
     assert_close(rounded, exact, tolerance)
     assert any(rounded[name].tobytes() != exact[name].tobytes() for name in exact), "nothing was rounded"
 
@@ -96,27 +95,25 @@ def test_convolutions_of_cudnn_agree_with_the_cpu(
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.2)])
 def test_a_run_with_cudnn_comes_close_to_the_processors(
-    openmpi: Mpi, simulated: dict[str, str], precision: str, tolerance: float, tmp_path: Path
+    world: World, gpu_world: World, precision: str, tolerance: float, tmp_path: Path
 ) -> None:
     flags = ("--dtype", "float32", "--batch-size", "5", "--train-steps", "4", CNN)
     given = ("--precision", precision, "--log-device-placement")
-    output, there = train(openmpi, 1, tmp_path / "gpu", *given, *flags, env=simulated)
+    output, there = train(gpu_world, 1, tmp_path / "gpu", *given, *flags)
     assert "cuDNN" in output and "matrix products" not in output
-    _, here = train(openmpi, 1, tmp_path / "cpu", *flags)
+    _, here = train(world, 1, tmp_path / "cpu", *flags)
     assert_close(there, here, tolerance)
 
 
-def test_a_run_twice_is_the_same_bits(openmpi: Mpi, simulated: dict[str, str], tmp_path: Path) -> None:
-    a, b = (train(openmpi, 2, tmp_path / name, SMALL, env=simulated)[1] for name in "ab")
+def test_a_run_twice_is_the_same_bits(gpu_world: World, tmp_path: Path) -> None:
+    a, b = (train(gpu_world, 2, tmp_path / name, SMALL)[1] for name in "ab")
     assert_same_bits(a, b)
 
 
-def test_a_run_continues_from_gpu_to_processor_and_back(
-    openmpi: Mpi, simulated: dict[str, str], tmp_path: Path
-) -> None:
-    _, whole = train(openmpi, 2, tmp_path / "whole", SMALL)
-    for steps, env in (("7", simulated), ("13", None), ("20", simulated)):
-        parts = train(openmpi, 2, tmp_path / "parts", "--train-steps", steps, SMALL, env=env)[1]
+def test_a_run_continues_from_gpu_to_processor_and_back(world: World, gpu_world: World, tmp_path: Path) -> None:
+    _, whole = train(world, 2, tmp_path / "whole", SMALL)
+    for steps, ranks in (("7", gpu_world), ("13", world), ("20", gpu_world)):
+        parts = train(ranks, 2, tmp_path / "parts", "--train-steps", steps, SMALL)[1]
     assert_close(parts, whole, 1e-9)
 
 
@@ -129,14 +126,12 @@ def run_state(run_dir: Path, step: int) -> dict[str, float]:
         return opened.attributes.get("run/state/loss_scale", {})
 
 
-def test_a_run_that_scales_its_loss_continues_with_that_scale(
-    openmpi: Mpi, simulated: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_run_that_scales_its_loss_continues_with_that_scale(gpu_world: World, tmp_path: Path) -> None:
     """The steps are so large that gradients overflow both before and after the interruption."""
     flags = (*FLOAT16, "--optimizer", "momentum", "--learning-rate", "2", SMALL)
-    _, whole = train(openmpi, 2, tmp_path / "whole", *flags, env=simulated)
+    _, whole = train(gpu_world, 2, tmp_path / "whole", *flags)
     for steps in ("10", "20"):
-        _, parts = train(openmpi, 2, tmp_path / "parts", "--train-steps", steps, *flags, env=simulated)
+        _, parts = train(gpu_world, 2, tmp_path / "parts", "--train-steps", steps, *flags)
     assert 65536 > run_state(tmp_path / "parts", 10)["scale"] > run_state(tmp_path / "parts", 20)["scale"]
     assert_same_bits(parts, whole)
     assert run_state(tmp_path / "parts", 20) == run_state(tmp_path / "whole", 20)
@@ -152,8 +147,8 @@ def test_the_scale_of_a_loss_is_for_float16_alone(openmpi: Mpi, simulated: dict[
         assert run_state(tmp_path, int(steps)) == held
 
 
-def test_who_computes_where_is_reported(openmpi: Mpi, simulated: dict[str, str], tmp_path: Path) -> None:
-    output, _ = train(openmpi, 3, tmp_path, "--log-device-placement", "--batch-size", "4", SMALL, env=simulated)
+def test_who_computes_where_is_reported(gpu_world: World, tmp_path: Path) -> None:
+    output, _ = train(gpu_world, 3, tmp_path, "--log-device-placement", "--batch-size", "4", SMALL)
     assert [f"gpu:{i}" in output for i in range(3)] == [True, True, False]
     assert "every worker's device" in output and "each node" not in output
     assert "3 workers on" in output and "share 2 GPUs" in output

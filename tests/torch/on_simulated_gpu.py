@@ -32,12 +32,17 @@ def average_and_wait(self: SyncGpu) -> None:
     self._device.compute.wait()  # the script's operations follow, on the GPU in the same stream
 
 
-SyncGpu.average = average_and_wait  # type: ignore[method-assign]
-TorchGpu.device_of = staticmethod(lambda gpu: torch.device("cpu"))  # type: ignore[method-assign]
-TorchGpu.activate = activate  # type: ignore[method-assign]
-TorchGpu.use = lambda self: None  # type: ignore[method-assign]
-TorchGpu._limit_memory = lambda self: None  # type: ignore[method-assign]
-TorchGpu.has_room = lambda self, *arrays: self._gpu.has_room(*arrays)  # type: ignore[method-assign]
-TorchGpu.upload_indices = lambda self, indices: torch.from_numpy(indices)  # type: ignore[method-assign]
+REPLACED = [
+    (SyncGpu, "average", average_and_wait),
+    (TorchGpu, "device_of", staticmethod(lambda gpu: torch.device("cpu"))),
+    (TorchGpu, "activate", activate),
+    (TorchGpu, "use_device", lambda self: None),
+    (TorchGpu, "_limit_memory", lambda self: None),
+    (TorchGpu, "has_room", lambda self, *arrays: self._gpu.has_room(*arrays)),
+    (TorchGpu, "upload_indices", lambda self, indices: torch.from_numpy(indices)),
+]
+for owner, name, function in REPLACED:
+    assert name in vars(owner), name
+    setattr(owner, name, function)
 assert Gpu.is_gpu
 sys.exit(main())

@@ -125,14 +125,14 @@ class World:
             return
         for connection in self._connections:
             connection.close()  # an idle rank exits
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        try:
             self._process.wait(_GRACE_S)
-        with contextlib.suppress(ProcessLookupError):
+        except subprocess.TimeoutExpired:
+            for pid in self._pids:  # mpirun gives each rank a process group of its own
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             os.killpg(self._process.pid, signal.SIGKILL)
-        for pid in self._pids:  # mpirun gives each rank a process group of its own
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self._process.wait()
+            self._process.wait()
         forget_session(self._process.pid)
         self._process, self._connections, self._pids = None, [], []
 

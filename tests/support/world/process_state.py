@@ -20,7 +20,7 @@ from mpitrain.comm.mpi import MPI
 
 _SHARED_MEMORY = Path("/dev/shm")
 _UNUSED_S = 0.3
-_SET_BY_IMPORTS = {"CRC32C_SW_MODE", "TORCHINDUCTOR_CACHE_DIR"}
+_SET_BY_IMPORTS = {"CRC32C_SW_MODE", "CUDNN_FRONTEND_CUDART_LIB_NAME", "TORCHINDUCTOR_CACHE_DIR"}
 _SIGNALS = [number for number in signal.valid_signals() if number not in (signal.SIGKILL, signal.SIGSTOP)]
 
 

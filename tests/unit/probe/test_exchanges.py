@@ -69,7 +69,7 @@ def test_sums_begin_when_their_gradients_are_ready(monkeypatch: pytest.MonkeyPat
     expected = [80, progress, 60, ("start", 0), progress, 10, ("start", 1), progress, ("start", 2), progress]
     for index in range(3):
         expected += [("finish", index), ("share", index)]
-    expected += [*(("complete", index) for index in range(3)), ("end_step",), ("free",)]
+    expected += [("complete_all",), ("free",)]
     assert sums.calls == expected
 
 
