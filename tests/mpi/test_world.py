@@ -123,11 +123,16 @@ def wrong() -> None:
     MPI.COMM_WORLD.Barrier()
 
 
+def local_result() -> object:
+    return lambda: None
+
+
 @pytest.mark.parametrize(
-    ("function", "of_rank_1"), [(hang, "in hang"), (die, "has ended"), (wrong, "ValueError: planted")]
+    ("function", "of_rank_1"),
+    [(hang, "in hang"), (die, "has ended"), (wrong, "ValueError: planted"), (local_result, "local_result.<locals>")],
 )
 def test_a_failure_is_reported_by_rank_and_ends_the_world(
-    own_world: World, function: Callable[[], None], of_rank_1: str
+    own_world: World, function: Callable[[], object], of_rank_1: str
 ) -> None:
     with pytest.raises(pytest.fail.Exception) as failed:
         own_world.call(2, function, timeout=5)

@@ -62,10 +62,14 @@ class World:
             self._start()
         task = pickle.dumps(Task(n, function, arguments, frees))
         replies: dict[int, Returned | Failed] = {}
-        with contextlib.suppress(OSError):  # a rank has ended; its connection is at its end
-            for connection in self._connections[:n]:
-                connection.send_bytes(task)
-        self._collect(n, replies, time.monotonic() + timeout)
+        try:
+            with contextlib.suppress(OSError):  # a rank has ended; its connection is at its end
+                for connection in self._connections[:n]:
+                    connection.send_bytes(task)
+            self._collect(n, replies, time.monotonic() + timeout)
+        except BaseException:
+            self.close()  # the next call must not get the replies to this one
+            raise
         returned = [reply for reply in replies.values() if isinstance(reply, Returned)]
         if len(returned) < n:
             report = self._report(n, replies, timeout)
@@ -92,17 +96,9 @@ class World:
         assert done.returncode == 2, done.stdout + done.stderr
         return one_line(done.stderr)
 
-    def run(
-        self,
-        n: int,
-        program: Path,
-        *words: str | Path,
-        timeout: float = 60.0,
-        env: Mapping[str, str] | None = None,
-        cwd: Path = ROOT,
-    ) -> subprocess.CompletedProcess[str]:
+    def run(self, n: int, program: Path, *words: str | Path, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
         """Run a Python file as the main program on ``n`` ranks; see ``train``."""
-        place = calls.Place(str(cwd), dict(env or {}))
+        place = calls.Place(str(ROOT), {})
         return _joined(self.call(n, calls.program, [str(program), *map(str, words)], place, timeout=timeout))
 
     def _train(

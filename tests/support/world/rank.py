@@ -7,7 +7,6 @@ import os
 import pickle
 import sys
 import traceback
-from collections.abc import Mapping
 from pathlib import Path
 
 from mpitrain.comm.mpi import MPI, start
@@ -39,15 +38,17 @@ def main(address: str) -> None:
         if task.n not in communicators:
             communicators[task.n] = world.Create_group(world.group.Incl(range(task.n)))
             communicators[task.n].allreduce(0)  # mpi4py now makes the communicator that such sums use
-        connection.send_bytes(pickle.dumps(_called(task, communicators[task.n])))
+        try:
+            reply = pickle.dumps(_called(task, communicators[task.n]))
+        except Exception:  # the result cannot be pickled
+            reply = pickle.dumps(Failed(traceback.format_exc()))
+        connection.send_bytes(reply)
     os._exit(0)  # without the end of MPI, which is collective
 
 
 def _called(task: Task, comm: MPI.Intracomm) -> Returned | Failed:
     state = ProcessState()
-    names: Mapping[str, object] = vars(MPI)
-    world = names["COMM_WORLD"]
-    MPI.COMM_WORLD = comm
+    world, MPI.COMM_WORLD = MPI.COMM_WORLD, comm
     try:
         value = task.function(*task.arguments)
     except BaseException:
