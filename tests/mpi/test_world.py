@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,11 @@ def leave_file(path: str) -> None:
         Path(path).touch()
 
 
+def leave_shared_memory(path: str) -> None:
+    if MPI.COMM_WORLD.rank == 0:
+        SharedMemory(Path(path).name, create=True, size=8).close()
+
+
 def leave_communicator(_: str) -> None:
     MPI.COMM_WORLD.Dup()
 
@@ -86,7 +92,8 @@ def leave_function(_: str) -> None:
 @pytest.mark.parametrize(
     ("function", "reported"),
     [
-        (leave_file, "file {}"),
+        (leave_file, "rank 1: file {}"),
+        (leave_shared_memory, "rank 0: file {}"),
         (leave_communicator, "1 MPI communicators"),
         (leave_window, "1 MPI windows"),
         (leave_variable, "environment variable {name}"),

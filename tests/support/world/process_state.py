@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
+import _posixshmem
 import logging
 import os
 import random
 import signal
 import sys
-import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mpitrain.comm.mpi import MPI
 
-_SHARED_MEMORY = Path("/dev/shm")
-_UNUSED_S = 0.3
+_SHARED_MEMORY = "/dev/shm/"
 _SET_BY_IMPORTS = {"CRC32C_SW_MODE", "CUDNN_FRONTEND_CUDART_LIB_NAME", "TORCHINDUCTOR_CACHE_DIR"}
 _SIGNALS = [number for number in signal.valid_signals() if number not in (signal.SIGKILL, signal.SIGSTOP)]
 
@@ -30,7 +27,7 @@ class ProcessState:
     def __init__(self) -> None:
         self._environment = dict(os.environ)
         self._folder = os.getcwd()
-        self._files = set(os.listdir(_SHARED_MEMORY))
+        self._opened = {path for path in _opened if os.path.exists(path)}
         self._handles = _next_handles()
         self._handlers = {number: signal.getsignal(number) for number in _SIGNALS}
         self._path, self._argv, self._hook = list(sys.path), list(sys.argv), sys.excepthook
@@ -81,13 +78,29 @@ class ProcessState:
         return [f"environment variable {name}" for name in changed]
 
     def _new_files(self) -> list[str]:
-        """Return the new files in shared memory that no process uses. Files in use may belong to other tests."""
-        new = {_SHARED_MEMORY / name for name in {*os.listdir(_SHARED_MEMORY)} - self._files}
-        for _ in range(2):  # ranks that start do not use their files yet
-            if new:
-                time.sleep(_UNUSED_S)
-                new = {path for path in new - _files_in_use() if path.exists()}
-        return [f"file {path}" for path in sorted(new)]
+        """Return the files in shared memory that this process has made since, and not removed."""
+        return [f"file {path}" for path in sorted(_opened) if path not in self._opened and os.path.exists(path)]
+
+
+_opened: set[str] = set()  # the paths in shared memory that this process has opened; other processes make files, too
+
+
+def watch_shared_memory() -> None:
+    """Record the files and folders in shared memory that this process opens or makes from Python, from now on."""
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in ("open", "os.mkdir") and isinstance(arguments[0], (str, os.PathLike)):
+            path = os.fspath(arguments[0])
+            if isinstance(path, str) and path.startswith(_SHARED_MEMORY):
+                _opened.add(path)
+
+    def shm_open(name: str, *arguments: Any, **options: Any) -> int:
+        _opened.add(_SHARED_MEMORY + name.lstrip("/"))
+        return open_shared(name, *arguments, **options)  # type: ignore[no-any-return]
+
+    sys.addaudithook(watch)
+    open_shared = _posixshmem.shm_open  # is not audited
+    _posixshmem.shm_open = shm_open
 
 
 def _definitions(modules: set[str]) -> dict[tuple[str, str, str], object]:
@@ -128,19 +141,3 @@ def _next_handles() -> dict[str, int]:
     window.Free()
     comm.Free()
     return handles
-
-
-def _files_in_use() -> set[Path]:
-    """Return the files in shared memory that a process has opened or mapped."""
-    used = set()
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            for line in (process / "maps").read_text().splitlines():
-                name = line.partition(str(_SHARED_MEMORY) + "/")[2]
-                if name:
-                    used.add(_SHARED_MEMORY / name.removesuffix(" (deleted)"))
-        with contextlib.suppress(OSError):
-            for link in (process / "fd").iterdir():
-                with contextlib.suppress(OSError):
-                    used.add(Path(os.readlink(link)))
-    return used

@@ -13,7 +13,7 @@ from mpitrain.comm.mpi import MPI, start
 
 from .controller import connect
 from .messages import STACKS_SIGNAL, Failed, Returned, Task
-from .process_state import ProcessState
+from .process_state import ProcessState, watch_shared_memory
 
 # Variables that describe the world's ranks; each call has its own.
 _OF_LAUNCHERS = ("OMPI_COMM_WORLD", "PMI_", "PMIX_", "MPI_LOCAL", "HYDRA", "HYDI", "PRTE_")
@@ -25,6 +25,7 @@ def main(address: str) -> None:
         del os.environ[name]
     stacks = open(Path(address).parent / f"stacks-{os.getpid()}", "wb")  # noqa: SIM115 stays open
     faulthandler.register(STACKS_SIGNAL, file=stacks)
+    watch_shared_memory()
     connection = connect(address, world.rank)
     communicators: dict[int, MPI.Intracomm] = {}
     while True:
