@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import Any, SupportsFloat
 
 from ..core.layout import Array
-from ..core.ranges import OnReady, announce_nothing, split_batch
+from ..core.ranges import OnReady, announce_nothing
 from ..data.batch import Batch
 from .base import Model
 
@@ -19,33 +21,36 @@ class GradientAccumulation:
     Args:
         model: Computes the loss and gradient of a micro-batch.
         grads: The gradient that the model writes.
-        micro_batches: Number of parts of a batch.
     """
 
-    def __init__(self, model: Model, grads: Array, micro_batches: int) -> None:
-        self._model, self._grads, self._micro_batches = model, grads, micro_batches
+    def __init__(self, model: Model, grads: Array) -> None:
+        self._model, self._grads = model, grads
         self._accumulated: Any = None
         self._remaining = 0  # micro-batches of this step
         self._total: Any = 0.0  # the loss of earlier micro-batches of this step
         self._has_accumulated = False  # whether their gradients are in ``_accumulated``
 
-    def forward(self, batch: Batch) -> SupportsFloat:
-        """Return the loss of a batch; see ``Model.compute_loss``."""
-        parts, loss = self.begin(batch), None
+    def forward(self, batch: Batch, micro_batches: Sequence[int]) -> SupportsFloat:
+        """Return the loss of a batch, divided as in ``begin``; see ``Model.compute_loss``."""
+        parts, loss = self.begin(batch, micro_batches), None
         if len(parts) == 1:
             return self._model.compute_loss(batch)  # type: ignore[no-any-return]
         for part in parts:
             loss = self.add(self._model.compute_loss(part))
         return loss  # type: ignore[return-value]
 
-    def begin(self, batch: Batch) -> list[Batch]:
-        """Prepare a step, whose parameters may have changed; return the micro-batches."""
+    def begin(self, batch: Batch, micro_batches: Sequence[int]) -> list[Batch]:
+        """Prepare a step, whose parameters may have changed; return the micro-batches.
+
+        Args:
+            micro_batches: Number of examples of each of them.
+        """
         self._model.load_params()
         self._model.begin_step(batch)
-        if self._micro_batches == 1:
+        if len(micro_batches) == 1:
             parts = [batch]
         else:
-            parts = [batch.part(*ends) for ends in split_batch(batch.count, self._micro_batches)]
+            parts = [batch.part(*ends) for ends in pairwise(accumulate(micro_batches, initial=0))]
         self._remaining, self._total, self._has_accumulated = len(parts), 0.0, False
         return parts
 

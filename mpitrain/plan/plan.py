@@ -20,7 +20,7 @@ from .config import RunConfig
 from .job import Job
 from .metric import MEASURED
 from .placement import Placement, assign_servers
-from .progress import RunLength
+from .progress import RunLength, Share
 
 
 class Momentum(NamedTuple):
@@ -86,6 +86,15 @@ class Plan:
     def step_examples(self) -> int:
         """Examples per update; the loss is a mean over them."""
         return self.batch * self.gradients_per_step
+
+    def share_of(self, worker: int) -> Share:
+        """Return a worker's share of each step. The only place that divides the examples of a step among workers.
+
+        The shares may differ, as every example has the same ``weight`` and gradients are sums. In modes with servers,
+        each gradient is a share of its own, which begins at a position that the coordinator assigns.
+        """
+        parts = split_batch(self.batch, self.config.training.accumulate_steps)
+        return Share(worker * self.batch, tuple(stop - start for start, stop in parts))
 
     @property
     def vectors(self) -> list[str]:

@@ -60,16 +60,30 @@ class RunLength:
         return self.epochs.steps_until(self.n_epochs)
 
 
+class Share(NamedTuple):
+    """What a worker computes of a step: consecutive micro-batches, whose gradients it adds up.
+
+    Attributes:
+        offset: Index of its first example among those of the step.
+        micro_batches: Number of examples of each micro-batch.
+    """
+
+    offset: int
+    micro_batches: tuple[int, ...]
+
+
 class WorkItem(NamedTuple):
     """A batch for which a worker computes a gradient.
 
     Attributes:
         step: The 0-based step that the gradient is for.
         position: Index of the batch's first example in the endless stream of examples.
+        micro_batches: Number of examples of each micro-batch; the batch has their sum.
     """
 
     step: int
     position: int
+    micro_batches: tuple[int, ...]
 
 
 class ConsistentPoint(NamedTuple):

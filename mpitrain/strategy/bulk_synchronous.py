@@ -53,7 +53,7 @@ class BulkSynchronous(Strategy):
     def __init__(self, cluster: Cluster, plan: Plan) -> None:
         self.plan = plan
         self._examples = plan.step_examples
-        self._offset = cluster.workers.rank * plan.batch
+        self._share = plan.share_of(cluster.workers.rank)
         self._pauses = PauseRequests(cluster.workers)
         self.non_finite = NonFinitePolicy(plan.config.training.nan, plan.workers)
         self.progress = Progress(0, 0)
@@ -86,7 +86,8 @@ class BulkSynchronous(Strategy):
             return point
         if self.has_ended:
             return None
-        return WorkItem(self.progress.step, self.progress.data_cursor + self._offset)
+        offset, micro_batches = self._share
+        return WorkItem(self.progress.step, self.progress.data_cursor + offset, micro_batches)
 
     def begin(self, loss: SupportsFloat) -> None:
         self.loss = loss

@@ -256,9 +256,9 @@ class Loop:
         strategy, model = self._strategy, self._accumulation
         with STEP, self._model.activate():
             with LOAD:
-                batch = self._loader.batch(work.position, self.plan.batch)
+                batch = self._loader.batch(work.position, sum(work.micro_batches))
             with FORWARD:
-                loss = model.forward(batch)
+                loss = model.forward(batch, work.micro_batches)
             self.compute_s += time.perf_counter() - self._step_began
             strategy.begin(loss)  # a loss that is not finite is known before any update
             with BACKWARD:

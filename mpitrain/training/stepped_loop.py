@@ -191,8 +191,8 @@ class SteppedLoop(Loop):
             self._check_params()  # before copies of the parameters are made again
             self._step_span.enter_context(STEP)
             with LOAD:
-                batch = self._loader.batch(self._work.position, self.plan.batch)
-            self._parts = self._accumulation.begin(batch)
+                batch = self._loader.batch(self._work.position, sum(self._work.micro_batches))
+            self._parts = self._accumulation.begin(batch, self._work.micro_batches)
             self._script_step.begin_batch()
         part = self._parts[0]
         if self._phase is _Phase.WAITS:

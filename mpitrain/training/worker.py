@@ -79,7 +79,7 @@ class Worker:
         self._stop = Stop(self._strategy, signals, limit, self._checkpoints)
         self._open_files(beginning)
         hooks = self._hooks(state, best, beginning, rank_status)
-        accumulation = GradientAccumulation(self._model, self._strategy.grads, plan.config.training.accumulate_steps)
+        accumulation = GradientAccumulation(self._model, self._strategy.grads)
         self.loop = request.loop(
             cluster, plan, self._strategy, self._model, accumulation, self._batches.training, setup.files, hooks
         )

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from ..support.launch import JOBS
-from ..support.results import assert_close, assert_same_bits, train
+from mpitrain.plan.plan import Plan
+from mpitrain.plan.progress import Share
+
+from ..support.launch import JOBS, ROOT
+from ..support.results import SMALL, assert_close, assert_same_bits, final, train
+from ..support.world import calls
 from ..support.world.controller import World
 
 
@@ -48,6 +53,25 @@ def test_every_way_to_average_gives_the_same(
 ) -> None:
     what = [*what, "--dtype", "float64"]
     assert_close(train(world, 3, tmp_path, *how, *what), alone(*what), 1e-12)
+
+
+_UNEQUAL_SHARES = [Share(0, (4, 1)), Share(5, (1,)), Share(6, (3, 3))]  # of the 12 examples of a step
+
+
+def _train_unequally(*words: str) -> None:
+    with mock.patch.object(Plan, "share_of", lambda plan, worker: _UNEQUAL_SHARES[worker]):
+        done = calls.train(words, calls.Place(str(ROOT), {}))
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("how", [[], ["--bucket-bytes", "0"], ["--no-shared-memory", "--bucket-bytes", "0"]], ids=str)
+def test_workers_may_have_different_numbers_of_micro_batches(
+    world: World, how: list[str], alone, tmp_path: Path
+) -> None:
+    """The job has no BatchNorm, whose statistics would be those of the micro-batches."""
+    what = ["--no-normalize", "--dtype", "float64"]
+    world.call(3, _train_unequally, str(SMALL), *how, *what, "--batch-size", "4", "--run-dir", str(tmp_path))
+    assert_close(final(tmp_path), alone(*what), 1e-12)
 
 
 @pytest.mark.parametrize(

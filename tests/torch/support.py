@@ -97,8 +97,8 @@ class Local:
         self.state_of_run = TrainingState(self.plan.layout, self.job.network.frozen)
         self.model = make_model(self.job, self.plan, devices, self.state_of_run)
         self.model.bind(self.params, self.grads)
-        micro_batches = self.plan.config.training.accumulate_steps
-        self.accumulation = GradientAccumulation(self.model, self.grads, micro_batches)
+        self.accumulation = GradientAccumulation(self.model, self.grads)
+        self.micro_batches = self.plan.share_of(0).micro_batches
         self.updater = self.plan.updater(self.vectors, self.state_of_run.frozen)
         split = self.job.train_split
         self.loader = split.own_loader(SEED)
@@ -109,7 +109,9 @@ class Local:
 
     def step(self, index: int) -> float:
         """Train one step; return its loss."""
-        loss = float(self.accumulation.forward(self.loader.batch(index * self.plan.batch, self.plan.batch)))
+        loss = float(
+            self.accumulation.forward(self.loader.batch(index * self.plan.batch, self.plan.batch), self.micro_batches)
+        )
         self.starts: list[int] = []
         self.accumulation.backward(self.starts.append)
         self.updater.update_all(self.grads, index)

@@ -78,7 +78,8 @@ class PsStrategy(Strategy):
         self._gradient_nbytes = store.gradient_nbytes()
         self._pauses = PauseRequests(cluster.workers)
         self.versions = [0] * len(self.shards)
-        self.item, self.lead, self.work = 0, 0, WorkItem(0, 0)
+        self._micro_batches = plan.share_of(self.worker).micro_batches
+        self.item, self.lead, self.work = 0, 0, WorkItem(0, 0, self._micro_batches)
         self._loss: Any = math.nan
         self._paused, self.has_ended = True, False  # at the start, workers wait for each other, as after a pause
         self.n_reads = 0  # number of reads not yet reported
@@ -104,7 +105,7 @@ class PsStrategy(Strategy):
         if item in (PAUSE, END):
             self.has_ended = item == END
             return self._pause()
-        self.item, self.work = item, WorkItem(step, self._cursor_of(item))
+        self.item, self.work = item, WorkItem(step, self._cursor_of(item), self._micro_batches)
         self.read_params(step)
         return self.work
 

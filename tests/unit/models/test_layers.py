@@ -62,10 +62,8 @@ def job(*layers: Layer) -> Job:
     )
 
 
-def plan_of(job: Job, accumulate_steps: int = 1) -> Plan:
-    config = RunConfig.of(
-        batch_size=BATCH, train_steps=1, seed=3, dtype="float64", accumulate_steps=accumulate_steps, bucket_bytes=0
-    )
+def plan_of(job: Job) -> Plan:
+    config = RunConfig.of(batch_size=BATCH, train_steps=1, seed=3, dtype="float64", bucket_bytes=0)
     return make_plan(job, config, 1)
 
 
@@ -92,12 +90,12 @@ def gradient(
     sum_over_workers = None if summing is None else lambda array: summing.append(array.copy())
     model = make_model(made, plan, [Cpu(i) for i in range(devices)], TrainingState(plan.layout), sum_over_workers)
     model.bind(params, grads)
-    accumulation = GradientAccumulation(model, grads, 1)
+    accumulation = GradientAccumulation(model, grads)
     announced: list[int] = []
     try:
         for _ in range(2):  # the first batch must not affect the results of the second
             announced.clear()
-            loss = float(accumulation.forward(batch()))
+            loss = float(accumulation.forward(batch(), [BATCH]))
             accumulation.backward(announced.append)
         if ready is not None:
             ready += announced
@@ -163,30 +161,32 @@ def test_a_container_states_whether_it_announces_its_children(container: type[Pa
     nn.initialize(made.model, plan.layout, params, 1)
     model = make_model(made, plan, [Cpu()], TrainingState(plan.layout))
     model.bind(params, grads)
-    accumulation, announced = GradientAccumulation(model, grads, 1), []
-    accumulation.forward(batch())
+    accumulation, announced = GradientAccumulation(model, grads), []
+    accumulation.forward(batch(), [BATCH])
     accumulation.backward(announced.append)
     assert announced == ([plan.layer_starts[1], 0] if container is Pair else [0])
 
 
 # BATCH parts are tested with one device only: each part must have an example for each device.
-@pytest.mark.parametrize(("devices", "parts"), [(1, 2), (1, 3), (1, BATCH), (2, 2), (2, 3)])
-def test_accumulation_gives_the_gradient_of_the_batch(parts: int, devices: int) -> None:
+@pytest.mark.parametrize(
+    ("devices", "parts"), [(1, [4, 3]), (1, [1, 4, 2]), (1, [1] * BATCH), (2, [4, 3]), (2, [2, 3, 2])], ids=str
+)
+def test_accumulation_gives_the_gradient_of_the_batch(parts: list[int], devices: int) -> None:
     """Announced ranges are final. In the model, no result of an example depends on the other examples of its batch."""
     results = []
-    for accumulate_steps in (1, parts):
+    for micro_batches in ([BATCH], parts):
         made = Job(
             model=nn.Sequential(nn.Flatten(), nn.Dense(60, 5), nn.Tanh(), nn.Dropout(0.3), nn.Dense(5, 3)),
             loss=nn.SoftmaxCrossEntropy(),
             optimizer=optim.sgd(0.1),
             train=split(),
         )
-        plan = plan_of(made, accumulate_steps)
+        plan = plan_of(made)
         params, grads = np.zeros(plan.layout.size), np.zeros(plan.layout.size)
         nn.initialize(made.model, plan.layout, params, 1)
         model = make_model(made, plan, [Cpu(i) for i in range(devices)], TrainingState(plan.layout))
         model.bind(params, grads)
-        accumulation = GradientAccumulation(model, grads, accumulate_steps)
+        accumulation = GradientAccumulation(model, grads)
         final = np.full_like(grads, np.nan)
 
         def keep(start: int, final: Array = final, grads: Array = grads) -> None:
@@ -195,7 +195,7 @@ def test_accumulation_gives_the_gradient_of_the_batch(parts: int, devices: int) 
 
         for _ in range(2):
             final[:] = np.nan
-            loss = float(accumulation.forward(batch()))
+            loss = float(accumulation.forward(batch(), micro_batches))
             accumulation.backward(keep)
         assert (final == grads).all()
         results.append((loss, grads.copy()))

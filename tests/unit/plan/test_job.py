@@ -60,3 +60,14 @@ def test_steps_and_epochs_contradict_each_other() -> None:
     for options in ({"train_epochs": 2, "train_steps": 1000}, {"train_epochs": 0}, {"train_epochs": 1.5}):
         with pytest.raises(JobError, match="train_epochs"):
             job_of_100_examples(**options)
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate_steps": 3}, {"accumulate_steps": 8}], ids=str)
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_the_shares_of_the_workers_are_the_step(workers: int, options: dict[str, int]) -> None:
+    plan = make_plan(job_of_100_examples(), RunConfig.of(batch_size=8, **options), workers)
+    taken = []
+    for share in map(plan.share_of, range(workers)):
+        assert len(share.micro_batches) == options.get("accumulate_steps", 1)
+        taken += range(share.offset, share.offset + sum(share.micro_batches))
+    assert taken == list(range(plan.step_examples))

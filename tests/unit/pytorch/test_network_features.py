@@ -306,7 +306,7 @@ def test_modes_and_hooks_of_the_user_stay() -> None:
 def test_random_numbers_depend_on_the_position_in_the_data(devices: int) -> None:
     def losses(first: int) -> list[float]:
         ours = Local(making(lambda: mlp(nn.Dropout(0.5))), devices_per_rank=devices)
-        return [float(ours.accumulation.forward(ours.loader.batch(4 * index, 4))) for index in range(first, 6)]
+        return [float(ours.accumulation.forward(ours.loader.batch(4 * index, 4), [4])) for index in range(first, 6)]
 
     assert losses(0)[3:] == losses(3)
     assert len(set(losses(0))) == 6
@@ -437,4 +437,4 @@ def test_seeds_differ_by_run() -> None:
     batch = made[0].loader.batch(0, 4)
     for each in made:
         each.params[:] = made[0].params
-    assert float(made[0].accumulation.forward(batch)) != float(made[1].accumulation.forward(batch))
+    assert float(made[0].accumulation.forward(batch, [4])) != float(made[1].accumulation.forward(batch, [4]))
