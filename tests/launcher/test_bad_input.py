@@ -10,16 +10,10 @@ from pathlib import Path
 import pytest
 
 from ..support.launch import JOBS, ROOT, Mpi, one_line, run
+from ..support.world.controller import World
 
 MLP = ROOT / "jobs" / "mnist_mlp.py"
 PROLOGUE = "from mpitrain import Job, data, nn, optim\n"
-
-
-def refused(mpi: Mpi, *words: str | Path, n: int = 2, env: dict[str, str] | None = None) -> str:
-    """Return the one line that ``mpitrain train WORDS`` prints on ``n`` ranks before it exits with status 2."""
-    done = mpi.run(n, "-m", "mpitrain", "train", *words, timeout=30, env=env)
-    assert done.returncode == 2, done.stdout + done.stderr
-    return one_line(done.stderr)
 
 
 @pytest.mark.parametrize(
@@ -49,19 +43,25 @@ def refused(mpi: Mpi, *words: str | Path, n: int = 2, env: dict[str, str] | None
     ],
     ids=str,
 )
-def test_flags(openmpi: Mpi, flags: list[str], expected: list[str]) -> None:
-    message = refused(openmpi, MLP, *flags, n=1)
+def test_flags(world: World, flags: list[str], expected: list[str]) -> None:
+    message = world.refusal(1, MLP, *flags)
     for part in expected:
         assert part in message
 
 
-def test_flags_with_another_mpi_library(mpich: Mpi) -> None:
-    assert "--mode" in refused(mpich, MLP, "--mode", "snc")
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("words", "part"), [((MLP, "--mode", "snc"), "--mode"), ((MLP, "--data-dir", "/nowhere"), "/nowhere")]
+)
+def test_all_ranks_exit_and_print_one_line(mpi: Mpi, words: tuple[str | Path, ...], part: str) -> None:
+    done = mpi.run(2, "-m", "mpitrain", "train", *words, timeout=30)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert part in one_line(done.stderr)
 
 
 @pytest.mark.quick
-def test_no_job_file(openmpi: Mpi) -> None:
-    message = refused(openmpi, "jobs/mnist_mpl.py")
+def test_no_job_file(world: World) -> None:
+    message = world.refusal(2, "jobs/mnist_mpl.py")
     assert "jobs/mnist_mpl.py" in message
     assert "jobs/mnist_mlp.py" in message
 
@@ -85,9 +85,9 @@ def test_no_job_file(openmpi: Mpi) -> None:
     ],
     ids=["no job", "import", "syntax", "raises", "no Job", "taken name", "odd type", "shape"],
 )
-def test_job_files(openmpi: Mpi, job, text: str, expected: list[str]) -> None:
+def test_job_files(world: World, job, text: str, expected: list[str]) -> None:
     path = job(text)
-    message = refused(openmpi, path)
+    message = world.refusal(2, path)
     for part in expected:
         assert part in message
 
@@ -103,38 +103,38 @@ def idx_folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.quick
-def test_missing_data_file(mpi: Mpi, idx_folder: Path) -> None:
+def test_missing_data_file(each_world: World, idx_folder: Path) -> None:
     (idx_folder / "train-labels-idx1-ubyte.gz").unlink()
-    assert "train-labels-idx1-ubyte" in refused(mpi, MLP, "--data-dir", idx_folder)
+    assert "train-labels-idx1-ubyte" in each_world.refusal(2, MLP, "--data-dir", idx_folder)
 
 
-def test_truncated_data_file(mpi: Mpi, idx_folder: Path) -> None:
+def test_truncated_data_file(each_world: World, idx_folder: Path) -> None:
     file = idx_folder / "train-images-idx3-ubyte.gz"
     file.write_bytes(file.read_bytes()[:5000])
-    message = refused(mpi, MLP, "--data-dir", idx_folder)
+    message = each_world.refusal(2, MLP, "--data-dir", idx_folder)
     assert "train-images-idx3-ubyte.gz" in message
 
 
-def test_mislabelled_data_file(openmpi: Mpi, idx_folder: Path) -> None:
+def test_mislabelled_data_file(world: World, idx_folder: Path) -> None:
     images, labels = (idx_folder / f"train-{kind}-ubyte.gz" for kind in ("images-idx3", "labels-idx1"))
     held = images.read_bytes()
     images.write_bytes(labels.read_bytes())
     labels.write_bytes(held)
-    assert "train-images-idx3-ubyte.gz" in refused(openmpi, MLP, "--data-dir", idx_folder)
+    assert "train-images-idx3-ubyte.gz" in world.refusal(2, MLP, "--data-dir", idx_folder)
 
 
-def test_label_out_of_range(openmpi: Mpi, idx_folder: Path) -> None:
+def test_label_out_of_range(world: World, idx_folder: Path) -> None:
     labels = idx_folder / "train-labels-idx1-ubyte.gz"
     content = bytearray(gzip.decompress(labels.read_bytes()))
     content[100] = 11
     labels.write_bytes(gzip.compress(bytes(content)))
-    message = refused(openmpi, MLP, "--data-dir", idx_folder)
+    message = world.refusal(2, MLP, "--data-dir", idx_folder)
     assert "11" in message
     assert "train-labels-idx1-ubyte.gz" in message
 
 
 @pytest.mark.quick
-def test_data_missing_on_one_rank_only(mpi: Mpi, job) -> None:
+def test_data_missing_on_one_rank_only(each_world: World, job) -> None:
     path = job(
         PROLOGUE + "import os\nfrom pathlib import Path\nfrom mpitrain.comm.mpi import MPI\n"
         "def job():\n"
@@ -142,13 +142,13 @@ def test_data_missing_on_one_rank_only(mpi: Mpi, job) -> None:
         "    return Job(model=nn.Sequential(nn.Dense(64, 10)), loss=nn.SoftmaxCrossEntropy(),"
         " optimizer=optim.sgd(0.1), train=d.train)\n"
     )
-    message = refused(mpi, path, n=3)
+    message = each_world.refusal(3, path)
     assert "/nowhere" in message
     assert "rank 1" in message
 
 
 @pytest.mark.quick
-def test_ranks_disagree_on_the_layout(mpi: Mpi, job) -> None:
+def test_ranks_disagree_on_the_layout(each_world: World, job) -> None:
     path = job(
         PROLOGUE + "from mpitrain.comm.mpi import MPI\n"
         "def job():\n"
@@ -157,23 +157,23 @@ def test_ranks_disagree_on_the_layout(mpi: Mpi, job) -> None:
         "    return Job(model=nn.Sequential(nn.Dense(64, width), nn.Dense(width, 10)),"
         " loss=nn.SoftmaxCrossEntropy(), optimizer=optim.sgd(0.1), train=d.train)\n"
     )
-    message = refused(mpi, path, n=3)
+    message = each_world.refusal(3, path)
     for part in ("rank 2", "dense1.weight (64, 10)", "dense1.weight (64, 20)"):
         assert part in message
 
 
 @pytest.mark.quick
 @pytest.mark.parametrize("sharing", ["--shared-memory", "--no-shared-memory"])
-def test_nan_loss(mpi: Mpi, sharing: str) -> None:
-    message = refused(mpi, JOBS / "diverging.py", sharing, "--log-steps", "0")
+def test_nan_loss(each_world: World, sharing: str) -> None:
+    message = each_world.refusal(2, JOBS / "diverging.py", sharing, "--log-steps", "0")
     for part in ("nan", "step 8", "worker 1", "--nan skip"):
         assert part in message
 
 
 @pytest.mark.parametrize("sharing", ["--shared-memory", "--no-shared-memory"])
 @pytest.mark.parametrize("policy", ["skip", "ignore"])
-def test_nan_loss_that_is_to_be_survived(openmpi: Mpi, policy: str, sharing: str, tmp_path: Path) -> None:
-    done = openmpi.train(2, JOBS / "diverging.py", "--nan", policy, "--run-dir", tmp_path, sharing)
+def test_nan_loss_that_is_to_be_survived(world: World, policy: str, sharing: str, tmp_path: Path) -> None:
+    done = world.train(2, JOBS / "diverging.py", "--nan", policy, "--run-dir", tmp_path, sharing)
     loss = done.stdout.split("validation loss ")[-1].split()[0]
     assert (loss == "nan") == (policy == "ignore")
 
@@ -245,7 +245,7 @@ def test_a_users_error_on_one_rank_ends_all(mpi: Mpi, job, rank: int, raised: st
         ("train=d.train if rank else d.validation", "number of training examples"),
     ],
 )
-def test_ranks_disagree_on_the_job(openmpi: Mpi, job, what: str, expected: str) -> None:
+def test_ranks_disagree_on_the_job(world: World, job, what: str, expected: str) -> None:
     path = job(
         PROLOGUE + "from mpitrain.comm.mpi import MPI\n"
         "def job():\n"
@@ -254,13 +254,13 @@ def test_ranks_disagree_on_the_job(openmpi: Mpi, job, what: str, expected: str) 
         " optimizer=optim.sgd(0.1), train=d.train)\n"
         f"    return Job(**(given | dict({what})))\n"
     )
-    message = refused(openmpi, path)
+    message = world.refusal(2, path)
     assert expected in message
     assert "rank 1" in message
 
 
 @pytest.mark.parametrize("given", ["batch_size='a'", "hooks=[3]", "validation=d", "model=nn.Sequential(nn.Flatten())"])
-def test_a_job_of_wrong_parts(openmpi: Mpi, job, given: str) -> None:
+def test_a_job_of_wrong_parts(world: World, job, given: str) -> None:
     path = job(
         PROLOGUE + "def job():\n"
         "    d = data.mnist(None)\n"
@@ -268,17 +268,17 @@ def test_a_job_of_wrong_parts(openmpi: Mpi, job, given: str) -> None:
         " optimizer=optim.sgd(0.1), train=d.train)\n"
         f"    return Job(**(parts | dict({given})))\n"
     )
-    refused(openmpi, path)
+    world.refusal(2, path)
 
 
-def test_outputs_that_do_not_fit_the_classes(openmpi: Mpi, job) -> None:
+def test_outputs_that_do_not_fit_the_classes(world: World, job) -> None:
     path = job(
         PROLOGUE + "def job():\n"
         "    d = data.mnist(None)\n"
         "    return Job(model=nn.Sequential(nn.Dense(64, 5)), loss=nn.SoftmaxCrossEntropy(),"
         " optimizer=optim.sgd(0.1), train=d.train)\n"
     )
-    message = refused(openmpi, path)
+    message = world.refusal(2, path)
     assert "(5,)" in message
     assert "10 classes" in message
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ..support.launch import ROOT, Mpi, run
+from ..support.world.controller import World
 
 PAGES = {"README": ROOT / "README.md"} | {
     path.relative_to(ROOT / "docs").with_suffix("").as_posix(): path for path in sorted((ROOT / "docs").rglob("*.md"))
@@ -222,11 +223,14 @@ def blocks(page: str) -> list[str]:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: f"{example.page}-{example.words.strip('(=')}")
-def test_a_block_runs(example: Example, openmpi: Mpi, tmp_path: Path) -> None:
+def test_a_block_runs(example: Example, world: World, openmpi: Mpi, tmp_path: Path) -> None:
     (code,) = (block for block in blocks(example.page) if example.words in block)
     script = tmp_path / "block.py"
     script.write_text(example.before + code.replace("...", example.replaced) + example.after)
-    start = ["-m", "mpitrain", "run", "-n", str(example.ranks), *example.flags] if example.ranks else []
+    if example.ranks and example.page != "programs":
+        world.train(example.ranks, *example.flags, script, cwd=tmp_path, timeout=120)
+        return
+    start = ["-m", "mpitrain", "run", "-n", str(example.ranks)] if example.ranks else []
     done = run([str(openmpi.python), *start, str(script)], timeout=120, cwd=tmp_path)
     assert done.returncode == example.status, done.stdout + done.stderr
 
