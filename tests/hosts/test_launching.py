@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -13,11 +14,13 @@ from typing import Protocol
 import pytest
 
 from mpitrain import checkpoint
+from mpitrain.checkpoint.memory import newest_state
 from mpitrain.process.signals import STOPPED_EARLY
 
 from ..support.hosts.runs import FOREVER, Run
 from ..support.hosts.training import Hosts
 from ..support.launch import Mpi
+from ..support.waiting import limit
 
 
 class StartRun(Protocol):
@@ -36,7 +39,7 @@ def runs(hosts: Hosts, tmp_path: Path) -> Iterator[StartRun]:
     yield start
     for run in started:
         run.process.kill()
-        run.process.wait(timeout=20)
+        run.process.wait(timeout=limit(20))
     for number in (1, 2, 3):
         hosts.network.kill(number)
 
@@ -58,10 +61,7 @@ def test_a_run_continues_without_a_lost_host(runs: StartRun, mpi: Mpi) -> None:
 
 def test_a_run_without_a_lost_host_continues_from_memory(runs: StartRun, openmpi: Mpi) -> None:
     run = runs(openmpi, "--max-restarts", "2", "--min-ranks", "2", "--save-secs", "0", steps="4000")
-    deadline = time.monotonic() + 40
-    while (step := run.wait_for_ranks()[0].step) < 300:  # the first states in memory are copied in slow steps
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    step = run.wait_for_ranks(step=300)[0].step  # the first states in memory are copied in slow steps
     run.gone.write_text("3\n")
     run.network.kill(3)
     assert _resumed_at(run) > step / 4
@@ -71,8 +71,7 @@ def test_a_run_without_a_lost_host_continues_from_memory(runs: StartRun, openmpi
 def test_a_server_gets_its_state_from_the_memory_of_the_chiefs_host(runs: StartRun, openmpi: Mpi) -> None:
     flags = ("--mode", "async", "--ps", "1", "--no-normalize", "--max-restarts", "2", "--save-secs", "0")
     run = runs(openmpi, *flags, steps="4000")
-    run.wait_for_ranks()
-    time.sleep(1)
+    run.wait_until(lambda: (kept := newest_state(str(run.run_dir))) is not None and kept.step)
     os.kill(run.wait_for_ranks()[2].pid, signal.SIGKILL)
     assert _resumed_at(run) > 0
 
@@ -91,8 +90,9 @@ def test_a_rank_that_died_is_named_last(runs: StartRun, mpi: Mpi) -> None:
     run = runs(mpi, "--max-restarts", "1")
     first = run.wait_for_ranks()[1].pid
     os.kill(first, signal.SIGSEGV)
-    second = run.wait_for_ranks(first)[1].pid
-    time.sleep(0.3)  # so that the second kill is in a later step
+    run.wait_for_ranks(first)
+    failed = int(re.findall(r"in step ([\d,]+)", run.errors)[0].replace(",", ""))
+    second = run.wait_for_ranks(first, step=failed + 5)[1].pid  # so that the second kill is in a later step
     os.kill(second, signal.SIGKILL)
     status, out, err = run.end()
     assert status == 1, out + "\n".join(err)

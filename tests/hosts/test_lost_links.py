@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from ..support.hosts.runs import Run
 from ..support.hosts.training import Hosts
 from ..support.launch import Mpi
+from ..support.waiting import limit, wait_until
 
 
 @pytest.fixture
@@ -20,10 +20,10 @@ def run(hosts: Hosts, openmpi: Mpi, tmp_path: Path, request: pytest.FixtureReque
     yield started
     hosts.network.set_link(2, "up")
     started.process.kill()
-    started.process.wait(timeout=20)
+    started.process.wait(timeout=limit(20))
     for number in (1, 2, 3):
         hosts.network.kill(number)
-    time.sleep(2)  # until the bridge forwards again
+    wait_until(lambda: hosts.network.is_reachable(2), "the bridge forwards again")
 
 
 @pytest.mark.parametrize("run", [("--link-timeout", "12")], indirect=True)
@@ -42,13 +42,10 @@ def test_a_lost_link_ends_the_run_on_all_hosts(run: Run) -> None:
 def test_training_continues_when_the_link_returns(run: Run) -> None:
     run.wait_for_checkpoint()
     run.network.set_link(2, "down")
-    time.sleep(11.5)
+    run.wait_until(lambda: "has not answered" in run.errors)
     run.network.set_link(2, "up")
     before = max(status.step for status in run.wait_for_ranks())
-    deadline = time.monotonic() + 60
-    while max(status.step for status in run.wait_for_ranks()) < before + 100:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    run.wait_for_ranks(step=before + 100)
     run.process.terminate()
     status, _, err = run.end()
     assert status == 75

@@ -7,8 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from mpitrain.process import rank_status
 from ..support.hosts.network import AGENT, Hosts as Network
 from ..support.hosts.training import Hosts
 from ..support.launch import PROGRAMS, ROOT, Mpi, run
+from ..support.waiting import limit, wait_until
 
 SUMMING = PROGRAMS / "summing.py"
 
@@ -36,13 +36,6 @@ def network(hosts: Hosts) -> Iterator[Network]:
         shutil.rmtree(folder)
     with suppress(OSError):
         folders[0].parent.rmdir()  # fails if the folder is not empty
-
-
-def wait_for(condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def command(network: Network, mpi: Mpi, run_dir: Path, *words: str | Path) -> list[str]:
@@ -79,15 +72,15 @@ def test_a_killed_rank_of_another_host_is_named(network: Network, openmpi: Mpi, 
         text=True,
     )
     try:
-        wait_for(lambda: len(list(tmp_path.glob("sum-*.json"))) == 3 or process.poll() is not None, 40)
+        wait_until(lambda: len(list(tmp_path.glob("sum-*.json"))) == 3, "three sums", process=process)
         (pid,) = (status.pid for status in rank_status.read(run_dir) if status.rank == 2)
         os.kill(pid, signal.SIGKILL)
-        _, errors = process.communicate(timeout=40)
+        _, errors = process.communicate(timeout=limit(40))
     finally:
         process.kill()
     assert process.returncode == 1, errors
     messages = [line for line in errors.splitlines() if line.startswith("mpitrain:")]
     assert len(messages) == 1
     assert messages[0].startswith(f"mpitrain: rank 2 of 3 on h2, process {pid}, was killed by signal 9")
-    wait_for(lambda: not any(network.pids(number) for number in (1, 2, 3)), 10)
+    wait_until(lambda: not any(map(network.pids, (1, 2, 3))), "all processes end", 10)
     assert not [name for name in set(os.listdir("/dev/shm")) - before if name.startswith(("torch", "sm_segment.h"))]

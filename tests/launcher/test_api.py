@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from mpitrain.process import rank_status
 from ..support.kills import ranks_of
 from ..support.launch import JOBS, LAUNCHER_ENVIRONMENT, ROOT, Mpi, run
 from ..support.results import final
+from ..support.waiting import limit, wait_until
 
 SCRIPTS = ROOT / "tests" / "support" / "scripts"
 SLOW = JOBS / "slow.py"
@@ -46,17 +47,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> mpitrain.Run:
     return mpitrain.Run(folder / "run")
 
 
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+def wait_for_state(run: mpitrain.Run, state: str) -> None:
+    wait_until(lambda: run.status.state == state, lambda: run.status)
 
 
 def launch_slow(run_dir: Path) -> mpitrain.Run:
     """Launch two ranks that take at most 50 steps per second, and wait until they train."""
     started = mpitrain.launch(SLOW, ranks=2, run_dir=run_dir, pause=0.02, train_steps=5_000, log_steps=1)
-    until(lambda: started.metrics)
+    wait_until(lambda: started.metrics, lambda: started.status)
     return started
 
 
@@ -174,14 +172,14 @@ def test_a_killed_rank_is_named(tmp_path: Path) -> None:
 
 def test_stopped_runs_resume(openmpi: Mpi, tmp_path: Path) -> None:
     started = launch_slow(tmp_path)
-    until(lambda: started.status.state == "running")
+    wait_for_state(started, "running")
     with pytest.raises(LaunchError):
         mpitrain.launch(SLOW, run_dir=tmp_path)
     started.stop()
     assert started.wait(30).state == "stopped"
     (saved,) = started.checkpoints
     resumed = launch_slow(tmp_path)
-    until(lambda: resumed.status.state == "running")
+    wait_for_state(resumed, "running")
     assert run([str(openmpi.python), "-c", f"import mpitrain; mpitrain.Run({str(tmp_path)!r}).stop()"]).returncode == 0
     assert resumed.wait(30, show=False).state == "stopped"
     assert resumed.checkpoints[0] == saved and len(resumed.checkpoints) == 2
@@ -193,7 +191,7 @@ def test_a_run_is_stopped_without_saving(moment: str, tmp_path: Path) -> None:
     if moment == "twice":
         started = launch_slow(tmp_path)
         started.stop()
-        time.sleep(0.3)
+        time.sleep(0.3)  # signals within 0.1 s count as one
     else:
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a script that runs in the background
         try:
@@ -210,7 +208,7 @@ def waiting_script(openmpi: Mpi, run_dir: Path, steps: int) -> Iterator[subproce
     words = [str(openmpi.python), str(SCRIPTS / "waiting.py"), str(SLOW), str(run_dir), str(steps)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as process:
         try:
-            until(lambda: (run_dir / "metrics.jsonl").exists())
+            wait_until((run_dir / "metrics.jsonl").exists, "the metrics", process=process)
             yield process
         finally:
             process.kill()
@@ -219,7 +217,7 @@ def waiting_script(openmpi: Mpi, run_dir: Path, steps: int) -> Iterator[subproce
 def test_an_interrupt_stops_the_run(openmpi: Mpi, tmp_path: Path) -> None:
     with waiting_script(openmpi, tmp_path / "run", 5_000) as process:
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=limit(30))
     assert b"KeyboardInterrupt" in err and b"step" in out
     stopped = mpitrain.Run(tmp_path / "run")
     assert stopped.status.state == "stopped" and stopped.checkpoints
@@ -229,6 +227,6 @@ def test_a_run_survives_its_script(openmpi: Mpi, tmp_path: Path) -> None:
     with waiting_script(openmpi, tmp_path / "run", 100) as process:
         process.kill()
     found = mpitrain.Run(tmp_path / "run")
-    until(lambda: found.status.state == "running")
+    wait_for_state(found, "running")
     assert found.wait(60, show=False).step == 100
     assert not ranks_of(tmp_path / "run")

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from mpitrain.process.host_watcher import temporary_files
 
 from ..support.kills import ranks_of
 from ..support.launch import JOBS, Mpi, one_line, run
+from ..support.waiting import limit, wait_until
 
 JOB = JOBS / "hanging.py"
 
@@ -30,13 +30,17 @@ def start(mpi: Mpi, folder: Path, steps: int, *flags: str) -> subprocess.Popen[s
 
 def wait_for_step(process: subprocess.Popen[str], folder: Path, step: int = 200) -> list[rank_status.RankStatus]:
     """Return the status of the ranks once all are past ``step`` and have recorded their temporary files."""
-    deadline = time.monotonic() + 60
-    while True:
-        assert time.monotonic() < deadline and process.poll() is None
+
+    def ready() -> list[rank_status.RankStatus]:
         statuses = rank_status.read(folder)
-        if len(statuses) == 2 and all(status.step > step for status in statuses):
-            return statuses
-        time.sleep(0.1)
+        return statuses if len(statuses) == 2 and all(status.step > step for status in statuses) else []
+
+    return wait_until(ready, lambda: rank_status.read(folder), process=process)
+
+
+def wait_until_forgotten(folder: Path, pid: int) -> None:
+    """Wait until a process is not recorded as a rank any more."""
+    wait_until(lambda: pid not in [status.pid for status in rank_status.read(folder)], f"{pid} is still recorded")
 
 
 def child_of(pid: int) -> int:
@@ -48,10 +52,10 @@ def _mapped_by(pid: int) -> str:
 
 
 def wait_until_gone(folder: Path, paths: list[str]) -> None:
-    deadline = time.monotonic() + 20
-    while (left := [path for path in paths if os.path.exists(path)]) or ranks_of(folder):
-        assert time.monotonic() < deadline, left or "ranks"
-        time.sleep(0.1)
+    def left() -> list[str | int]:
+        return [*filter(os.path.exists, paths), *ranks_of(folder)]
+
+    wait_until(lambda: not left(), left, 20)
 
 
 @pytest.mark.parametrize(
@@ -69,12 +73,12 @@ def test_nothing_is_left_after_a_kill(mpi: Mpi, victim: str, tmp_path: Path) -> 
             assert paths
             pids = {"rank": rank.pid, "reaper": rank.reaper, "supervisor": process.pid}
             os.kill(pids.get(victim) or child_of(process.pid), signal.SIGKILL)
-            output, _ = process.communicate(timeout=60)
+            output, _ = process.communicate(timeout=limit(60))
         finally:
             process.kill()
     if victim == "supervisor":
         with start(mpi, tmp_path, 1) as again:
-            assert again.wait(timeout=60) == 0
+            assert again.wait(timeout=limit(60)) == 0
     else:
         assert process.returncode == 1
         assert output.count("was killed by signal 9") == 1
@@ -89,13 +93,10 @@ def test_a_run_continues_after_kills(openmpi: Mpi, tmp_path: Path) -> None:
             for victim in range(2):
                 rank = wait_for_step(process, tmp_path, 200 + 200 * victim)[victim]
                 os.kill(rank.pid, signal.SIGKILL)
-                deadline = time.monotonic() + 60
-                while any(status.pid == rank.pid for status in rank_status.read(tmp_path)):
-                    assert time.monotonic() < deadline
-                    time.sleep(0.02)
+                wait_until_forgotten(tmp_path, rank.pid)
             wait_for_step(process, tmp_path, 600)
             process.send_signal(signal.SIGINT)
-            assert process.wait(timeout=30) == os.EX_TEMPFAIL
+            assert process.wait(timeout=limit(30)) == os.EX_TEMPFAIL
         finally:
             process.kill()
     assert not (tmp_path / ".ranks").exists()
@@ -112,12 +113,9 @@ def test_one_interrupt_ends_a_run_that_hangs(openmpi: Mpi, kind: str, tmp_path: 
     words = ["-m", "mpitrain", "run", "-n", "2", str(JOB), "--kind", kind, "--run-dir", str(tmp_path)]
     with subprocess.Popen([str(openmpi.python), *words], stderr=subprocess.PIPE, text=True) as process:
         try:
-            deadline = time.monotonic() + 60
-            while not hangs(tmp_path):
-                assert process.poll() is None and time.monotonic() < deadline
-                time.sleep(0.1)
+            wait_until(lambda: hangs(tmp_path), "both ranks make no progress", process=process)
             process.send_signal(signal.SIGINT)
-            _, err = process.communicate(timeout=30)
+            _, err = process.communicate(timeout=limit(30))
         finally:
             process.kill()
     assert process.returncode == 128 + signal.SIGINT
@@ -187,13 +185,13 @@ def test_training_survives_a_full_disk(openmpi: Mpi, tmp_path: Path) -> None:
         command = [str(openmpi.python), "-m", "mpitrain", "train", str(JOB), *words, str(folder / "run")]
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
             metrics = folder / "run" / "metrics.jsonl"
-            wait_for(lambda: metrics.exists() and metrics.stat().st_size > 0)
+            wait_until(lambda: metrics.exists() and metrics.stat().st_size, "metrics", process=process)
             with contextlib.suppress(OSError), filler.open("wb") as file:
                 file.write(bytes(1 << 20))
-            full, size = time.monotonic() + 2, metrics.stat().st_size
-            wait_for(lambda: time.monotonic() > full)
+            size = metrics.stat().st_size
+            time.sleep(2)  # of steps whose records are lost
             filler.unlink()
-            _, err = process.communicate(timeout=60)
+            _, err = process.communicate(timeout=limit(60))
         assert process.returncode == 0, err
         lines = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
         assert lines == sorted(lines) and lines[-1] == 1500
@@ -201,10 +199,3 @@ def test_training_survives_a_full_disk(openmpi: Mpi, tmp_path: Path) -> None:
         assert "Traceback" not in err
     finally:
         subprocess.run(["umount", str(folder)], check=True)
-
-
-def wait_for(reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from mpitrain.cli.main import main
 from mpitrain.process.stacks import RankStacks, ask
 
 from ..support.launch import JOBS, LAUNCHER_ENVIRONMENT, Mpi, one_line, run
+from ..support.waiting import limit, wait_until
 
 JOB = JOBS / "hanging.py"
 LIMIT = ("--hang-timeout", "4")
@@ -59,20 +59,20 @@ def test_stacks_report_who_waits_for_whom(openmpi: Mpi, tmp_path: Path) -> None:
     """``mpitrain stacks`` reports which rank each rank waits for, under plain mpirun; then the run ends by itself."""
     words = ["-m", "mpitrain", "train", str(JOB), "--kind", "stop", "--hang-timeout", "8", "--run-dir", str(tmp_path)]
     command = [*openmpi.command(3), str(openmpi.python), *words]
+
+    def answers_after_the_stop() -> list[RankStacks]:
+        answers = ask(tmp_path, 3, 5.0)  # other ranks may wait for rank 1 before it has stopped
+        waiting = [(rank.waits_for, rank.state in "tT") for rank in answers]
+        return answers if waiting == [(1, False), (None, True), (1, False)] else []
+
     with subprocess.Popen(command, env={**os.environ, **LAUNCHER_ENVIRONMENT}, stderr=subprocess.DEVNULL) as process:
         try:
-            deadline = time.monotonic() + 60
-            answers: list[RankStacks] = []
-            # Other ranks may wait for rank 1 before it has stopped.
-            while [(rank.waits_for, rank.state in "tT") for rank in answers] != [(1, False), (None, True), (1, False)]:
-                assert time.monotonic() < deadline, answers
-                time.sleep(0.2)
-                if (tmp_path / "ranks.txt").exists():
-                    answers = ask(tmp_path, 3, 5.0)
+            wait_until((tmp_path / "ranks.txt").exists, "ranks.txt", process=process)
+            answers = wait_until(answers_after_the_stop, lambda: ask(tmp_path, 3, 5.0), process=process, poll_s=0.1)
             assert [bool(rank.stacks) for rank in answers] == [True, False, True]
             assert [rank.role for rank in answers] == ["worker 0", "worker 1", "worker 2"]
             assert main(["stacks", str(tmp_path)]) == 0
-            assert process.wait(timeout=40) == 124
+            assert process.wait(timeout=limit(40)) == 124
         finally:
             process.kill()
     assert not (tmp_path / "logs" / ".stacks").exists()

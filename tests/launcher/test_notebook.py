@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ..support.launch import LAUNCHER_ENVIRONMENT, ROOT, missing
+from ..support.waiting import wait_until
 
 GUIDE = ROOT / "docs" / "notebooks.md"
 STOP = "# press the stop button"
@@ -56,6 +57,6 @@ def test_the_guide_runs_as_a_notebook(tmp_path: Path, monkeypatch: pytest.Monkey
 
 async def interrupt_when_it_trains(folder: Path, kernel: Any) -> None:
     """Interrupt the kernel, as the stop button does, when the second run of a folder trains."""
-    while len([*folder.glob("runs/*/metrics.jsonl")]) < 2:
-        await asyncio.sleep(0.1)
+    trains = lambda: len([*folder.glob("runs/*/metrics.jsonl")]) >= 2  # noqa: E731
+    await asyncio.to_thread(wait_until, trains, "the second run trains")
     await kernel.interrupt_kernel()

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from mpitrain.process.pid import process_state
 from mpitrain.process.run_directory import read_failure
 
 from ..support.launch import LAUNCHER_ENVIRONMENT, PROGRAMS, Mpi, one_line, run
+from ..support.waiting import limit, wait_until
 
 REPORTING, PROGRESSING = PROGRAMS / "reporting.py", PROGRAMS / "progressing.py"
 
@@ -43,15 +43,8 @@ def background(mpi: Mpi, *words: object) -> subprocess.Popen[str]:
     )
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def wait_ready(folder: Path) -> None:
-    wait_for(lambda: all((folder / f"ready-{rank}").exists() for rank in (0, 1)))
+    wait_until(lambda: all((folder / f"ready-{rank}").exists() for rank in (0, 1)), "both ranks are ready")
 
 
 @pytest.mark.quick
@@ -108,7 +101,7 @@ def test_a_signal_asks_the_program_to_stop(mpi: Mpi, action: str, status: int, s
     process = background(mpi, "-n", 2, "--run-dir", tmp_path / "run", REPORTING, action, tmp_path)
     wait_ready(tmp_path)
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=limit(30))
     assert process.returncode == status, errors
     assert [(tmp_path / f"saved-{rank}").read_text() for rank in (0, 1)] == ["SIGTERM", "SIGTERM"]
     recorded = read_status(tmp_path / "run")
@@ -117,9 +110,9 @@ def test_a_signal_asks_the_program_to_stop(mpi: Mpi, action: str, status: int, s
 
 def test_a_program_that_dies_by_the_signal_has_stopped(openmpi: Mpi, tmp_path: Path) -> None:
     process = background(openmpi, "-n", 2, "--run-dir", tmp_path / "run", REPORTING, "wait", tmp_path)
-    wait_for(lambda: len(records(tmp_path)) == 2)
+    wait_until(lambda: len([*tmp_path.glob("*-0.json")]) == 2, "the records of both ranks")
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
+    process.communicate(timeout=limit(30))
     assert process.returncode == 75
 
 
@@ -163,7 +156,7 @@ def test_stacks_of_a_program(openmpi: Mpi, tmp_path: Path) -> None:
     done = run([sys.executable, "-m", "mpitrain", "stacks", str(tmp_path / "run")])
     assert done.returncode == 0 and done.stdout.count(f'File "{PROGRESSING}"') == 2
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)
+    process.communicate(timeout=limit(30))
 
 
 def test_commands_and_modules(openmpi: Mpi, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from mpitrain.report.time_shares import GROUPS, read_shares
 
 from ..support.launch import JOBS, Mpi, one_line
 from ..support.results import assert_same_bits, final
+from ..support.waiting import limit, wait_until
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -112,10 +113,8 @@ def test_an_unforeseen_exception_is_in_the_ranks_log(openmpi: Mpi, tmp_path: Pat
     text = (tmp_path / "logs" / "rank-1.log").read_text()
     assert "ValueError: on purpose" in text and "Traceback" in text
     assert done.stderr.count("Traceback") == 1
-    deadline = time.monotonic() + 10
-    while (state := states([tmp_path])[tmp_path]) == "running" and time.monotonic() < deadline:
-        time.sleep(0.1)  # mpirun kills the chief, and may exit before the chief has ended
-    assert state in ("died", "failed")
+    # mpirun kills the chief, and may exit before the chief has ended.
+    wait_until(lambda: states([tmp_path])[tmp_path] in ("died", "failed"), lambda: states([tmp_path]), 10)
 
 
 def test_a_mistake_that_is_found_late_is_a_line_in_the_log(openmpi: Mpi, tmp_path: Path) -> None:
@@ -243,18 +242,15 @@ def test_a_run_is_watched_to_its_end_and_seen_to_die(openmpi: Mpi, tmp_path: Pat
     words += ["--train-steps", "100000000", "--log-steps", "10"]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL) as run:
         try:
-            deadline = time.monotonic() + 60
-            while not (tmp_path / "metrics.jsonl").exists() or not lines_of(tmp_path):
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            wait_until(lambda: (tmp_path / "metrics.jsonl").exists() and lines_of(tmp_path), "metrics", process=run)
             assert states([tmp_path])[tmp_path] == "running"
             watch = [str(openmpi.python), "-m", "mpitrain", "watch", str(tmp_path), "--interval", "0.1"]
             with subprocess.Popen(watch, stdout=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "80"}) as see:
-                time.sleep(1)
+                time.sleep(1)  # it looks every 0.1 s, and prints at its end only, because this is no terminal
                 assert see.poll() is None
                 run.send_signal(signal.SIGKILL)
                 run.wait()
-                out, _ = see.communicate(timeout=30)
+                out, _ = see.communicate(timeout=limit(30))
         finally:
             run.kill()
     assert ": died" in out

@@ -19,6 +19,7 @@ from mpitrain.report.history import read_run
 from ..support.launch import JOBS, Mpi, one_line, run
 from ..support.recovery import NO_CHECKPOINTS, KilledRun
 from ..support.results import SMALL, assert_same_bits, final
+from ..support.waiting import limit
 
 STEPS = 3000
 FLAGS = ("--train-steps", str(STEPS), "--validate-steps", "0", "--log-steps", "0", "--threads", "1")
@@ -98,7 +99,7 @@ def test_the_fork_server_starts_the_ranks_of_restarts(mpi: Mpi, tmp_path: Path) 
             os.kill(server if is_forked else ranks[1].pid, signal.SIGKILL)
         killed.wait_for_ranks(other_than=pids)
         killed.process.send_signal(signal.SIGINT)
-        assert killed.process.wait(timeout=40) == os.EX_TEMPFAIL
+        assert killed.process.wait(timeout=limit(40)) == os.EX_TEMPFAIL
         killed.assert_nothing_is_left()
 
 
@@ -108,7 +109,7 @@ def test_the_same_command_continues_after_all_processes_were_killed(openmpi: Mpi
     with KilledRun(openmpi, 2, run_dir, SMALL, *FLAGS) as killed:
         step = killed.wait_for_state()
         os.kill(killed.process.pid, signal.SIGKILL)
-        killed.process.wait(timeout=20)
+        killed.process.wait(timeout=limit(20))
     assert newest_state(str(run_dir)) is not None
     with KilledRun(openmpi, 2, run_dir, SMALL, *FLAGS) as again:
         again.end()
@@ -133,7 +134,7 @@ def test_a_state_of_another_model_is_refused_and_saved(openmpi: Mpi, tmp_path: P
     kept = newest_state(str(run_dir))
     assert kept is not None
     with KilledRun(openmpi, 1, run_dir, SMALL, "--train-steps", "5", "--hidden-units", "10") as again:
-        assert again.process.wait(timeout=60) == 2
+        assert again.process.wait(timeout=limit(60)) == 2
         again.assert_nothing_is_left()
     (saved,) = checkpoint.steps(run_dir / "checkpoints")
     assert saved >= kept.step  # a rank whose launcher was killed may keep another state before it ends
@@ -145,7 +146,7 @@ def test_a_state_is_saved_if_there_is_no_restart_left(openmpi: Mpi, tmp_path: Pa
         for _ in range(2):
             step = killed.wait_for_state()
             killed.kill("worker", 1)
-        assert killed.process.wait(timeout=60) == 1
+        assert killed.process.wait(timeout=limit(60)) == 1
         killed.assert_nothing_is_left()
     (saved,) = checkpoint.steps(run_dir / "checkpoints").values()
     checkpoint.verify(saved)
@@ -157,7 +158,7 @@ def _kill_all(mpi: Mpi, run_dir: Path) -> None:
     with KilledRun(mpi, 1, run_dir, SMALL, "--train-steps", "100000000") as killed:
         killed.wait_for_state()
         os.kill(killed.process.pid, signal.SIGKILL)
-        killed.process.wait(timeout=20)
+        killed.process.wait(timeout=limit(20))
     assert state_folder.existing(str(run_dir))
 
 
@@ -189,6 +190,6 @@ def test_a_live_run_continues_on_other_ranks(openmpi: Mpi, tmp_path: Path) -> No
         assert refused.returncode == 2
         assert "no-such-host.invalid" in one_line(refused.stderr)
         live.process.send_signal(signal.SIGINT)
-        assert live.process.wait(timeout=60) == os.EX_TEMPFAIL
+        assert live.process.wait(timeout=limit(60)) == os.EX_TEMPFAIL
         assert len(live.resumed_at) == 2 and 0 < live.resumed_at[0] < live.resumed_at[1]
     assert scale("-n", "2").returncode == 2

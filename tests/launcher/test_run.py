@@ -8,7 +8,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import h5py
@@ -20,6 +19,7 @@ from mpitrain.process.signals import STOPPED_EARLY
 from ..support.kills import ranks_of
 from ..support.launch import JOBS, ROOT, Mpi, missing, run
 from ..support.results import assert_same_bits, final
+from ..support.waiting import limit, wait_until
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -201,25 +201,20 @@ def test_ending_run_ends_its_ranks(mpi: Mpi, number: signal.Signals, tmp_path: P
     words += ["--train-steps", "100000000", "--run-dir", str(tmp_path), "--log-steps", "10"]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         try:
-            deadline = time.monotonic() + 60
-            while not (tmp_path / "metrics.jsonl").exists() or not (tmp_path / "metrics.jsonl").stat().st_size:
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
+            metrics = tmp_path / "metrics.jsonl"
+            wait_until(lambda: metrics.exists() and metrics.stat().st_size, "the run trains", process=process)
             process.send_signal(number)
-            status = process.wait(timeout=20)
+            status = process.wait(timeout=limit(20))
         finally:
             process.kill()
         assert status == (-number if number == signal.SIGKILL else STOPPED_EARLY)
-    deadline = time.monotonic() + 10
-    while ranks_of(tmp_path):
-        assert time.monotonic() < deadline, "ranks are left behind"
-        time.sleep(0.1)
+    wait_until(lambda: not ranks_of(tmp_path), "ranks are left behind", 10)
 
 
 def test_runs_begun_in_the_same_second_have_folders_of_their_own(openmpi: Mpi, tmp_path: Path) -> None:
     words = [str(openmpi.python), "-m", "mpitrain", "train", str(JOBS / "small.py"), "--train-steps", "1"]
     processes = [subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL) for _ in range(4)]
-    assert [process.wait(timeout=60) for process in processes] == [0] * 4
+    assert [process.wait(timeout=limit(60)) for process in processes] == [0] * 4
     folders = list((tmp_path / "runs").iterdir())
     assert len(folders) == 4
     assert all(len(list((folder / "checkpoints").iterdir())) == 1 for folder in folders)

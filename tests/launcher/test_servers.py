@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from mpitrain.process.signals import STOPPED_EARLY
 
 from ..support.kills import ranks_of
 from ..support.launch import JOBS, ROOT, Mpi, one_line
+from ..support.waiting import limit, wait_until
 
 MLP = ROOT / "jobs" / "mnist_mlp.py"
 SERVER_FLAGS = [
@@ -25,13 +27,6 @@ SERVER_FLAGS = [
     ("--mode", "backup", "--ps", "1"),
     ("--mode", "backup", "--ps", "1", "--no-shared-memory"),
 ]
-
-
-def wait_until(reached, seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def trains(run_dir: Path) -> bool:
@@ -91,12 +86,12 @@ def test_an_interrupt_leaves_no_process(
     words += ["--log-steps", "20", "--run-dir", str(tmp_path), *flags]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         try:
-            wait_until(lambda: trains(tmp_path), 60)
+            wait_until(lambda: trains(tmp_path), "the run trains", process=process)
             process.send_signal(signal.SIGINT)
-            assert process.wait(timeout=20) == STOPPED_EARLY
+            assert process.wait(timeout=limit(20)) == STOPPED_EARLY
         finally:
             process.kill()
-    wait_until(lambda: not ranks_of(tmp_path), 10)
+    wait_until(lambda: not ranks_of(tmp_path), lambda: ranks_of(tmp_path), 10)
 
 
 @pytest.mark.quick
@@ -105,9 +100,10 @@ def test_a_killed_worker_is_named_and_nobody_claims_to_save(openmpi: Mpi, tmp_pa
     words += ["--train-steps", "100000000", "--log-steps", "0", "--run-dir", str(tmp_path), "--mode", "async"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
-            wait_until(lambda: sum(entry.step > 100 for entry in rank_status.read(tmp_path)) == 3, 60)
-            os.kill(rank_status.read(tmp_path)[2].pid, signal.SIGKILL)
-            out, err = process.communicate(timeout=10)
+            statuses = partial(rank_status.read, tmp_path)
+            wait_until(lambda: sum(entry.step > 100 for entry in statuses()) == 3, statuses, process=process)
+            os.kill(statuses()[2].pid, signal.SIGKILL)
+            out, err = process.communicate(timeout=limit(10))
         finally:
             process.kill()
     assert process.returncode == 1
@@ -142,14 +138,14 @@ def test_an_idle_server_rests(mpi: Mpi, sharing: str, tmp_path: Path, job) -> No
     words += ["--ps-placement", "first", "--log-steps", "1", "--run-dir", str(tmp_path / "run")]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
-            wait_until(lambda: trains(tmp_path / "run"), 60)
+            wait_until(lambda: trains(tmp_path / "run"), "the run trains", process=process)
             # Both ranks only wait, so neither may use much CPU time.
             ranks = [str(entry.pid) for entry in rank_status.read(tmp_path / "run")]
             assert len(ranks) == 2
             assert max(cpu_share(pid, 1.5) for pid in ranks) < 0.3
         finally:
             process.send_signal(signal.SIGTERM)
-            process.wait(timeout=20)
+            process.wait(timeout=limit(20))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from mpitrain.process.pid import process_state
 
 from ..support.launch import JOBS, Mpi
 from ..support.signals import MODES, Sender
+from ..support.waiting import limit, wait_until
 
 JOB = JOBS / "hanging.py"
 
@@ -32,7 +33,7 @@ def run_of(mpi: Mpi, folder: Path, *flags: str) -> Iterator[subprocess.Popen[str
     words = [str(mpi.python), "-m", "mpitrain", "run", "-n", "3", str(JOB), "--run-dir", str(folder), *flags]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, preexec_fn=os.setpgrp) as process:
         try:
-            wait_until(lambda: max(steps_of(folder), default=0) >= 10)
+            wait_until(lambda: max(steps_of(folder), default=0) >= 10, lambda: steps_of(folder), process=process)
             yield process
         finally:
             process.kill()
@@ -51,27 +52,21 @@ def steps_of(folder: Path) -> list[int]:
     return [status.step for status in rank_status.read(folder)]
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 40
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_ctrl_z_suspends_the_ranks_until_the_run_is_continued(openmpi: Mpi, tmp_path: Path) -> None:
     with run_of(openmpi, tmp_path, "--kind", "none", "--steps", "1000000", "--hang-timeout", "2") as process:
         process.send_signal(signal.SIGTSTP)
-        wait_until(lambda: process_state(process.pid) == "T")
+        wait_until(lambda: process_state(process.pid) == "T", "the supervisor is suspended")
         ranks = rank_status.read(tmp_path)
-        wait_until(lambda: {process_state(pid) for rank in ranks for pid in (rank.pid, rank.reaper)} == {"T"})
+        suspended = [pid for rank in ranks for pid in (rank.pid, rank.reaper)]
+        wait_until(lambda: {*map(process_state, suspended)} == {"T"}, lambda: [*map(process_state, suspended)])
         assert process_state(first_child_of(process.pid)) == "S"  # so that the launcher can end the ranks
-        time.sleep(4)
+        time.sleep(3)  # longer than the limit of hangs
         before = steps_of(tmp_path)
         assert before == [rank.step for rank in ranks]
         process.send_signal(signal.SIGCONT)
-        wait_until(lambda: min(steps_of(tmp_path)) > max(before) + 10)
+        wait_until(lambda: min(steps_of(tmp_path)) > max(before) + 10, lambda: steps_of(tmp_path), process=process)
         process.terminate()
-        assert process.wait(timeout=20) == 75
+        assert process.wait(timeout=limit(20)) == 75
 
 
 def test_ctrl_z_suspends_the_ranks_of_a_probe(openmpi: Mpi, tmp_path: Path) -> None:
@@ -84,13 +79,13 @@ def test_ctrl_z_suspends_the_ranks_of_a_probe(openmpi: Mpi, tmp_path: Path) -> N
             return [*reapers, *(rank for reaper in reapers for rank in children_of(reaper))]
 
         try:
-            wait_until(lambda: len(ranks()) >= 4)
+            wait_until(lambda: len(ranks()) >= 4, ranks, process=process)
             process.send_signal(signal.SIGTSTP)
-            wait_until(lambda: process_state(process.pid) == "T")
+            wait_until(lambda: process_state(process.pid) == "T", "the supervisor is suspended")
             assert {process_state(pid) for pid in ranks()} == {"T"}
             process.send_signal(signal.SIGCONT)
-            wait_until(lambda: "T" not in map(process_state, [process.pid, *ranks()]))
-            assert process.wait(timeout=60) == 0
+            wait_until(lambda: "T" not in map(process_state, [process.pid, *ranks()]), "all processes continue")
+            assert process.wait(timeout=limit(60)) == 0
         finally:
             process.kill()
 
@@ -101,7 +96,7 @@ def test_ctrl_c_ends_a_run_with_a_server_if_a_rank_is_stopped(openmpi: Mpi, rank
     with run_of(openmpi, tmp_path, *flags) as process:
         os.kill(rank_status.read(tmp_path)[rank].pid, signal.SIGSTOP)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=limit(20))
     # Open MPI's launcher continues stopped processes before it ends them, so the processes may still save.
     assert process.returncode in (75, 130)
     assert [line for line in err.splitlines() if line.startswith("mpitrain: ") and "SIGINT" in line], err
@@ -109,9 +104,9 @@ def test_ctrl_c_ends_a_run_with_a_server_if_a_rank_is_stopped(openmpi: Mpi, rank
 
 def test_ctrl_c_ends_a_run_whose_ranks_wait_in_a_save_for_one_that_hangs(openmpi: Mpi, tmp_path: Path) -> None:
     with run_of(openmpi, tmp_path, "--kind", "sleep", "--save-steps", "20") as process:
-        wait_until(lambda: max(steps_of(tmp_path)) >= 19)
+        wait_until(lambda: max(steps_of(tmp_path)) >= 19, lambda: steps_of(tmp_path), process=process)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=15)
+        _, err = process.communicate(timeout=limit(15))
     assert process.returncode == 130  # nothing was saved
     _, gave_up, ended = [line for line in err.splitlines() if line.startswith("mpitrain: ")]
     assert "rank 1" in gave_up and "SIGINT" in ended, err

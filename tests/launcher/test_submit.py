@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import mpitrain
 from mpitrain.plan.job import load_job_file
 
 from ..support.launch import JOBS, LAUNCHER_ENVIRONMENT, ROOT, Mpi
+from ..support.waiting import wait_until
 
 SLOW = JOBS / "slow.py"
 
@@ -32,10 +32,7 @@ def test_a_submitted_run_is_stopped_and_resumed(
 
     submitted = submit(pause=0.02, train_steps=5_000)
     assert submitted.status.state in ("submitted", "running")
-    deadline = time.monotonic() + 60
-    while submitted.status.state == "submitted" or not submitted.metrics:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(lambda: submitted.status.state != "submitted" and submitted.metrics, lambda: submitted.status)
     mpitrain.Run(tmp_path / "run").stop()
     assert submitted.wait(60).state == "stopped"
     assert "2 workers on 1 node" in capsys.readouterr().out

@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from ..support.kills import end_all
 from ..support.launch import JOBS, LAUNCHER_ENVIRONMENT, VERSION_0_1, Mpi, missing, one_line
 from ..support.results import assert_close, assert_same_bits, final
 from ..support.saved_state import LAYOUT, extra_state, state
+from ..support.waiting import limit, wait_until
 from ..support.world.controller import World
 
 SMALL, RESHARDING = JOBS / "small.py", JOBS / "resharding.py"
@@ -43,10 +43,7 @@ def steps(run_dir: Path) -> list[int]:
 
 
 def wait_for_checkpoint(process: subprocess.Popen[str], run_dir: Path) -> None:
-    deadline = time.monotonic() + 60
-    while not checkpoint.steps(run_dir / "checkpoints"):
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.05)
+    wait_until(lambda: checkpoint.steps(run_dir / "checkpoints"), "a checkpoint", process=process)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +92,7 @@ def test_a_signal_has_the_run_save_and_end(openmpi: Mpi, n: int, number: signal.
             wait_for_checkpoint(process, tmp_path)
             for pid in ranks_of(tmp_path, process.pid):
                 os.kill(pid, number)
-            out, _ = process.communicate(timeout=60)
+            out, _ = process.communicate(timeout=limit(60))
         finally:
             end_all(process, tmp_path)  # type: ignore[arg-type]
     assert process.returncode == STOPPED_EARLY
@@ -124,7 +121,7 @@ def test_mpitrain_run_has_its_ranks_save(mpi: Mpi, number: signal.Signals, tmp_p
         try:
             wait_for_checkpoint(process, tmp_path)
             process.send_signal(number)
-            out, err = process.communicate(timeout=60)
+            out, err = process.communicate(timeout=limit(60))
         finally:
             end_all(process, tmp_path)  # type: ignore[arg-type]
     assert process.returncode == STOPPED_EARLY, out + err

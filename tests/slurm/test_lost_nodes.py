@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 from ..support.launch import JOBS, Mpi
 from ..support.slurm.site import Site
+from ..support.waiting import wait_until
 
 SBATCH = ["--nodes=3", "--ntasks-per-node=2", "--time=5", "--no-kill"]
 RUN = ["--max-restarts", "1", "--min-ranks", "4", "--link-timeout", "5"]
@@ -15,10 +15,8 @@ JOB = [str(JOBS / "slow.py"), "--train-steps", "300", "--pause", "0.05", "--log-
 
 
 def wait_until_it_trains(run_dir: Path, output: Path) -> None:
-    metrics, deadline = run_dir / "metrics.jsonl", time.monotonic() + 90
-    while not metrics.exists() or '"step": 60' not in metrics.read_text():
-        assert time.monotonic() < deadline, output.read_text()
-        time.sleep(0.1)
+    metrics = run_dir / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and '"step": 60' in metrics.read_text(), output.read_text, 90)
 
 
 def test_a_run_continues_without_a_failed_node(site: Site, mpi: Mpi) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ import pytest
 from ..support.launch import PROGRAMS, Mpi
 from ..support.slurm.cluster import ENDED
 from ..support.slurm.site import Site, Submitted, startup_failed
+from ..support.waiting import wait_until
 
 LAUNCHERS, BACKENDS = ("mpirun", "srun"), ("gloo", "mpitrain")
 STEPS = 300  # 15 s, as long as the first part of a run with a time limit
@@ -48,11 +47,9 @@ def unstartable(site: Site, openmpi: Mpi, limited: dict[str, Submitted]) -> Subm
     return job
 
 
-def until(condition: Callable[[], bool], timeout: float = 60) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "the condition is still false"
-        time.sleep(0.1)
+def has_saved(folder: Path) -> bool:
+    """Return whether all ranks of a program have saved a step: they have met before."""
+    return 0 < len([*folder.glob("starts-?")]) == len([*folder.glob("step-?")])
 
 
 def submit_summing(site: Site, mpi: Mpi, starter: str, backend: str) -> Submitted:
@@ -83,14 +80,16 @@ def steps_of(site: Site, name: str, ending: str) -> Path:
 
 def assert_resumes(site: Site, job: Submitted, folder: Path, steps: int = STEPS) -> None:
     """Check that a job that has been requeued finishes, and that its ranks resume from steps that they have saved."""
-    deadline = time.monotonic() + 90
-    site.cluster.restart_now(job.number)
-    while (state := site.cluster.state_of(job.number)) not in ENDED:
-        assert time.monotonic() < deadline, job.log()
+
+    def has_ended() -> bool:
+        state = site.cluster.state_of(job.number)
         if state == "PENDING":  # the job was asked to stop a second time
             site.cluster.restart_now(job.number)
-        time.sleep(0.5)
-    assert state == "COMPLETED", job.log()
+        return state in ENDED
+
+    site.cluster.restart_now(job.number)
+    wait_until(has_ended, job.log, 90, poll_s=0.1)
+    assert site.cluster.state_of(job.number) == "COMPLETED", job.log()
     assert "mpitrain: requeueing the job" in job.log()
     for checkpoint in folder.glob("step-*"):
         starts = [int(line) for line in (folder / checkpoint.name.replace("step", "starts")).read_text().split()]
@@ -135,8 +134,7 @@ def test_preempted_programs_resume(site: Site, openmpi: Mpi, summing: dict[str, 
         "die": submit_resuming(site, openmpi, "preempted", "die", "mpirun", *low, *one, steps=steps),
     }
     folders = {ending: steps_of(site, "preempted", ending) for ending in jobs}
-    until(lambda: all(list(folder.glob("step-*")) for folder in folders.values()))
-    time.sleep(1)
+    wait_until(lambda: all(map(has_saved, folders.values())), "both programs have saved a step")
     taker = ["--partition=high", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=sleep 1"]
     taken = site.cluster.call("sbatch", "--parsable", *taker)
     for ending, job in jobs.items():

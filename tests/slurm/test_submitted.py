@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from ..support.launch import JOBS, ROOT, Mpi, one_line, run
 from ..support.results import assert_same_bits, final
-from ..support.slurm.cluster import ENDED
 from ..support.slurm.site import Site, Submitted, startup_failed
+from ..support.waiting import wait_until
 
 SLOW = JOBS / "slow.py"
 HOSTILE = "a'; touch pwned #$(touch pwned) `touch pwned`\n\"end"
@@ -24,11 +23,9 @@ def accuracy(log: str) -> float:
     return float(log.split("accuracy ")[-1].split()[0])
 
 
-def until(what: Callable[[], object], timeout: float = 60) -> None:
-    deadline = time.monotonic() + timeout
-    while not what():
-        assert time.monotonic() < deadline, "it does not happen"
-        time.sleep(0.1)
+def is_running(site: Site, job: Submitted, *nodes: int) -> bool:
+    """Return whether one of the nodes has a process of the run."""
+    return any(str(job.run_dir) in line for node in nodes for line in site.cluster.processes(node))
 
 
 def step_of(job: Submitted) -> int:
@@ -109,9 +106,9 @@ def test_a_sweep_is_an_array(site: Site, openmpi: Mpi, jobs: dict[str, Submitted
 def test_servers_are_on_their_own_nodes(site: Site, openmpi: Mpi, jobs: dict[str, Submitted]) -> None:
     # Slurm 22.05's srun sometimes does not notice that all tasks of a heterogeneous job step have exited ("First task
     # exited 60s ago"), and keeps the nodes until the job's time limit. The job is then submitted again, once.
-    job, deadline = jobs["servers"], time.monotonic() + 75
-    while site.cluster.state_of(job.number) not in ENDED and time.monotonic() < deadline:
-        time.sleep(0.2)
+    job = jobs["servers"]
+    with suppress(AssertionError):
+        site.cluster.wait(job.number, timeout=75)
     if "First task exited" in job.log():
         site.cluster.call("scancel", job.number)
         job = site.submit(openmpi, "servers-again", *ON_OWN_NODES)
@@ -126,9 +123,8 @@ def test_srun_with_pmi2_trains_with_mpich(site: Site, mpich: Mpi) -> None:
     flags = ["--nodes", "3", "--time", "2", "--launcher", "srun", SLOW, "--train-steps", "60"]
     for attempt in range(5):
         job = site.submit(mpich, f"srun-mpich-{attempt}", *flags)
-        deadline = time.monotonic() + 30
-        while site.cluster.state_of(job.number) not in ENDED and time.monotonic() < deadline:
-            time.sleep(0.2)
+        with suppress(AssertionError):
+            site.cluster.wait(job.number, timeout=30)
         if site.cluster.state_of(job.number) == "COMPLETED" or "workers" in job.log():
             break
         site.cluster.call("scancel", job.number)
@@ -185,7 +181,7 @@ def test_preempted_and_resumed_is_never_having_been_preempted(site: Site, openmp
     nodes = ["--nodes", "2", "--sbatch=--nodelist=n1,n2", "--partition", "low", "--time", "5"]
     flags = ["--train-steps", "250", "--log-steps", "10", "--log-secs", "0"]
     job = site.submit(openmpi, "preempted", *nodes, SLOW, "--pause", "0.04", *flags)
-    until(lambda: step_of(job) >= 20)
+    wait_until(lambda: step_of(job) >= 20, job.log)
     taker = ["--partition=high", "--nodelist=n2", "--exclusive", "--output=/dev/null", "--wrap=sleep 1"]
     taken = site.cluster.call("sbatch", "--parsable", *taker)
     site.cluster.restart_now(job.number)
@@ -207,11 +203,11 @@ def test_preempted_and_resumed_is_never_having_been_preempted(site: Site, openmp
 def test_a_node_that_dies_brings_the_job_back(site: Site, openmpi: Mpi, scripts) -> None:
     flags = ["--pause", "0.1", "--train-steps", "120", "--save-steps", "20", "--log-steps", "10", "--log-secs", "0"]
     job = site.submit(openmpi, "crashed", "--nodes", "2", "--sbatch=--nodelist=n2,n3", "--time", "5", SLOW, *flags)
-    until(lambda: step_of(job) >= 50)
+    wait_until(lambda: step_of(job) >= 50, job.log)
     site.cluster.crash_node(3)
     site.cluster.wait(job.number, "PENDING", timeout=90)
     site.cluster.start_node(3)
-    until(lambda: not any(str(job.run_dir) in line for line in site.cluster.processes(2)), 20)
+    wait_until(lambda: not is_running(site, job, 2), "the run ends on n2", 20)
     site.cluster.wait_for_nodes("n2,n3")
     site.cluster.restart_now(job.number)
     assert site.cluster.wait(job.number) == "COMPLETED", job.log()
@@ -222,11 +218,11 @@ def test_a_node_that_dies_brings_the_job_back(site: Site, openmpi: Mpi, scripts)
 def test_scancel_ends_every_process_and_nothing_comes_back(site: Site, openmpi: Mpi) -> None:
     flags = ["--pause", "0.1", "--train-steps", "100000", "--log-steps", "1", "--log-secs", "0"]
     job = site.submit(openmpi, "cancelled", "--nodes", "3", "--time", "5", SLOW, *flags)
-    until(lambda: step_of(job) >= 3)
-    assert all(any(str(job.run_dir) in line for line in site.cluster.processes(node)) for node in (1, 2, 3))
+    wait_until(lambda: step_of(job) >= 3, job.log)
+    assert all(is_running(site, job, node) for node in (1, 2, 3))
     site.cluster.call("scancel", job.number)
     assert site.cluster.wait(job.number) == "CANCELLED"
-    until(lambda: not any(str(job.run_dir) in line for node in (1, 2, 3) for line in site.cluster.processes(node)), 20)
+    wait_until(lambda: not is_running(site, job, 1, 2, 3), "the run ends on all nodes", 20)
     assert site.cluster.state_of(job.number) == "CANCELLED"
 
 

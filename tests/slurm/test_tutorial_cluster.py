@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from pathlib import Path
 
 from mpitrain.monitor.metrics import last_step
@@ -11,6 +10,7 @@ from mpitrain.monitor.metrics import last_step
 from ..support.launch import Mpi
 from ..support.pages import Page, tutorial
 from ..support.slurm.site import Site
+from ..support.waiting import wait_until
 
 
 class Reader:
@@ -28,18 +28,13 @@ class Reader:
         command = command.replace("--train-steps 100000", "--train-steps 10000")  # a reader is slower than the test
         if match := re.match(r"scancel --batch --signal=USR1 (\d+)", command):
             self._cluster.wait(match[1], "RUNNING")
-            self._wait_for_steps(self._folder / "runs" / "requeued")
+            metrics = self._folder / "runs" / "requeued" / "metrics.jsonl"
+            wait_until(lambda: last_step(metrics) >= 100, "the run has 100 steps")
         if match := re.match(r"cat \S+/(\d+)\.log", command):
             if "requeued" in command:
                 self._cluster.restart_now(match[1])
             self._cluster.wait(match[1])
         return command
-
-    def _wait_for_steps(self, run_dir: Path) -> None:
-        deadline = time.monotonic() + 60
-        while last_step(run_dir / "metrics.jsonl") < 100:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
 
 
 def _job(line: str) -> str:

@@ -17,12 +17,14 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 from mpitrain import checkpoint
 
 from .launch import JOBS, Mpi, forget_session
 from .results import assert_same_bits, final
+from .waiting import limit, wait_until
 
 STEPS = 160
 FLAGS = ["--hidden-units", "200", "--batch-size", "12", "--train-steps", str(STEPS), "--save-steps", "4"]
@@ -80,7 +82,7 @@ class Killer:
             try:
                 if kill and self._wait_for_a_moment(process, run_dir):
                     return False
-                status = process.wait(timeout=TIMEOUT_S)
+                status = process.wait(timeout=limit(TIMEOUT_S))
             finally:
                 end_all(process, run_dir)
             output.seek(0)
@@ -90,14 +92,16 @@ class Killer:
     def _wait_for_a_moment(self, process: subprocess.Popen[bytes], run_dir: Path) -> bool:
         """Kill the run at a random moment; return False if it has ended before."""
         way = self._random.choice(["soon", "between", "inside", "inside", "inside"])
-        folder, started = run_dir / "checkpoints", time.monotonic()
+        folder = run_dir / "checkpoints"
         before = newest_step(folder)
         # Some runs are killed at their start; others first save a checkpoint, so that every run ends after some kills.
-        deadline = started + (self._random.uniform(0, 3) if way == "soon" else TIMEOUT_S)
-        while time.monotonic() < deadline and process.poll() is None:
-            if way != "soon" and newest_step(folder) > before:
-                break
-            time.sleep(0.01)
+        if way == "soon":
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(self._random.uniform(0, 3))
+        else:
+            wait_until(
+                lambda: newest_step(folder) > before or process.poll() is not None, "a newer checkpoint", TIMEOUT_S
+            )
         if way == "between":
             time.sleep(self._random.uniform(0, 0.5))
         while way == "inside" and process.poll() is None and not [*folder.glob("*.partial")]:
@@ -130,12 +134,9 @@ def end_all(process: subprocess.Popen[bytes], run_dir: Path) -> None:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
-    process.wait(timeout=TIMEOUT_S)
+    process.wait(timeout=limit(TIMEOUT_S))
     forget_session(process.pid)
-    deadline = time.monotonic() + 20
-    while ranks_of(run_dir):
-        assert time.monotonic() < deadline, "ranks outlive SIGKILL"
-        time.sleep(0.01)
+    wait_until(lambda: not ranks_of(run_dir), "ranks outlive SIGKILL", 20)
 
 
 def ranks_of(run_dir: Path) -> list[int]:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from .waiting import limit
+
 ROOT = Path(__file__).parents[2]
 JOBS = Path(__file__).parent / "jobs"
 PROGRAMS = Path(__file__).parent / "programs"
@@ -61,7 +63,7 @@ class Mpi:
     def run(
         self, n: int, *words: str | Path, timeout: float = 60, env: dict[str, str] | None = None, cwd: Path = ROOT
     ) -> subprocess.CompletedProcess[str]:
-        """Run ``python WORDS`` on ``n`` ranks and return the completed process; fail after ``timeout`` seconds."""
+        """Run ``python WORDS`` on ``n`` ranks and return the completed process; see ``run``."""
         return run([*self.command(n), str(self.python), *map(str, words)], timeout=timeout, env=env, cwd=cwd)
 
     def train(self, n: int, job: Path, *flags: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
@@ -74,10 +76,13 @@ class Mpi:
 def run(
     words: list[str], timeout: float = 60, env: dict[str, str] | None = None, cwd: Path = ROOT
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command; repeat it, up to twice, if Open MPI's launcher could not start."""
+    """Run a command; fail after ``timeout`` seconds, multiplied by the factor of this machine.
+
+    The command is repeated, up to twice, if Open MPI's launcher could not start.
+    """
     environment = {**os.environ, **LAUNCHER_ENVIRONMENT, **(env or {})}
     for attempt in range(3):
-        done = _run_once(words, timeout, environment, cwd)
+        done = _run_once(words, limit(timeout), environment, cwd)
         if _NOT_LAUNCHED not in done.stdout + done.stderr:
             break
         time.sleep(attempt)

@@ -9,9 +9,10 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 from mpitrain.checkpoint.memory import newest_state, states
 from mpitrain.process import rank_status, state_folder
@@ -19,7 +20,9 @@ from mpitrain.process import rank_status, state_folder
 from .hosts.network import Hosts
 from .kills import ranks_of
 from .launch import LAUNCHER_ENVIRONMENT, Mpi
+from .waiting import limit, wait_until
 
+T = TypeVar("T")
 TIMEOUT_S = 90
 NO_CHECKPOINTS = ("--save-secs", "0", "--save-steps", "0")  # except the last one
 
@@ -53,7 +56,7 @@ class KilledRun:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         with contextlib.suppress(ProcessLookupError):
             self.process.terminate()
-        self.process.wait(timeout=TIMEOUT_S)
+        self.process.wait(timeout=limit(TIMEOUT_S))
         self._output.close()
 
     @property
@@ -71,40 +74,37 @@ class KilledRun:
 
         No worker may be a process of an attempt that ``kill`` has ended.
         """
-        deadline = time.monotonic() + TIMEOUT_S
-        while True:
-            assert time.monotonic() < deadline and self.process.poll() is None, self.output
+
+        def kept_step() -> int:
             kept = newest_state(str(self.run_dir))
             workers = [rank for rank in rank_status.read(self.run_dir) if rank.role != "ps"]
             train = workers and all(rank.step > after and rank.pid not in self._ended for rank in workers)
-            if train and kept is not None and kept.step > after:
-                return kept.step
-            time.sleep(0.002)
+            return kept.step if train and kept is not None and kept.step > after else 0
+
+        return self._wait(kept_step)
 
     def wait_for_ranks(self, other_than: Collection[int] = ()) -> list[rank_status.RankStatus]:
         """Return the status of all ranks, once they train and none of their process ids is in ``other_than``."""
-        deadline = time.monotonic() + TIMEOUT_S
-        while True:
-            assert time.monotonic() < deadline and self.process.poll() is None, self.output
+
+        def training() -> list[rank_status.RankStatus]:
             ranks = rank_status.read(self.run_dir)
-            if ranks and all(rank.step and rank.pid not in other_than for rank in ranks):
-                return ranks
-            time.sleep(0.002)
+            return ranks if all(rank.step and rank.pid not in other_than for rank in ranks) else []
+
+        return self._wait(training)
 
     def wait_for_output(self, text: str) -> None:
-        deadline = time.monotonic() + TIMEOUT_S
-        while text not in self.output:
-            assert time.monotonic() < deadline and self.process.poll() is None, self.output
-            time.sleep(0.02)
+        self._wait(lambda: text in self.output)
 
     def wait_for_step(self, step: int, poll_s: float = 0.002) -> None:
         """Wait until a worker has completed this step, or the run has ended."""
-        deadline = time.monotonic() + TIMEOUT_S
-        while max((rank.step for rank in rank_status.read(self.run_dir)), default=0) < step:
-            assert time.monotonic() < deadline, self.output
-            if self.process.poll() is not None:
-                return
-            time.sleep(poll_s)
+
+        def reached() -> bool:
+            return max((rank.step for rank in rank_status.read(self.run_dir)), default=0) >= step
+
+        wait_until(lambda: reached() or self.process.poll() is not None, lambda: self.output, TIMEOUT_S, poll_s=poll_s)
+
+    def _wait(self, condition: Callable[[], T | None]) -> T:
+        return wait_until(condition, lambda: self.output, TIMEOUT_S, process=self.process, poll_s=0.002)
 
     def kill(self, role: str, number: int) -> None:
         """Kill a rank of this role after a random delay of at most 30 ms."""
@@ -117,14 +117,12 @@ class KilledRun:
 
     def end(self) -> None:
         """Wait for the end; the run must succeed, and leave no processes and no state in memory."""
-        status = self.process.wait(timeout=TIMEOUT_S)
+        status = self.process.wait(timeout=limit(TIMEOUT_S))
         assert status == 0, self.output
         self.assert_nothing_is_left()
 
     def assert_nothing_is_left(self) -> None:
-        deadline = time.monotonic() + 5  # on other hosts, processes end after the supervisor
-        while left := ranks_of(self.run_dir):
-            assert time.monotonic() < deadline, left
-            time.sleep(0.02)
+        # On other hosts, processes end after the supervisor.
+        wait_until(lambda: not ranks_of(self.run_dir), lambda: ranks_of(self.run_dir), 5)
         assert not state_folder.existing(str(self.run_dir))
         assert not states(str(self.run_dir))

@@ -26,6 +26,7 @@ from mpitrain.process.signals import STOPPED_EARLY
 
 from .kills import ranks_of
 from .launch import JOBS, Mpi
+from .waiting import limit, wait_until
 
 MODES = {
     "sync": ["--mode", "sync"],
@@ -35,7 +36,7 @@ MODES = {
     "local": ["--mode", "local"],
 }
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-ENDS_WITHIN_S = 10.0
+ENDS_WITHIN_S = limit(10.0)
 FLAGS = ["--no-normalize", "--train-steps", "100000000", "--log-steps", "0", "--validate-steps", "0"]
 FLAGS += ["--save-secs", "1", "--keep", "3"]
 
@@ -65,7 +66,7 @@ class Sender:
             process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
             try:
                 began = self._send(process, twice)
-                status = process.wait(timeout=60)
+                status = process.wait(timeout=limit(60))
             finally:
                 process.kill()
             took = time.monotonic() - began[0]
@@ -119,10 +120,7 @@ def is_ready(run_dir: Path) -> bool:
 
 
 def wait_until_ready(run_dir: Path, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 60
-    while not is_ready(run_dir):
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.02)
+    wait_until(lambda: is_ready(run_dir), "the ranks are ready", process=process)
 
 
 def main(moments: int) -> None:

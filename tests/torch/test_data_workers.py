@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from mpitrain.data.orders import Sequential
 from mpitrain.data.permutation import order
 
 from ..support.launch import ROOT, Mpi, missing, one_line, run
+from ..support.waiting import limit, wait_until
 from .reading import EXAMPLES, FAULTY
 from .sources import KINDS, OF_OTHERS, all_kinds
 
@@ -157,17 +157,18 @@ def test_no_process_outlives_its_rank(openmpi: Mpi, number: signal.Signals, tmp_
     command = words(openmpi, 1, out, "--fault", "wait", "--data-workers", 2, "--epochs", 50)
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        _wait_until(lambda: (out / "waiting-0").exists() and len(_processes(out)) >= 3)
+        waiting = out / "waiting-0"
+        wait_until(lambda: waiting.exists() and len(_processes(out)) >= 3, lambda: _processes(out), process=process)
         rank = min(_processes(out))
         loading = [pid for pid in _processes(out) if pid != rank]
         if number == signal.SIGTERM:  # batch systems send SIGTERM to all processes
             for pid in [*loading, rank]:
                 os.kill(pid, number)
-            assert process.wait(60) == 75
+            assert process.wait(limit(60)) == 75
         else:
             os.kill(rank, number)
-            assert process.wait(60) not in (0, 75)
-        _wait_until(lambda: not _processes(out))
+            assert process.wait(limit(60)) not in (0, 75)
+        wait_until(lambda: not _processes(out), lambda: _processes(out), 30)
     finally:
         process.kill()
         process.wait()
@@ -183,13 +184,6 @@ def _processes(out: Path) -> list[int]:
                 if str(out).encode() in line and b"OMPI_COMM_WORLD_RANK" in environment:
                     found.append(int(folder.name))
     return found
-
-
-def _wait_until(holds, seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def run_script(mpi: Mpi, folder: Path, text: str) -> subprocess.CompletedProcess[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -69,6 +70,14 @@ class Hosts:
     def set_link(self, number: int, state: str) -> None:
         """Set the network link of a host ``up`` or ``down``."""
         _ip("link", "set", f"{self.prefix}v{number}", state)
+
+    def is_reachable(self, number: int) -> bool:
+        """Return whether a host answers."""
+        try:
+            socket.create_connection((f"{self.net}.{number}", 1), timeout=1).close()
+        except OSError as error:
+            return isinstance(error, ConnectionRefusedError)
+        return True
 
     def pids(self, number: int) -> list[int]:
         """Return the ids of a host's processes."""

@@ -26,26 +26,31 @@ def start(seconds: float = 20, **options: object) -> None:
     )
 
 
+def wait_for_the_end() -> None:
+    """Wait until the failure of another rank ends this process."""
+    time.sleep(80)
+
+
 def absent_rank() -> None:
     start(2)
     dist.barrier()
     if RANK != 1:
         dist.all_reduce(torch.ones(3, 4))
-    time.sleep(6)
+    wait_for_the_end()
 
 
 def absent_rank_asynchronous() -> None:
     start(2)
     if RANK != 1:
         dist.all_reduce(torch.ones(3, 4), async_op=True).wait()
-    time.sleep(6)
+    wait_for_the_end()
 
 
 def absent_rank_in_future() -> None:
     start(2)
     if RANK != 1:
         dist.all_reduce(torch.ones(3, 4), async_op=True).get_future().wait()
-    time.sleep(6)
+    wait_for_the_end()
 
 
 def other_shape() -> None:
@@ -96,7 +101,7 @@ def short_message() -> None:
     start()
     if RANK == 0:
         dist.send(torch.ones(3), 1)
-        time.sleep(6)
+        wait_for_the_end()
     else:
         dist.recv(torch.ones(4), 0)
 
@@ -105,7 +110,7 @@ def no_message() -> None:
     start(2)
     if RANK:
         dist.recv(torch.ones(4), 0)
-    time.sleep(6)
+    wait_for_the_end()
 
 
 def killed_rank() -> None:
@@ -145,7 +150,7 @@ def absent_in_new_group() -> None:
     start(2)
     if RANK != 1:
         dist.new_group([0, 1], timeout=datetime.timedelta(seconds=2))
-    time.sleep(6)
+    wait_for_the_end()
 
 
 def mixed_backends() -> None:

@@ -8,11 +8,15 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
+from ..waiting import limit, wait_until
+
+T = TypeVar("T")
 HERE = Path(__file__).parent
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "munged", "ip", "unshare")
 _PMIX = Path("/usr/lib/x86_64-linux-gnu/pmix2/lib")
@@ -38,9 +42,8 @@ class Cluster:
 
     def call(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run one of Slurm's commands as a user would."""
-        done = subprocess.run(
-            words, env={**os.environ, **self.environment}, capture_output=True, text=True, timeout=60, check=False
-        )
+        environment = {**os.environ, **self.environment}
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=limit(60), check=False)
         assert not check or done.returncode == 0, f"{' '.join(words)}: {done.stdout}{done.stderr}"
         return done
 
@@ -51,20 +54,24 @@ class Cluster:
 
     def wait(self, job: str, *states: str, timeout: float = 90) -> str:
         """Wait until a job (or array) is in one of these states (by default: has ended); return the state."""
-        deadline = time.monotonic() + timeout
-        while not set(now := self.state_of(job).split()) <= set(states or ENDED):
-            assert time.monotonic() < deadline, f"job {job} is still {now}\n{self.log_tail()}"
-            time.sleep(0.2)
-        return " ".join(now)
+
+        def reached() -> str:
+            return now if set((now := self.state_of(job)).split()) <= set(states or ENDED) else ""
+
+        return self._wait(reached, lambda: f"job {job} is still {self.state_of(job)}", timeout)
 
     def restart_now(self, job: str, timeout: float = 60) -> None:
         """Wait until a job has been requeued, and start it without Slurm's delay of two minutes."""
-        deadline = time.monotonic() + timeout
-        while self.restarts(job) == 0 or self.state_of(job) == "COMPLETING":
-            assert time.monotonic() < deadline, f"job {job} was not requeued: {self.state_of(job)}\n{self.log_tail()}"
-            time.sleep(0.2)
+        self._wait(
+            lambda: self.restarts(job) > 0 and self.state_of(job) != "COMPLETING",
+            lambda: f"job {job} was not requeued: {self.state_of(job)}",
+            timeout,
+        )
         time.sleep(2)  # a node rejects credentials of the second in which the job has ended there
         self.call("scontrol", "update", f"jobid={job}", "starttime=now", check=False)  # it may have started by itself
+
+    def _wait(self, condition: Callable[[], T | None], state: Callable[[], str], timeout: float) -> T:
+        return wait_until(condition, lambda: f"{state()}\n{self.log_tail()}", timeout, poll_s=0.1)
 
     def restarts(self, job: str) -> int:
         """Return how often a job has been requeued."""
@@ -111,10 +118,11 @@ class Cluster:
     def wait_for_nodes(self, names: str) -> None:
         """Wait until nodes are up, with room for jobs."""
         words = ["sinfo", "-h", "-N", "-p", "debug", "-n", names, "-o", "%t"]
-        deadline = time.monotonic() + 60
-        while not (states := self.call(*words, check=False).stdout.split()) or not set(states) <= {"idle", "mix"}:
-            assert time.monotonic() < deadline, f"nodes are {states}\n{self.log_tail()}"
-            time.sleep(0.1)
+
+        def states() -> set[str]:
+            return set(self.call(*words, check=False).stdout.split())
+
+        self._wait(lambda: set() < states() <= {"idle", "mix"}, lambda: f"nodes are {states()}", 60)
 
 
 @contextmanager
@@ -160,12 +168,9 @@ def _configure(cluster: Cluster, cpus: int, gpus: int) -> None:
         f"NodeName=n{n} NodeAddr={cluster.net}.{n} CPUs={cpus} RealMemory=4000 Gres=gpu:fake:{gpus} Feature=f{n}"
         for n in numbers
     ]
-    text = (
-        (HERE / "slurm.conf.in")
-        .read_text()
-        .format(host=host, net=cluster.net, state=state, nodes="\n".join(lines), port=_free_port(), slurmd_port=16818)
-    )
-    (state / "etc" / "slurm.conf").write_text(text)
+    values = {"host": host, "net": cluster.net, "state": state, "nodes": "\n".join(lines), "port": _free_port()}
+    values |= {"slurmd_port": 16818, "seconds": round(limit(10))}
+    (state / "etc" / "slurm.conf").write_text((HERE / "slurm.conf.in").read_text().format(**values))
     device = state / "dev" / f"nvidia[0-{gpus - 1}]"
     (state / "etc" / "gres.conf").write_text(f"NodeName=n[1-{cluster.nodes}] Name=gpu Type=fake File={device}\n")
     prolog = state / "etc" / "prolog"
@@ -184,7 +189,7 @@ def _munge(state: Path) -> None:
     run = state / "run"
     words = [f"--socket={run}/munge.socket", f"--key-file={key}", f"--pid-file={run}/munged.pid"]
     words += [f"--log-file={state}/log/munged.log", f"--seed-file={run}/munged.seed"]
-    done = subprocess.run(["munged", *words], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(["munged", *words], capture_output=True, text=True, timeout=limit(60), check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -193,19 +198,15 @@ def _stop(pid_file: Path) -> None:
     with suppress(OSError, ValueError):
         pid = int(pid_file.read_text())
         os.kill(pid, 15)
-        for _ in range(100):
-            if "State:\tZ" in Path(f"/proc/{pid}/status").read_text():
-                return
-            time.sleep(0.1)
-        os.kill(pid, 9)
+        try:
+            wait_until(lambda: "State:\tZ" in Path(f"/proc/{pid}/status").read_text(), "the daemon's end", 10)
+        except AssertionError:
+            os.kill(pid, 9)
 
 
 def _child_of(pid: int) -> int:
-    deadline = time.monotonic() + 10
-    while not (children := Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return int(children[0])
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    return int(wait_until(lambda: children.read_text().split(), "a child process", 10)[0])
 
 
 def _free_port() -> int:

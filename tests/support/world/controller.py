@@ -19,12 +19,13 @@ import pytest
 from mpitrain.plan.script import is_script
 
 from ..launch import LAUNCHER_ENVIRONMENT, ROOT, Mpi, forget_session, one_line, with_checkout
+from ..waiting import limit, wait_until
 from . import calls
 from .messages import STACKS_SIGNAL, Failed, Returned, Task
 
 SIZE = 6
-_START_S = 60.0
-_GRACE_S = 2.0  # for the other ranks, after one has failed
+_START_S = limit(60.0)
+_GRACE_S = limit(2.0)  # for the other ranks, after one has failed
 _STACKS_S = 2.0
 
 
@@ -50,7 +51,7 @@ class World:
         Function, arguments and results are pickled; the function by its module and name.
 
         Args:
-            timeout: In seconds.
+            timeout: In seconds, multiplied by the factor of this machine.
             frees: Whether the function must free its MPI objects.
 
         Returns:
@@ -60,6 +61,7 @@ class World:
             raise ValueError(f"a world has {SIZE} ranks, not {n}")
         if self._process is None:
             self._start()
+        timeout = limit(timeout)
         task = pickle.dumps(Task(n, function, arguments, frees))
         replies: dict[int, Returned | Failed] = {}
         try:
@@ -193,9 +195,8 @@ class World:
         for rank in ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pids[rank], STACKS_SIGNAL)
-        deadline = time.monotonic() + _STACKS_S
-        while time.monotonic() < deadline and not all(file.stat().st_size for file in files.values()):
-            time.sleep(0.01)
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: all(file.stat().st_size for file in files.values()), "the stacks", _STACKS_S)
         return {rank: file.read_text() for rank, file in files.items()}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import threading
-import time
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +16,8 @@ from mpitrain.checkpoint.writer import CheckpointWriter, Write
 from mpitrain.core.extra_state import ExtraState, Versioned
 from mpitrain.core.layout import Layout
 from mpitrain.training.checkpointing import WrittenCheckpoints
+
+from ...support.waiting import wait_until
 
 LAYOUT = Layout.pack([("a", (1000,), "param")])
 
@@ -169,10 +170,7 @@ def test_an_unexpected_error_of_a_background_save_ends_the_next_step(tmp_path: P
     writer = make(tmp_path, background=True, write=write)
     checkpoints = WrittenCheckpoints(writer)
     checkpoints.save(snapshot_of(1))
-    deadline = time.monotonic() + 10
-    while writer.busy:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    wait_until(lambda: not writer.busy, "the end of the save", 10)
     with pytest.raises(ValueError, match="on purpose"):
         checkpoints.progress()
     checkpoints.progress()

@@ -15,6 +15,8 @@ from mpitrain.data.permutation import order
 from mpitrain.data.split import Split
 from mpitrain.errors import DataError
 
+from ...support.waiting import wait_until
+
 
 def arrays(batch: Batch):
     """Return the examples and the labels of a batch."""
@@ -165,10 +167,8 @@ def test_streaming_reads_a_block_once_an_epoch_and_ahead(streaming):
         loader.batch(position, 50)
     assert sorted(split.reads) == [(i, i + 100) for i in range(0, 4000, 100)]
     loader.batch(3950, 50)
-    deadline = time.monotonic() + 5
-    while len(split.reads) == 40 and time.monotonic() < deadline:
-        time.sleep(0.001)
-    assert len(split.reads) > 40  # blocks of the next epoch are read before a batch needs them
+    # Blocks of the next epoch are read before a batch needs them.
+    wait_until(lambda: len(split.reads) > 40, lambda: len(split.reads), 5)
     assert threading.current_thread() not in split.threads
 
 

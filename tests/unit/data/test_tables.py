@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import time
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ import pytest
 from mpitrain import data
 
 from ...support.examples import refused
+from ...support.waiting import wait_until
 
 ROWS = 23
 
@@ -113,11 +113,13 @@ class TestTables:
         examples = split.read_batch(0, 100_000).examples
         assert pa.total_allocated_bytes() - before > examples.nbytes
         split.release()
-        until = time.monotonic() + 10  # Arrow's threads may hold the parts that they have parsed for a while
-        while pa.total_allocated_bytes() - before >= examples.nbytes // 2:
-            assert time.monotonic() < until
+
+        def allocated() -> int:
             gc.collect()
-            time.sleep(0.01)
+            return pa.total_allocated_bytes() - before
+
+        # Arrow's threads may hold the parts that they have parsed for a while.
+        wait_until(lambda: allocated() < examples.nbytes // 2, allocated, 10)
         np.testing.assert_array_equal(split.read_batch(0, 100_000).examples, examples)
 
     def test_a_changed_file_is_named(self, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,11 +12,11 @@ from mpitrain.errors import LaunchError
 from mpitrain.launcher.scaling import ScaleRequest, answer_request, read_request, remove_request, send_request
 from mpitrain.process.run_directory import SCALE_REQUEST, forget_launcher, record_launcher
 
+from ...support.waiting import wait_until
+
 
 def _wait_for_request(run_dir: Path) -> ScaleRequest:
-    while (request := read_request(run_dir)) is None:
-        time.sleep(0.01)
-    return request
+    return wait_until(lambda: read_request(run_dir), "a request")
 
 
 def test_one_request_at_a_time_gets_its_own_answer(tmp_path: Path) -> None:

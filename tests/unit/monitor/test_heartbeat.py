@@ -27,6 +27,8 @@ from mpitrain.monitor.heartbeat import (
 )
 from mpitrain.process.run_directory import FAILURE, Failure, record_failure
 
+from ...support.waiting import wait_until
+
 HERE = ProcessHost("node1", "boot-a", "pid:[1]")
 ELSEWHERE = ProcessHost("node2", "boot-b", "pid:[2]")
 RUNNING = Status("running", 10, 100, "2 workers", 3, HERE, 17, "5", 0.0)
@@ -108,10 +110,12 @@ def test_a_heartbeat_lives_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert first is not None and (first.state, first.step, first.host) == ("running", 5, ProcessHost.own())
     assert states([tmp_path]) == {tmp_path: "running"}
     step = 7
-    deadline = time.monotonic() + 10
-    while (newer := read(tmp_path)) is None or newer.step != 7 or newer.heartbeat <= first.heartbeat:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+
+    def is_newer() -> bool:
+        newer = read(tmp_path)
+        return newer is not None and newer.step == 7 and newer.heartbeat > first.heartbeat
+
+    wait_until(is_newer, lambda: read(tmp_path), 10)
     heartbeat.end(RunEnd("finished"))
     heartbeat.end(RunEnd("failed"))
     assert states([tmp_path]) == {tmp_path: "finished"}
