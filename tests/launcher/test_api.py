@@ -229,4 +229,4 @@ def test_a_run_survives_its_script(openmpi: Mpi, tmp_path: Path) -> None:
     found = mpitrain.Run(tmp_path / "run")
     wait_for_state(found, "running")
     assert found.wait(60, show=False).step == 100
-    assert not ranks_of(tmp_path / "run")
+    wait_until(lambda: not ranks_of(tmp_path / "run"), "the run leaves no process", 10)
