@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
 
 from mpitrain.checkpoint.memory import newest_state, states
 from mpitrain.process import rank_status, state_folder
@@ -20,9 +19,8 @@ from mpitrain.process import rank_status, state_folder
 from .hosts.network import Hosts
 from .kills import ranks_of
 from .launch import LAUNCHER_ENVIRONMENT, Mpi
-from .waiting import limit, wait_until
+from .waiting import T, limit, wait_until
 
-T = TypeVar("T")
 TIMEOUT_S = 90
 NO_CHECKPOINTS = ("--save-secs", "0", "--save-steps", "0")  # except the last one
 

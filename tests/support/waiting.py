@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# Multiplies the time limits of the tests.
-TIME_FACTOR = float(os.environ.get("MPITRAIN_TEST_TIME_FACTOR") or 1)
+TIME_FACTOR = float(os.environ.get("MPITRAIN_TEST_TIME_FACTOR") or 1)  # multiplies the time limits of the tests
 
 
 def limit(seconds: float) -> float:

@@ -6,16 +6,13 @@ import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 from mpitrain import checkpoint
 from mpitrain.process import rank_status
 
 from ..launch import JOBS, ROOT, Mpi
-from ..waiting import limit, wait_until
+from ..waiting import T, limit, wait_until
 from .training import Hosts
-
-T = TypeVar("T")
 
 # Open MPI has no information that the three hosts share the cores of this machine.
 FLAGS = ["--env", "OMPI_MCA_mpi_yield_when_idle=1"]

@@ -12,11 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
-from ..waiting import limit, wait_until
+from ..waiting import T, limit, wait_until
 
-T = TypeVar("T")
 HERE = Path(__file__).parent
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "munged", "ip", "unshare")
 _PMIX = Path("/usr/lib/x86_64-linux-gnu/pmix2/lib")
