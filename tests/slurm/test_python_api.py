@@ -11,7 +11,7 @@ from mpitrain.plan.job import load_job_file
 
 from ..support.launch import JOBS, ROOT, Mpi
 from ..support.slurm.site import Site, startup_failed
-from .test_submitted import until
+from ..support.waiting import wait_until
 
 SLOW = JOBS / "slow.py"
 
@@ -40,7 +40,7 @@ def test_a_stopped_job_is_not_requeued_and_can_be_submitted_again(
 ) -> None:
     run = submit(site.folder / "stopped from python", pause=0.05, train_steps=5_000)
     assert run.status.state == "submitted"
-    until(lambda: run.status.state == "running" and run.metrics)
+    wait_until(lambda: run.status.state == "running" and run.metrics, lambda: run.status)
     run.stop()
     assert run.wait(90).state == "stopped"
     assert "2 workers on 2 nodes" in capsys.readouterr().out
@@ -62,14 +62,14 @@ def test_a_pending_job_is_removed_from_the_queue(site: Site) -> None:
 
 def test_waiting_continues_while_a_job_is_requeued(site: Site) -> None:
     run = submit(site.folder / "requeued", pause=0.05, train_steps=150)
-    until(lambda: run.status.state == "running" and run.metrics)
+    wait_until(lambda: run.status.state == "running" and run.metrics, lambda: run.status)
     number = job_of(site, run)
     site.cluster.call("scancel", "--batch", "--signal=USR1", number)  # as Slurm does before the time limit
-    until(lambda: run.status.state == "stopped")
+    wait_until(lambda: run.status.state == "stopped", lambda: run.status)
     with pytest.raises(TimeoutError):
         run.wait(3, show=False)
     site.cluster.restart_now(number)
-    until(lambda: run.status.state == "running")
+    wait_until(lambda: run.status.state == "running", lambda: run.status)
     run.stop()  # in a later attempt, too
     assert run.wait(90, show=False).state == "stopped"
     assert site.cluster.wait(number) != "PENDING" and site.cluster.restarts(number) == 1
