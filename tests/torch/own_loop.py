@@ -171,6 +171,7 @@ def main() -> None:
     if arguments.fault == "ranks differ":
         optimizer.param_groups[0]["lr"] *= 1 + trainer.rank
     losses, epochs, step = [], [], 0
+    alias, aliases = next(model.parameters()).data, model.state_dict()  # a slow worker may get no batch
     for epoch in trainer.epochs(arguments.epochs):
         if not epochs:
             trainer.first = trainer.step_count == 0  # not resumed
