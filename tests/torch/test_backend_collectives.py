@@ -16,6 +16,7 @@ def results(mpi: Mpi, n: int, *words: str) -> dict[str, object]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("n", [1, 2])
 def test_operations_agree_with_sums_of_each_rank(world: World, n: int) -> None:
     done = world.run(n, PROGRAMS / "backend_collectives.py", timeout=240)

@@ -65,6 +65,7 @@ def plain_training(optimizer: str, rows: int) -> np.ndarray:
     return torch.cat([parameter.detach().view(-1) for parameter in model.parameters()]).numpy()
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("ranks", "options"),
     [

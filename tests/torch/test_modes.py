@@ -21,6 +21,7 @@ MODES = {
 }
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("mode", MODES)
 def test_every_mode_trains_every_kind(world: World, mode: str, tmp_path: Path) -> None:
     n, flags = MODES[mode]

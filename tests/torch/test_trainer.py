@@ -66,6 +66,7 @@ def plain_loop(
     return {name: value.detach().numpy() for name, value in model.state_dict().items()}
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(("kind", "n"), [("mlp", 1), ("cnn", 2), ("lstm", 3), ("gpt", 2)])
 def test_ranks_train_as_a_plain_loop(world: World, kind: str, n: int, tmp_path: Path) -> None:
     stored = train(world, n, tmp_path, "--kind", kind, "--batch-size", TOTAL // n)

@@ -26,6 +26,7 @@ def metrics(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("kind", "n", "dtype", "optimizer"),
     [

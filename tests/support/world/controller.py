@@ -23,21 +23,20 @@ from ..waiting import limit, wait_until
 from . import calls
 from .messages import STACKS_SIGNAL, Failed, Returned, Task
 
-SIZE = 6
 _START_S = limit(60.0)
 _GRACE_S = limit(2.0)  # for the other ranks, after one has failed
 _STACKS_S = 2.0
 
 
 class World:
-    """``SIZE`` ranks of an MPI library, which call functions until one of the calls fails.
+    """Ranks of an MPI library, which call functions until one of the calls fails.
 
     A function that raises, hangs, or ends its process ends the world, and fails the test with the traceback of each
     rank; the next call starts a new world. Ranks without a call wait on their connection, without using the CPU.
     """
 
-    def __init__(self, mpi: Mpi, env: Mapping[str, str] | None = None) -> None:
-        self._mpi, self._environment = mpi, env or {}
+    def __init__(self, mpi: Mpi, env: Mapping[str, str] | None = None, size: int = 6) -> None:
+        self._mpi, self._environment, self._size = mpi, env or {}, size
         self._folder = tempfile.TemporaryDirectory(prefix="world-")
         self._process: subprocess.Popen[bytes] | None = None
         self._connections: list[Connection] = []
@@ -57,8 +56,8 @@ class World:
         Returns:
             What the function returned, by rank.
         """
-        if n > SIZE:
-            raise ValueError(f"a world has {SIZE} ranks, not {n}")
+        if n > self._size:
+            raise ValueError(f"this world has {self._size} ranks, not {n}")
         if self._process is None:
             self._start()
         timeout = limit(timeout)
@@ -139,8 +138,8 @@ class World:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(address)
         self._output = Path(self._folder.name) / "output"
-        words = [*self._mpi.command(SIZE), str(self._mpi.python), "-m", "tests.support.world.rank", address]
-        with Listener(address, "AF_UNIX", backlog=SIZE) as listener, self._output.open("wb") as output:
+        words = [*self._mpi.command(self._size), str(self._mpi.python), "-m", "tests.support.world.rank", address]
+        with Listener(address, "AF_UNIX", backlog=self._size) as listener, self._output.open("wb") as output:
             listener._listener._socket.settimeout(_START_S)  # type: ignore[attr-defined]
             self._process = subprocess.Popen(
                 words,
@@ -153,15 +152,15 @@ class World:
             )
             found = {}
             try:
-                for _ in range(SIZE):
+                for _ in range(self._size):
                     connection = listener.accept()
                     rank, pid = connection.recv()
                     found[rank] = connection, pid
             except OSError:
                 self.close()
                 pytest.fail(f"the ranks did not start:\n{self._output.read_text()}", pytrace=False)
-        self._connections = [found[rank][0] for rank in range(SIZE)]
-        self._pids = [found[rank][1] for rank in range(SIZE)]
+        self._connections = [found[rank][0] for rank in range(self._size)]
+        self._pids = [found[rank][1] for rank in range(self._size)]
 
     def _collect(self, n: int, replies: dict[int, Returned | Failed], deadline: float) -> None:
         """Wait for the replies of ``n`` ranks; after the first failure, for a short time only."""

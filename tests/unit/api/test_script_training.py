@@ -11,8 +11,6 @@ torch = pytest.importorskip("torch")
 from mpitrain.api.script_training import check_positive  # noqa: E402
 from mpitrain.errors import JobError  # noqa: E402
 
-pytestmark = pytest.mark.full  # needs torch
-
 
 @pytest.mark.parametrize("method", ["epochs", "steps"])
 @pytest.mark.parametrize("count", [0, -1, 1.0, "2", None, True])

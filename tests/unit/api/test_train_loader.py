@@ -11,8 +11,6 @@ torch = pytest.importorskip("torch")
 from mpitrain.api.train_loader import check_count  # noqa: E402
 from mpitrain.errors import JobError  # noqa: E402
 
-pytestmark = pytest.mark.full  # needs torch
-
 
 @pytest.mark.parametrize("count", [0, -1, 1.0, "2", None, True])
 def test_a_count_is_an_integer_of_at_least_one(count: Any) -> None:

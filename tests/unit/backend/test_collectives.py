@@ -19,8 +19,6 @@ from mpitrain.backend.reductions import Reduction, reduction_of  # noqa: E402
 from ...simulators.simulated_mpi import Deadlock, interleave  # noqa: E402
 from ...support.simulated_groups import TOPOLOGIES, is_met, make_members, perform  # noqa: E402
 
-pytestmark = pytest.mark.full  # needs torch
-
 ReduceOp = torch.distributed.ReduceOp
 SIZES = (1, 128, 300)  # of float32: less than a block, one block, more
 

@@ -10,8 +10,6 @@ torch = pytest.importorskip("torch")
 
 from mpitrain.backend.host_tensors import check_parts, check_sizes, copy_back, split_rows, to_host  # noqa: E402
 
-pytestmark = pytest.mark.full  # needs torch
-
 MATRIX = torch.arange(6.0).view(2, 3)
 
 

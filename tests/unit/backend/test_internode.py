@@ -17,8 +17,6 @@ from mpitrain.backend.reductions import Reduction  # noqa: E402
 from ...simulators.simulated_mpi import interleave, simulate  # noqa: E402
 from ...support.simulated_groups import make_small  # noqa: E402
 
-pytestmark = pytest.mark.full  # needs torch
-
 
 @pytest.mark.parametrize("nodes", [2, 3, 4])
 @pytest.mark.parametrize("n", [1, 32, 50, 200])

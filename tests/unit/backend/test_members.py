@@ -17,8 +17,6 @@ from mpitrain.errors import LaunchError  # noqa: E402
 from ...simulators.simulated_mpi import Comm, SimulatedMpi, simulate  # noqa: E402
 from ...support.simulated_groups import TOPOLOGIES, make_members, make_small  # noqa: E402
 
-pytestmark = pytest.mark.full  # needs torch
-
 MINUTE = timedelta(minutes=1)
 
 

@@ -13,9 +13,6 @@ torch = pytest.importorskip("torch")
 
 from mpitrain.backend.operations import Operation, OperationQueue  # noqa: E402
 
-pytestmark = pytest.mark.full  # needs torch
-
-
 MET_BY_WAITING = 100
 
 

@@ -19,8 +19,6 @@ from mpitrain.errors import CollectiveFailed  # noqa: E402
 from ...simulators.simulated_mpi import World, simulate  # noqa: E402
 from ...support.simulated_groups import make_small  # noqa: E402
 
-pytestmark = pytest.mark.full  # needs torch
-
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:

@@ -18,8 +18,6 @@ from mpitrain.backend import process_end  # noqa: E402
 
 from ...simulators.simulated_mpi import Aborted, SimulatedMpi, simulate  # noqa: E402
 
-pytestmark = pytest.mark.full  # needs torch
-
 
 class Group:
     """Counts its marks."""

@@ -22,8 +22,6 @@ from mpitrain.errors import CollectiveFailed  # noqa: E402
 from ...simulators.simulated_mpi import ANY_SOURCE, Comm, World, simulate  # noqa: E402
 from ...support.simulated_groups import make_small  # noqa: E402
 
-pytestmark = pytest.mark.full  # needs torch
-
 Run = Callable[[Callable[[MpiProcessGroup, int], Any]], list[Any]]
 NODES = (0, 0, 1)
 SIZE = len(NODES)

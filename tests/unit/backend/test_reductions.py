@@ -12,8 +12,6 @@ torch = pytest.importorskip("torch")
 
 from mpitrain.backend.reductions import reduction_of  # noqa: E402
 
-pytestmark = pytest.mark.full  # needs torch
-
 ReduceOp = torch.distributed.ReduceOp
 OF_NUMPY = {
     "SUM": np.add,

@@ -15,8 +15,6 @@ from mpitrain.errors import LaunchError  # noqa: E402
 
 from ...simulators.simulated_mpi import Comm, simulate  # noqa: E402
 
-pytestmark = pytest.mark.full  # needs torch
-
 UNUSED = "127.255.255.254"  # an address of this host at which nothing listens
 
 

@@ -14,8 +14,6 @@ from mpitrain.core.layout import PAGE  # noqa: E402
 
 from ...support.simulated_groups import make_members  # noqa: E402
 
-pytestmark = pytest.mark.full  # needs torch
-
 
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> list[Staging]:

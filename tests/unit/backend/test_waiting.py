@@ -20,8 +20,6 @@ from mpitrain.errors import CollectiveFailed  # noqa: E402
 from ...simulators.simulated_mpi import MpiError  # noqa: E402
 from ...support.simulated_groups import make_members, perform  # noqa: E402
 
-pytestmark = pytest.mark.full  # needs torch
-
 
 class Store(dict[str, str]):
     """A store of one process."""

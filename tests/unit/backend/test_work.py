@@ -11,8 +11,6 @@ torch = pytest.importorskip("torch")
 from mpitrain.backend import work as module  # noqa: E402
 from mpitrain.backend.work import TensorWork  # noqa: E402
 
-pytestmark = pytest.mark.full  # needs torch
-
 
 class Waiting(TensorWork):
     """Counts the calls."""

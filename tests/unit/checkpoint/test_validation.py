@@ -26,6 +26,7 @@ from ...support.malicious.sealing import manifest_of
 FOREIGN = ("external storage", "external link", "soft link", "virtual secret", "virtual relative", "shard is a link")
 
 
+@pytest.mark.full
 def test_malicious_files_are_refused_or_harmless() -> None:
     """Files are read in processes with limited memory and time."""
     words = [sys.executable, str(ROOT / "bench" / "malicious.py"), "400"]

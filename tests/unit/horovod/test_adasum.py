@@ -9,8 +9,6 @@ torch = pytest.importorskip("torch")
 
 from mpitrain.horovod.adasum import combine  # noqa: E402
 
-pytestmark = pytest.mark.full  # needs torch
-
 
 def of_paper(parts: list[np.ndarray]) -> np.ndarray:
     """Return Adasum of a power of two vectors."""

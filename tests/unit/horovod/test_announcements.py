@@ -12,8 +12,6 @@ torch = pytest.importorskip("torch")
 from mpitrain.horovod.announcements import are_equal, pairs_of, text_of  # noqa: E402
 from mpitrain.horovod.request import ReduceOp, Request  # noqa: E402
 
-pytestmark = pytest.mark.full  # needs torch
-
 
 def rows_of(*announced: list[int], new: int = 0, rest: int = 0) -> np.ndarray:
     rows = np.full((len(announced), 12), rest, np.int32)

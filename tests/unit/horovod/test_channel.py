@@ -22,8 +22,6 @@ from mpitrain.horovod.timeline import Timeline  # noqa: E402
 from ...simulators.simulated_mpi import Comm, World, simulate  # noqa: E402
 from ...support.simulated_groups import make_small  # noqa: E402
 
-pytestmark = pytest.mark.full  # needs torch
-
 NODES = [(0,), (0, 0, 0), (0, 1, 0)]
 OPS: dict[ReduceOp, Callable[[Tensor], Tensor]] = {
     ReduceOp.Sum: lambda rows: rows.sum(0),

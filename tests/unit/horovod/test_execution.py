@@ -9,8 +9,6 @@ torch = pytest.importorskip("torch")
 from mpitrain.horovod import execution  # noqa: E402
 from mpitrain.horovod.request import ReduceOp, Request  # noqa: E402
 
-pytestmark = pytest.mark.full  # needs torch
-
 
 def allreduce(name: str, dtype: object = torch.float32, op: ReduceOp = ReduceOp.Sum, scale: float = 1.0) -> Request:
     return Request("allreduce", name, dtype, ((3,),), op, None, (scale, 1.0))  # type: ignore[arg-type]

@@ -13,8 +13,6 @@ torch = pytest.importorskip("torch")
 from mpitrain.horovod.negotiation import Negotiation, Ready  # noqa: E402
 from mpitrain.horovod.request import ReduceOp, Request  # noqa: E402
 
-pytestmark = pytest.mark.full  # needs torch
-
 Submitted = tuple[Request, int]
 
 

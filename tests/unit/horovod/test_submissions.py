@@ -11,8 +11,6 @@ from mpitrain.horovod.request import Handle, ReduceOp, Request  # noqa: E402
 from mpitrain.horovod.submissions import Submissions  # noqa: E402
 from mpitrain.horovod.timeline import Timeline  # noqa: E402
 
-pytestmark = pytest.mark.full  # needs torch
-
 
 def handle(name: str = "", kind: str = "allreduce") -> Handle:
     return Handle(Request(kind, name, torch.float32, ((2,),), ReduceOp.Sum))

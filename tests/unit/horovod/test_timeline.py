@@ -14,8 +14,6 @@ from mpitrain.horovod import timeline as module  # noqa: E402
 from mpitrain.horovod.request import Handle, ReduceOp, Request  # noqa: E402
 from mpitrain.horovod.timeline import Timeline  # noqa: E402
 
-pytestmark = pytest.mark.full  # needs torch
-
 
 def handle(name: str) -> Handle:
     return Handle(Request("allreduce", name, torch.float32, ((2,),), ReduceOp.Sum))

@@ -18,8 +18,6 @@ from mpitrain.inference.restore import restore  # noqa: E402
 from mpitrain.pytorch.buffers import Buffers  # noqa: E402
 from mpitrain.pytorch.network import layout_of  # noqa: E402
 
-pytestmark = pytest.mark.full  # needs torch
-
 
 def make_module() -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))

@@ -20,8 +20,6 @@ from mpitrain.errors import DataError, JobError  # noqa: E402
 from mpitrain.pytorch import batches  # noqa: E402
 from mpitrain.pytorch.batches import DatasetOnDevice, Inputs, TensorBatch, as_split, as_tensors, inputs_of  # noqa: E402
 
-pytestmark = pytest.mark.full  # needs torch
-
 DTYPE = np.dtype(np.float64)
 Pair = namedtuple("Pair", "left right")
 LEFT, RIGHT, LABELS = torch.tensor([[1.0], [2.0]]), torch.tensor([3, 4], dtype=torch.int32), torch.tensor([0, 1])

@@ -13,8 +13,6 @@ from torch import Tensor, nn  # noqa: E402
 
 from mpitrain.pytorch.bfloat16 import Bfloat16Copies, is_copied, to_array, to_bfloat16  # noqa: E402
 
-pytestmark = pytest.mark.full  # needs torch
-
 BETWEEN = 1.0 + 2.0**-9  # float32, but no number of bfloat16
 
 

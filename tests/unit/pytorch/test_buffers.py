@@ -15,8 +15,6 @@ from mpitrain.core.extra_state import Versioned  # noqa: E402
 from mpitrain.errors import CheckpointError  # noqa: E402
 from mpitrain.pytorch.buffers import Buffers, owners_of  # noqa: E402
 
-pytestmark = pytest.mark.full  # needs torch
-
 
 class Many(nn.Module):
     """Has buffers of each kind."""

@@ -26,8 +26,6 @@ from mpitrain.pytorch.criterion import Criterion  # noqa: E402
 
 from ...torch import support  # noqa: E402
 
-pytestmark = pytest.mark.full  # needs torch
-
 N, C = 12, 5
 BY_ELEMENT = [
     *(nn.L1Loss(), nn.MSELoss(), nn.SmoothL1Loss(), nn.HuberLoss(), nn.PoissonNLLLoss(), nn.KLDivLoss()),

@@ -18,8 +18,6 @@ from mpitrain.errors import JobError  # noqa: E402
 from mpitrain.pytorch.gradients import Gradients  # noqa: E402
 from mpitrain.pytorch.linear import write_gradients  # noqa: E402
 
-pytestmark = pytest.mark.full  # needs torch
-
 X, OTHER = torch.randn(5, 4, generator=torch.Generator().manual_seed(1)), torch.ones(3, 4)
 
 

@@ -16,8 +16,6 @@ from ...support.torch_modules import Call, DetachedFirst, blocks  # noqa: E402
 from ...torch.support import Local, assert_same_training  # noqa: E402
 from .test_network_features import making  # noqa: E402
 
-pytestmark = pytest.mark.full  # needs torch
-
 
 def test_gradients_are_announced_while_earlier_layers_compute() -> None:
     ours = Local(making(lambda: nn.Sequential(*[nn.Linear(6, 6) for _ in range(5)], nn.Linear(6, 3))), bucket_bytes=0)

@@ -15,8 +15,6 @@ from torch import Tensor, nn  # noqa: E402
 from mpitrain.pytorch import linear  # noqa: E402
 from mpitrain.pytorch.linear import write_gradients  # noqa: E402
 
-pytestmark = pytest.mark.full  # needs torch
-
 
 class Sink:
     """Adds up products."""

@@ -22,8 +22,6 @@ from mpitrain.pytorch.live_optimizer import LiveOptimizer, check_same_options, l
 
 from ...torch.optimizers import Counting  # noqa: E402
 
-pytestmark = pytest.mark.full  # needs torch
-
 MODEL = nn.Linear(2, 2)
 
 

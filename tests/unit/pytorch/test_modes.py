@@ -10,8 +10,6 @@ from torch import nn  # noqa: E402
 
 from mpitrain.pytorch.modes import evaluating, inference  # noqa: E402
 
-pytestmark = pytest.mark.full  # needs torch
-
 
 def modes(model: nn.Module) -> list[bool]:
     return [module.training for module in model.modules()]

@@ -12,8 +12,6 @@ from torch import nn  # noqa: E402
 
 from mpitrain.pytorch.names import aliases_of, parameters_of, plain_name  # noqa: E402
 
-pytestmark = pytest.mark.full  # needs torch
-
 
 class Compiled(nn.Module):
     """Has the names of a module that ``torch.compile`` has wrapped."""

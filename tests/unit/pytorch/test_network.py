@@ -17,8 +17,6 @@ from mpitrain.errors import JobError  # noqa: E402
 from mpitrain.pytorch.buffers import Buffers  # noqa: E402
 from mpitrain.pytorch.network import LossInLoop, LossOfModel, TorchNetwork, layout_of, load_values  # noqa: E402
 
-pytestmark = pytest.mark.full  # needs torch
-
 SPLIT = data.from_arrays(np.zeros((8, 3), np.float32), np.zeros(8, np.int64))
 
 

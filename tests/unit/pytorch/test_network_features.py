@@ -50,8 +50,6 @@ from ...support.torch_modules import (  # noqa: E402
 )
 from ...torch.support import SEED, Local, assert_same_training  # noqa: E402
 
-pytestmark = pytest.mark.full  # needs torch
-
 rng = np.random.default_rng(3)
 X, Y = rng.standard_normal((40, 6)), rng.integers(0, 3, 40)
 

@@ -20,8 +20,6 @@ from ...torch import models  # noqa: E402
 from ...torch.models import EXAMPLES  # noqa: E402
 from ...torch.support import Local  # noqa: E402
 
-pytestmark = pytest.mark.full  # needs torch
-
 
 def wrapped(kind: type[nn.Module]) -> nn.Module:
     """Return a wrapper without a wrapped module, because the constructor would need a process group."""

@@ -19,8 +19,6 @@ from mpitrain.pytorch.translation import translated  # noqa: E402
 
 from .test_translation import GROUPS, gradients, make_model  # noqa: E402
 
-pytestmark = pytest.mark.full  # needs torch
-
 NAMES = [
     "adam",
     "adamw",

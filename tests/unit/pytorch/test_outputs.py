@@ -15,8 +15,6 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sequenti
 from mpitrain.errors import JobError  # noqa: E402
 from mpitrain.pytorch.outputs import are_scores, correct_predictions, facts_of, joined, on_host, outputs_of, share_of  # noqa: E402
 
-pytestmark = pytest.mark.full  # needs torch
-
 DATASET = TensorDataset(torch.arange(11.0).view(11, 1), torch.arange(11) % 3)
 
 

@@ -19,8 +19,6 @@ from ...torch.optimizers import GlobalNorm, two_adams  # noqa: E402
 from .test_live_optimizer import Owner  # noqa: E402
 from .test_whole_tensors import assert_same, grads_at, make_model, values  # noqa: E402
 
-pytestmark = pytest.mark.full  # needs torch
-
 
 def made(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> SeveralOptimizers:
     lives = [live_optimizer(each, model, None, None, Owner(), index) for index, each in enumerate(optimizers)]

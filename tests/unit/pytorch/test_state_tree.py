@@ -14,8 +14,6 @@ torch = pytest.importorskip("torch")
 from mpitrain.errors import CheckpointError, JobError  # noqa: E402
 from mpitrain.pytorch.state_tree import flatten, unflatten  # noqa: E402
 
-pytestmark = pytest.mark.full  # needs torch
-
 
 def assert_equal(found: Any, expected: Any) -> None:
     assert type(found) is type(expected)

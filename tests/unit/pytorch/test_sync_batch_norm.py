@@ -17,8 +17,6 @@ from mpitrain.pytorch.sync_batch_norm import normalize, synchronize  # noqa: E40
 
 from ...simulators.simulated_mpi import Comm, World  # noqa: E402
 
-pytestmark = pytest.mark.full  # needs torch
-
 SHAPES = {"rows": (), "sequence": (5,), "images": (3, 2)}
 
 

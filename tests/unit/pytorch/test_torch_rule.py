@@ -11,8 +11,6 @@ torch = pytest.importorskip("torch")
 
 from mpitrain.pytorch.torch_rule import ELEMENTWISE, TorchRule, options_of, state_of  # noqa: E402
 
-pytestmark = pytest.mark.full  # needs torch
-
 N, STEPS = 7, 6
 # Options in which an optimizer has the most state.
 OPTIONS: dict[type[torch.optim.Optimizer], dict[str, Any]] = {

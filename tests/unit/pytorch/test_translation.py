@@ -20,8 +20,6 @@ from mpitrain.pytorch.translation import GroupRate, translated  # noqa: E402
 
 from ...torch.loops import SCHEDULERS  # noqa: E402
 
-pytestmark = pytest.mark.full  # needs torch
-
 STEPS = 20
 MakeGroups = Callable[[Any], torch.optim.Optimizer]
 

@@ -16,8 +16,6 @@ from torch import Tensor, nn  # noqa: E402
 
 from mpitrain.pytorch.watched_gradient import WatchedGradient, watched  # noqa: E402
 
-pytestmark = pytest.mark.full  # needs torch
-
 
 class Watched:
     """A gradient of zeros, which the first use replaces by ones."""

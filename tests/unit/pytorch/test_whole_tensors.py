@@ -18,8 +18,6 @@ from mpitrain.pytorch.whole_tensors import TorchTensors, plain_options  # noqa: 
 
 from ...torch.optimizers import Counting, GlobalNorm, HalfAdam, RowNorm  # noqa: E402
 
-pytestmark = pytest.mark.full  # needs torch
-
 MAKERS = {
     "row norm": lambda p: RowNorm(p, 0.1),
     "counting": lambda p: Counting(p, 0.1),
