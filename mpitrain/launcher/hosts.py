@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from ..core.words import counted
 from ..errors import LaunchError
 
 _ANSWER_S = 15.0
+_MOST_HOSTS = 65_536  # of a list in brackets, as in Slurm's default
 
 
 class Host(NamedTuple):
@@ -27,44 +29,87 @@ class Host(NamedTuple):
 
 
 def parse_hosts(text: str) -> list[Host]:
-    """Parse the value of ``--hosts a:4,b:4``.
+    """Parse the value of ``--hosts a:4,b:4``; see ``_parse``.
 
     Raises:
         LaunchError: The text names no host, or an entry is invalid.
     """
-    return _merged([_parse(part, f"--hosts {text}") for part in text.split(",") if part.strip()], f"--hosts {text}")
+    where = f"--hosts {text}"
+    entries = re.split(r",(?![^\[\]]*\])", text)  # not at commas in brackets
+    return _merged([host for entry in entries if entry.strip() for host in _parse(entry.strip(), where)], where)
 
 
 def read_hostfile(path: Path) -> list[Host]:
-    """Read a hostfile: one host per line, as ``a``, ``a:4`` or ``a slots=4``; ``#`` starts a comment.
+    """Read a hostfile as Open MPI, MPICH and DeepSpeed do: one entry in each line; ``#`` starts a comment.
+
+    An entry is ``a``, ``a:4`` or ``a slots=4``, where ``slots`` may be ``slot``, ``cpu`` or ``count``, in capitals, and
+    with blanks around ``=``. ``max_slots`` or ``max-slots`` may follow. ``a`` may be several hosts, see ``_parse``.
 
     Raises:
         LaunchError: The file cannot be read, or a line is invalid.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a UTF-8 text file"
         raise LaunchError(f"--hostfile {path}: {reason}") from error
     hosts = []
     for number, line in enumerate(lines, 1):
-        words = line.split("#")[0].split()
-        if not words:
-            continue
-        slots = [word.removeprefix("slots=") for word in words[1:] if word.startswith("slots=")]
-        hosts.append(_parse(":".join([words[0], *slots[:1]]), f"--hostfile {path}, line {number}"))
+        entry, *words = re.sub(r"\s*=\s*", "=", line.partition("#")[0]).split() or [""]
+        if entry:
+            where = f"--hostfile {path}, line {number}"
+            slots = _slots(words, where)
+            if slots and re.search(r":[0-9]+$", entry):
+                raise LaunchError(f"{where}: {line.strip()!r} has two numbers of ranks; give one")
+            hosts += _parse(f"{entry}:{slots}" if slots else entry, where)
     return _merged(hosts, f"--hostfile {path}")
 
 
-def _parse(text: str, where: str) -> Host:
-    name, colon, slots = text.strip().rpartition(":")
-    if not colon:
-        name, slots = slots, "0"
-    if not name or not slots.isdigit() or (colon and not int(slots)):
-        raise LaunchError(f"{where}: {text.strip()!r} is invalid; give HOST or HOST:RANKS")
-    if name.startswith("-") or any(mark.isspace() for mark in name):
-        raise LaunchError(f"{where}: {name!r} is not a valid host name")
-    return Host(name, int(slots))
+def _slots(words: Sequence[str], where: str) -> str | None:
+    """Return the number of slots in the words after a host; None if there is none."""
+    values: dict[str, str] = {}
+    for word in words:
+        key, _, value = word.lower().partition("=")
+        key = {"slot": "slots", "cpu": "slots", "count": "slots", "max-slots": "max_slots"}.get(key, key)
+        if key not in ("slots", "max_slots") or not re.fullmatch(r"[0-9]+", value) or key in values:
+            raise LaunchError(f"{where}: {word!r} is invalid; after the host, give slots=RANKS")
+        values[key] = value
+    if int(values.get("max_slots", "0")) < int(values.get("slots", "0")) and "max_slots" in values:
+        raise LaunchError(f"{where}: slots={values['slots']} exceeds max_slots={values['max_slots']}")
+    if "max_slots" in values and "slots" not in values:
+        raise LaunchError(f"{where}: max_slots without slots is not supported; add slots=RANKS")
+    return values.get("slots")
+
+
+def _parse(text: str, where: str) -> list[Host]:
+    """Parse ``HOST`` or ``HOST:RANKS``, where the host may be a list as in Slurm: ``node[01,03-05]`` is four hosts."""
+    found = re.fullmatch(r"((?:[A-Za-z0-9_.@-]|\[[0-9,-]+\])+)(?::([0-9]+))?", text)
+    if found is None or text.startswith("-"):
+        is_ipv6 = text.count(":") > 1 and re.fullmatch(r"\[?[0-9A-Fa-f:.]+(%\w+)?(\](:\d+)?)?", text)
+        why = "; launchers accept no IPv6 addresses in lists of hosts, so give its name" if is_ipv6 else ""
+        raise LaunchError(f"{where}: {text!r} is invalid; give HOST or HOST:RANKS, separated by commas{why}")
+    name, slots = found[1], found[2]
+    if slots is not None and not int(slots):
+        raise LaunchError(f"{where}: {text!r} has no ranks; give HOST:RANKS with at least 1 rank, or leave it out")
+    return [Host(each, int(slots or 0)) for each in _expand(name, where)]
+
+
+def _expand(name: str, where: str) -> list[str]:
+    """Return the hosts of a list such as ``r[1-2]n[01,03]``, in the order of ``scontrol show hostnames``."""
+    before, bracket, rest = name.partition("[")
+    if not bracket:
+        return [name]
+    inside, _, after = rest.partition("]")
+    numbers: list[str] = []
+    for part in inside.split(","):
+        first, dash, last = part.partition("-")
+        last = last if dash else first
+        if not first or not last or "-" in last or int(last) < int(first):
+            raise LaunchError(f"{where}: [{inside}] is no list of numbers, such as [01,03-05]")
+        if int(last) - int(first) >= _MOST_HOSTS:
+            raise LaunchError(f"{where}: [{inside}] has more than {_MOST_HOSTS:,} hosts")
+        numbers += [f"{number:0{len(first)}}" for number in range(int(first), int(last) + 1)]
+    return [before + number + end for number in numbers for end in _expand(after, where)]
 
 
 def _merged(hosts: Sequence[Host], where: str) -> list[Host]:

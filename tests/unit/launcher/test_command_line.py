@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from dataclasses import replace
@@ -160,7 +161,67 @@ def test_hosts_as_they_are_given(tmp_path: Path) -> None:
     assert read_hostfile(file) == [Host("a", 4), Host("b", 2), Host("c", 0)]
 
 
-@pytest.mark.parametrize("text", ["", ",", "a:0", "a:x", "a:-1", ":3", "-oProxyCommand=x:1"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "a slots=4",
+        "a slots = 4",
+        "a  slots= 4 # x",
+        "a SLOTS=4",
+        "a slot=4 max-slots=4",
+        "a cpu=4",
+        "a count=4",
+        "a:4\r",
+    ],
+)
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_hostfiles_of_other_launchers(tmp_path: Path, line: str, mark: str) -> None:
+    file = tmp_path / "hosts"
+    file.write_text(f"{mark}{line}\nuser@b-2.x_y:1\n", encoding="utf-8")
+    assert read_hostfile(file) == [Host("a", 4), Host("user@b-2.x_y", 1)]
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("n[01,03-05]", "n01 n03 n04 n05"),
+        ("n[08-11]", "n08 n09 n10 n11"),
+        ("n[8-011]", "n8 n9 n10 n11"),
+        ("n[098-101]", "n098 n099 n100 n101"),
+        ("a[1-2][3,4]", "a13 a14 a23 a24"),
+        ("a,n[1-2],b", "a n1 n2 b"),
+    ],
+)
+def test_lists_of_slurm(text: str, names: str, tmp_path: Path) -> None:
+    """The names are those of ``scontrol show hostnames``."""
+    assert parse_hosts(text) == [Host(name, 0) for name in names.split()]
+    assert parse_hosts(",".join(f"{part}:2" for part in re.split(r",(?!\d)", text))) == [
+        Host(name, 2) for name in names.split()
+    ]
+    (tmp_path / "hosts").write_text("".join(f"{part} slots=2\n" for part in re.split(r",(?!\d)", text)))
+    assert read_hostfile(tmp_path / "hosts") == [Host(name, 2) for name in names.split()]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", ",", "a:0", "a:x", "a:-1", ":3", "-oProxyCommand=x:1", "a:\u00b2", "a:\u0664", "a:4;b:4", "a b", "a:1:2"),
+        *(
+            "::1",
+            "[::1]:2",
+            "fe80::1%eth0",
+            "n[5-3]",
+            "n[]",
+            "n[1-",
+            "n[1-]",
+            "n[a]",
+            "n[1-9999999]",
+            "n]1[",
+            "a=4",
+            "a:+4",
+        ),
+    ],
+)
 def test_hosts_that_are_none(text: str) -> None:
     with pytest.raises(LaunchError, match="--hosts"):
         parse_hosts(text)
@@ -169,8 +230,35 @@ def test_hosts_that_are_none(text: str) -> None:
 def test_a_hostfile_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="No such file"):
         read_hostfile(tmp_path / "nowhere")
-    (tmp_path / "hosts").write_text("a\nb slots=many\n")
-    with pytest.raises(LaunchError, match="line 2: 'b:many'"):
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(
+            "b slots=many",
+            "b 4",
+            "b:4 slots=2",
+            "b slots=2 slots=3",
+            "b slots=4 max_slots=2",
+            "b max_slots=2",
+            "b slots=0",
+        ),
+        *(
+            "b slots=",
+            "b slots",
+            "b slots=2 gpus=1",
+            "b ifname=eth0",
+            "slots=4",
+            "b:4;c:4",
+            "rank 0=b slot=1",
+            "b slots=\u00b2",
+        ),
+    ],
+)
+def test_lines_of_a_hostfile_that_are_not_understood(tmp_path: Path, line: str) -> None:
+    (tmp_path / "hosts").write_text(f"a\n{line}\n", encoding="utf-8")
+    with pytest.raises(LaunchError, match="hosts, line 2: "):
         read_hostfile(tmp_path / "hosts")
 
 
