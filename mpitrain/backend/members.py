@@ -12,7 +12,7 @@ from typing import Any
 from ..comm.hierarchy import Hierarchy
 from ..comm.mpi import MPI, library_name, start
 from ..comm.shared_memory import sharing_problem
-from ..core.cpus import all_cores, own_cores
+from ..core.cpus import all_cores, usable_cores
 from ..core.words import numbered
 from ..errors import LaunchError
 from . import process_end
@@ -144,7 +144,7 @@ def create_comm(comm: MPI.Intracomm, ranks: Sequence[int], number: int = 0) -> M
 def members_of(comm: MPI.Intracomm, name: str) -> Members:
     """Return the ranks of a communicator, which the members own from now on. Collective over ``comm``."""
     node = split_by_node(comm)
-    cores = all_cores(node.allgather(own_cores()))
+    cores = all_cores(node.allgather(usable_cores()))
     problems = comm.allgather(sharing_problem(node, shared_bytes_per_rank(comm.size) * node.size))
     if any(problems):
         node = MPI.Intracomm(MPI.COMM_SELF)  # ranks that cannot share memory use messages, as if on separate nodes

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..core import activity
-from ..core.cpus import all_cores, own_cores, share_of
+from ..core.cpus import all_cores, share_of, usable_cores
 from ..core.layout import Layout
 from ..core.words import numbered
 from ..errors import RankMismatch, UserError
@@ -164,7 +164,7 @@ class Cluster(Group):
         places: list[tuple[int, str]] = comm.allgather((node.bcast(comm.rank, root=0), host))
         self.node_of, self.host_of = [leader for leader, _ in places], [name for _, name in places]
         self.n_nodes = len(set(self.node_of))
-        self.cores = all_cores(node.allgather(own_cores()))
+        self.cores = all_cores(node.allgather(usable_cores()))
         self.servers: list[int] = []
         self.worker_ranks = list(range(comm.size))
         self.training: Group = self
@@ -227,7 +227,7 @@ class Cluster(Group):
     def threads(self) -> int:
         """BLAS threads per rank: the node's cores divided by its workers, at most the cores the rank is bound to."""
         local_workers = [rank for rank in self.worker_ranks if self.node_of[rank] == self.node_of[self.rank]]
-        return share_of(self.cores, len(local_workers), own_cores())
+        return share_of(self.cores, len(local_workers), usable_cores())
 
     def table(self, device: str) -> list[tuple[str, ...]]:
         """Return rank, host, role, task index and device of every rank. Collective over ``comm``."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 from ..batch_systems.registry import is_allocation
-from ..core.cpus import own_cores
+from ..core.cpus import usable_cores
 from ..core.openblas import without_chosen
 from .hosts import Host
 
@@ -67,7 +67,7 @@ class LocalMachine:
     @classmethod
     def detect(cls) -> LocalMachine:
         """Return the machine that this process runs on."""
-        return cls(len(own_cores()), os.geteuid() == 0, without_chosen(os.environ))
+        return cls(len(usable_cores()), os.geteuid() == 0, without_chosen(os.environ))
 
     @property
     def allocated(self) -> bool:

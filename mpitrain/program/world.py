@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..core.cpus import all_cores, own_cores, share_of
+from ..core.cpus import all_cores, share_of, usable_cores
 from ..core.files import replace_file
 from ..core.words import numbered
 from ..errors import LaunchError
@@ -78,7 +78,7 @@ class World:
 
 def own_entry(environ: Mapping[str, str], error: str) -> Entry:
     """Return the entry of this process."""
-    cores = tuple(sorted(own_cores()))
+    cores = tuple(sorted(usable_cores()))
     return Entry(socket.gethostname(), cores, environ.get("CUDA_VISIBLE_DEVICES"), error)
 
 

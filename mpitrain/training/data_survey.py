@@ -14,7 +14,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from ..core import subnormals
-from ..core.cpus import own_cores, share_of
+from ..core.cpus import share_of, usable_cores
 from ..core.device import CPU
 from ..core.training_state import TrainingState
 from ..data import BatchSource, InMemory, Loader, Split, Streaming
@@ -147,7 +147,7 @@ def measure(job: Job, config: RunConfig, ranks: int, seconds: float) -> Speed:
     Raises:
         DataError, JobError, ConfigError: The job cannot be trained.
     """
-    own = own_cores()
+    own = usable_cores()
     cores = share_of(len(own), ranks, own)
     threads = config.device.threads or cores
     threadpool_limits(threads)

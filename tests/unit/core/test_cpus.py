@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -34,3 +35,37 @@ def test_cores_of_processes() -> None:
         assert cpus.own_cores() == {min(before)}
     finally:
         os.sched_setaffinity(0, before)
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "usable"),
+    [
+        ([("", "/")], {}, 8),
+        ([("", "/")], {"cpu.max": "max 100000\n"}, 8),
+        ([("", "/")], {"cpu.max": "250000 100000\n"}, 2),
+        ([("", "/")], {"cpu.max": "50000 100000\n"}, 1),
+        ([("", "/")], {"cpu.max": "9000000 100000\n"}, 8),
+        ([("", "/a/b")], {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "300000 100000\n"}, 3),
+        ([("", "/docker/123")], {"cpu.max": "400000 100000\n"}, 4),  # the path on the host
+        ([("cpuset", "/"), ("cpu,cpuacct", "/a"), ("", "/")], {"cpu,cpuacct/a/cpu.cfs_quota_us": "-1\n"}, 8),
+        (
+            [("cpuset", "/"), ("cpu,cpuacct", "/a"), ("", "/")],
+            {"cpu,cpuacct/a/cpu.cfs_quota_us": "600000\n", "cpu,cpuacct/a/cpu.cfs_period_us": "100000\n"},
+            6,
+        ),
+        ([("cpuacct", "/"), ("", "/x")], {"unified/x/cpu.max": "500000 100000\n"}, 5),
+    ],
+    ids=str,
+)
+def test_the_quota_of_control_groups_limits_the_cores(
+    groups: list[tuple[str, str]], files: dict[str, str], usable: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+        if name.endswith("quota_us"):
+            (tmp_path / name).with_name("cpu.cfs_period_us").write_text("100000\n")
+    monkeypatch.setattr(cpus, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(cpus, "_own_groups", lambda: groups)
+    monkeypatch.setattr(cpus, "own_cores", lambda: frozenset(range(3, 11)))
+    assert cpus.usable_cores() == set(range(3, 3 + usable))
