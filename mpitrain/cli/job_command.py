@@ -17,6 +17,7 @@ from ..plan import options as flags
 from ..plan.request import JobRequest
 from ..plan.script import ScriptRequest, is_script
 from .help import help_all_option, write_options
+from .program import arguments_in
 
 if TYPE_CHECKING:
     from ..plan.job import JobFunction
@@ -71,7 +72,7 @@ class JobCommand(click.Command):
         at = self.script_in(args)
         if at is None:
             return args
-        ctx.meta["script_arguments"] = args[at + 1 :]
+        ctx.meta["script_arguments"] = arguments_in(args[at + 1 :])
         return args[: at + 1]
 
     def _add_job_options(self, ctx: click.Context, args: list[str]) -> None:

@@ -76,6 +76,7 @@ def find_program(options: Sequence[click.Option], args: Sequence[str]) -> Progra
         raise click.UsageError("there is no module after -m; give one, such as -m package.train")
     if not program or program[0].startswith("-"):
         return None
+    program = [program[0], *arguments_in(program[1:])]
     if values.get("module"):
         return ProgramWords(before, program, is_module=True)
     path = Path(program[0])
@@ -84,6 +85,11 @@ def find_program(options: Sequence[click.Option], args: Sequence[str]) -> Progra
     if path.suffix != ".py" and not path.exists() and shutil.which(program[0]) is not None:
         raise click.UsageError(f"{path} is a command: put -- before it, as in -- {shlex.join(program[:2])}")
     return ProgramWords(before, program) if is_program(path) else None
+
+
+def arguments_in(words: list[str]) -> list[str]:
+    """Return the arguments of a script or module; as with torchrun, a ``--`` directly after it is not one of them."""
+    return words[1:] if words[:1] == ["--"] else words
 
 
 def parse_flags(options: Sequence[click.Option], words: Sequence[str]) -> dict[str, Any]:

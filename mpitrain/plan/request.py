@@ -147,7 +147,8 @@ class JobRequest:
     def words(self) -> list[str]:
         """The arguments of ``mpitrain train``."""
         if self.script_arguments is not None:
-            return [*flag_words(self.options), str(self.path), *self.script_arguments]
+            marked = ["--"] if self.script_arguments[:1] == ("--",) else []  # of two, commands remove the first one
+            return [*flag_words(self.options), str(self.path), *marked, *self.script_arguments]
         return [str(self.path), *flag_words(self.options), *flag_words(self.arguments)]
 
     def with_options(self, **options: Any) -> JobRequest:
