@@ -71,6 +71,7 @@ def run(request: LaunchRequest) -> int:
     Raises:
         LaunchError, ConfigError: The ranks cannot be started as requested.
     """
+    launcher_env.leave_run(os.environ)
     machine, launcher, spec = prepare(request)
     if request.options.dry_run:
         print(compose(launcher, spec, machine, request.workload.words, request.workload.command))

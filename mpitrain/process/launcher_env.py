@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
-from collections.abc import Mapping
+import stat
+from collections.abc import Mapping, MutableMapping
 
 # Variables that ``mpitrain run`` passes to its ranks, besides the run directory.
 RESTART_COUNT = "MPITRAIN_RESTART_COUNT"  # number of restarts so far
@@ -15,6 +18,40 @@ KEEPS_STATE = "MPITRAIN_KEEPS_STATE"  # set if the newest state is kept in memor
 FAILED_AT = "MPITRAIN_FAILED_AT"  # time of the interruption, in seconds since the epoch
 FAILED_STEP = "MPITRAIN_FAILED_STEP"  # number of completed steps at the interruption
 RESTARTS_SINCE = "MPITRAIN_RESTARTS_SINCE"  # number of restarts since the interruption
+
+# Set in a rank, so that commands that it starts can leave the run: the rank's process and launch, and the names of the
+# variables that ``mpitrain exec`` has set.
+RANK = "MPITRAIN_RANK"
+SET_FOR_PROGRAM = "MPITRAIN_SET_FOR_PROGRAM"
+
+_OF_RUN: tuple[str, ...] = (
+    RESTART_COUNT,
+    MAX_RESTARTS,
+    ATTEMPT,
+    NETWORK,
+    KEEPS_STATE,
+    FAILED_AT,
+    FAILED_STEP,
+    RESTARTS_SINCE,
+)
+_OF_RUN += (RANK, SET_FOR_PROGRAM, "MPITRAIN_RUN_DIR", "MPITRAIN_ACTIVITY", "MPITRAIN_STACKS")
+# What mpirun and srun set for a rank, and its user does not.
+_OF_RANK: tuple[str, ...] = (
+    "OMPI_",
+    "PMIX_",
+    "PMI_",
+    "PRTE_",
+    "HYDI_",
+    "HYDRA_USER_PROVIDED_BINDING",
+    "MPI_LOCAL",
+    "SLURM_STEP",
+)
+_OF_RANK += ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_GTIDS", "SLURM_TASK_PID", "SLURM_CPU_BIND")
+_OF_RANK += ("SLURM_SRUN_COMM_", "SLURM_LAUNCH_NODE_IPADDR")
+_OF_USER = ("OMPI_MCA_", "OMPI_ALLOW_", "PMIX_MCA_", "PRTE_MCA_")
+_MCA_OF_RANK = ("OMPI_MCA_PREFIXES", "OMPI_MCA_cpu_type", "OMPI_MCA_initial_wdir", "OMPI_MCA_num_procs")
+# Variables of Slurm's commands that are no property of a job.
+_OF_SITE = ("SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT", "SLURM_EXIT_")
 
 # The rank number, in this order: set by Open MPI, by launchers with PMI (MPICH, Intel MPI, srun), by those with PMIx.
 _RANK = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
@@ -43,6 +80,56 @@ def launched_size(environ: Mapping[str, str]) -> int:
     """Return the number of ranks that the launcher started; 1 if unknown."""
     names = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
     return next((int(environ[name]) for name in names if environ.get(name, "").isdigit()), 1)
+
+
+def mark_rank(environ: MutableMapping[str, str]) -> None:
+    """Record in the environment that this process is a rank."""
+    environ[RANK] = json.dumps([os.getpid(), *_launch(environ)])
+
+
+def leave_outer_run(environ: MutableMapping[str, str]) -> None:
+    """Leave the run whose rank has started this process; the rank itself stays in it.
+
+    If another launcher has started this process in a rank, what that launcher has set stays.
+    """
+    if RANK not in environ:
+        return
+    pid, step, connection = json.loads(environ[RANK])
+    if pid != os.getpid():
+        own_step, own_connection = _launch(environ)
+        leave_run(environ, is_rank=step != own_step or own_connection not in (0, connection))
+
+
+def leave_run(environ: MutableMapping[str, str], is_rank: bool = False) -> None:
+    """Remove what a run has set for the rank that this process is part of, if there is one; an allocation stays.
+
+    Args:
+        is_rank: Whether what a launcher has set stays, too.
+    """
+    if RANK not in environ and not is_launched(environ):
+        return
+    names = {*environ.get(SET_FOR_PROGRAM, "").split(","), *_OF_RUN}
+    for name in list(environ):
+        of_launcher = name in _MCA_OF_RANK or (name.startswith(_OF_RANK) and not name.startswith(_OF_USER))
+        if name in names or (of_launcher and not is_rank):
+            del environ[name]
+
+
+def leave_job(environ: MutableMapping[str, str]) -> None:
+    """Remove what a batch job has set, too: Slurm passes variables such as SLURM_MEM_PER_NODE on to jobs."""
+    leave_run(environ)
+    for name in list(environ):
+        if name == "MPITRAIN_END_TIME" or (name.startswith("SLURM_") and not name.startswith(_OF_SITE)):
+            del environ[name]
+
+
+def _launch(environ: Mapping[str, str]) -> tuple[list[str], int]:
+    """Return what differs between launches: names, and the inode of the connection to MPICH's launcher; 0 if closed."""
+    inode = 0
+    with contextlib.suppress(KeyError, ValueError, OSError):
+        connection = os.fstat(int(environ["PMI_FD"]))
+        inode = connection.st_ino if stat.S_ISSOCK(connection.st_mode) else 0
+    return [environ.get(name, "") for name in ("PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID")], inode
 
 
 def attempt_id(environ: Mapping[str, str]) -> str:

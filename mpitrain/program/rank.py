@@ -51,6 +51,7 @@ def run_program(request: ProgramRequest) -> NoReturn:
     Raises:
         UserError: The program cannot be started.
     """
+    launcher_env.leave_outer_run(os.environ)
     environ, rank = os.environ, launched_rank(os.environ)
     size = launched_size(environ)
     run_dir = _run_dir(request, size)
@@ -67,8 +68,7 @@ def run_program(request: ProgramRequest) -> NoReturn:
     if rank == 0:
         for note in _notes(world):
             print(f"mpitrain: {note}", file=sys.stderr, flush=True)
-    variables = {**without_chosen(environ), **environment_of(world, rank, run_dir, environ)}
-    _start(ProgramRank(rank, world, folder, run_dir, request), variables)
+    _start(ProgramRank(rank, world, folder, run_dir, request), environment_of(world, rank, run_dir, environ))
 
 
 def _run_dir(request: ProgramRequest, size: int) -> Path:
@@ -134,7 +134,7 @@ def _notes(world: World) -> list[str]:
 
 
 def _start(own: ProgramRank, variables: Mapping[str, str]) -> NoReturn:
-    """Start the program in a child, and watch it."""
+    """Start the program in a child with additional environment variables, and watch it."""
     options, argv = own.request.options, own.request.argv
     end_with_parent(signal.SIGTERM)  # a killed launcher does not end its ranks; the reaper then does
     adopt_orphans()
@@ -145,13 +145,16 @@ def _start(own: ProgramRank, variables: Mapping[str, str]) -> NoReturn:
     activity.describe(role="", run_dir=str(own.run_dir))
     output = RankOutput(f"rank {own.rank}: " if own.rank else "", path_for(own.run_dir, own.rank))
     environment = {
+        **without_chosen(os.environ),
         **variables,
         activity.PAGE_VARIABLE: page.path,
         "MPITRAIN_STACKS": f"/proc/{os.getpid()}/fd/{stacks}",
-        "PYTHONPATH": os.pathsep.join([str(_STARTUP), *filter(None, [variables.get("PYTHONPATH")])]),
+        "PYTHONPATH": os.pathsep.join([str(_STARTUP), *filter(None, [os.environ.get("PYTHONPATH")])]),
     }
     child = fork_rank()
     if not child:
+        environment[launcher_env.SET_FOR_PROGRAM] = ",".join(variables)
+        launcher_env.mark_rank(environment)
         os.setpgid(0, 0)  # some launchers signal the process group; only the reaper signals the program
         if options.signal != "USR1":
             # SIGUSR1 from srun is meant for the reaper, which sends this process the signal of --signal.

@@ -16,7 +16,7 @@ from ..errors import UserError
 from ..monitor.rank_log import show_warnings
 from ..monitor.trace import span
 from ..process.fork_server import stop_server
-from ..process.launcher_env import is_launched, launched_rank
+from ..process.launcher_env import is_launched, launched_rank, leave_outer_run, mark_rank
 from ..process.rank_status import RUN_DIR_VARIABLE, RankStatusFile
 from ..process.reaper import become_reaper
 from ..process.signals import STOPPED_EARLY
@@ -43,6 +43,7 @@ class Rank:
     """
 
     def __init__(self, forks: bool = True) -> None:
+        leave_outer_run(os.environ)
         folder, rank = os.environ.get(RUN_DIR_VARIABLE), launched_rank(os.environ)
         run_dir = Path(folder) if folder else None
         self.is_alone = not is_launched(os.environ)
@@ -50,6 +51,7 @@ class Rank:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a rank immediately, without a traceback
             if forks:
                 become_reaper(run_dir, rank)
+            mark_rank(os.environ)
         show_warnings(not rank or run_dir is not None)  # ``mpitrain run`` removes duplicates
         if run_dir is not None:
             set_output_prefix(rank or None)

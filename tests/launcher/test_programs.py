@@ -18,7 +18,7 @@ from mpitrain.monitor.heartbeat import read as read_status
 from mpitrain.process.pid import process_state
 from mpitrain.process.run_directory import read_failure
 
-from ..support.launch import LAUNCHER_ENVIRONMENT, PROGRAMS, Mpi, one_line, run
+from ..support.launch import JOBS, LAUNCHER_ENVIRONMENT, PROGRAMS, Mpi, one_line, run
 from ..support.waiting import limit, wait_until
 
 REPORTING, PROGRESSING = PROGRAMS / "reporting.py", PROGRAMS / "progressing.py"
@@ -282,3 +282,24 @@ def test_watch_shows_the_output_of_a_program(openmpi: Mpi, tmp_path: Path) -> No
     assert start(openmpi, "-n", 2, "--run-dir", tmp_path / "run", REPORTING, "print", tmp_path).returncode == 0
     done = run([sys.executable, "-m", "mpitrain", "watch", str(tmp_path / "run")], env={"COLUMNS": "80"})
     assert "to standard output" in done.stdout and "2 ranks" in done.stdout
+
+
+def test_runs_in_a_rank_are_runs_of_their_own(mpi: Mpi, tmp_path: Path) -> None:
+    """The outer run ends with the status of its own program."""
+    words = ["-n", 2, "--run-dir", tmp_path / "run", PROGRAMS / "inner_runs.py", tmp_path, JOBS / "small.py"]
+    done = start(mpi, *words, timeout=180)
+    failure = read_failure(tmp_path / "run")
+    assert done.returncode == 1 and failure is not None and "ArithmeticError" in failure.reason, done.stderr
+    ports = set()
+    for rank in range(2):
+        found = json.loads((tmp_path / str(rank) / "found.json").read_text())
+        sizes = {"run": 2, "exec": 1, "mpirun exec": 2}
+        assert found.keys() - {"outer"} == sizes.keys() - ({"mpirun exec"} if mpi.name == "mpich" else set())
+        for name, size in [(name, sizes[name]) for name in found if name != "outer"]:
+            runs = sorted(found[name], key=lambda one: one["RANK"])
+            assert [(one["RANK"], one["WORLD_SIZE"]) for one in runs] == [(str(i), str(size)) for i in range(size)]
+            ports |= {(rank, name, one["MASTER_PORT"]) for one in runs}
+        for name, workers in (("train", "1"), ("mpirun", "2")):
+            assert f"{workers} worker" in (tmp_path / str(rank) / name / "status.json").read_text()
+    outer = found["outer"][0]["MASTER_PORT"]
+    assert len(ports) == 2 * len(found) - 2 and outer not in {port for _, _, port in ports}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shlex
 import shutil
@@ -18,6 +19,7 @@ from ...batch_systems.registry import SYSTEMS
 from ...core.words import counted
 from ...errors import LaunchError
 from ...monitor.heartbeat import BatchJob, write_submitted
+from ...process.launcher_env import leave_job
 from ...process.run_directory import missing_folders, remove_empty
 from .script import Script
 
@@ -133,7 +135,11 @@ def _hand_over(system: BatchSystem, words: Sequence[str], batch: Batch, script: 
     text = script.text if system.reads_stdin else None
     words = [*words, *([] if system.reads_stdin else [str(batch.script)])]
     try:
-        done = subprocess.run(words, input=text, capture_output=True, text=True, check=False, timeout=120)
+        environment = dict(os.environ)
+        leave_job(environment)
+        done = subprocess.run(
+            words, input=text, env=environment, capture_output=True, text=True, check=False, timeout=120
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"{name} does not answer: {error}; check that the scheduler is up") from error
     job_id = re.search(system.id_pattern, done.stdout, re.MULTILINE)

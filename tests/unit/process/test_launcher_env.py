@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from mpitrain.process.launcher_env import attempt_id
+from mpitrain.process.launcher_env import attempt_id, leave_job, leave_outer_run, leave_run, mark_rank
 
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
 
@@ -20,3 +22,39 @@ def test_the_attempt_of_mpitrain_run_comes_first() -> None:
     assert attempt_id({**SLURM, "MPITRAIN_ATTEMPT": "abc/1", "PMIX_NAMESPACE": "prterun-a-1@1"}) == "abc/1"
     assert attempt_id({"PMIX_NAMESPACE": "prterun-a-1@1"}) == "prterun-a-1@1"
     assert attempt_id({}) == ""
+
+
+def test_what_the_user_and_the_allocation_have_set_stays() -> None:
+    kept = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "OMPI_MCA_btl": "self", "MASTER_ADDR": "h", "A": "1"}
+    of_rank = {"OMPI_COMM_WORLD_RANK": "1", "PMIX_NAMESPACE": "x", "OMPI_MCA_num_procs": "2", "SLURM_STEP_ID": "0"}
+    of_run = {"MPITRAIN_RUN_DIR": "r", "MPITRAIN_ATTEMPT": "a", "RANK": "1", "MPITRAIN_SET_FOR_PROGRAM": "RANK"}
+    environ = {**kept, **of_rank, **of_run}
+    leave_run(environ)
+    assert environ == kept
+    leave_run(environ)
+    assert environ == kept
+
+
+def test_a_submitted_job_gets_nothing_of_the_job_that_submits_it() -> None:
+    kept = {"SLURM_CONF": "/etc/s", "SBATCH_ACCOUNT": "a", "OMPI_MCA_btl": "self"}
+    environ = {**kept, "SLURM_MEM_PER_NODE": "1", "SLURM_JOB_ID": "7", "MPITRAIN_END_TIME": "1"}
+    leave_job(environ)
+    assert environ == kept
+
+
+@pytest.mark.parametrize(
+    ("pid", "step", "left"),
+    [
+        (os.getpid(), "0", ["OMPI_COMM_WORLD_RANK", "RANK", "MPITRAIN_RUN_DIR"]),
+        (1, "0", []),
+        (1, "1", ["OMPI_COMM_WORLD_RANK"]),  # another launcher has started this process in the rank
+    ],
+)
+def test_a_process_in_a_rank_leaves_its_run(pid: int, step: str, left: list[str]) -> None:
+    values = ["OMPI_COMM_WORLD_RANK", "RANK", "MPITRAIN_RUN_DIR"]
+    environ = {**dict.fromkeys(values, "1"), "MPITRAIN_SET_FOR_PROGRAM": "RANK", "SLURM_STEP_ID": "0"}
+    mark_rank(environ)
+    environ["MPITRAIN_RANK"] = environ["MPITRAIN_RANK"].replace(f"[{os.getpid()},", f"[{pid},")
+    environ["SLURM_STEP_ID"] = step
+    leave_outer_run(environ)
+    assert [name for name in values if name in environ] == left
