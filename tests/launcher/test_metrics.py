@@ -13,6 +13,7 @@ from mpitrain import Run, checkpoint
 from mpitrain.monitor import heartbeat
 
 from ..support.launch import JOBS, Mpi, one_line, run
+from ..support.world.controller import World
 
 JOB = JOBS / "measured.py"
 STOPPING = ("--stop-metric", "far:min", "--patience", "3", "--validate-steps", "3")
@@ -24,10 +25,9 @@ def start(mpi: Mpi, n: int, folder: Path, *flags: str, crash_at: int = -1) -> Co
     return run(words, timeout=80, env={"CRASH_AT": str(crash_at)})
 
 
-def train(mpi: Mpi, n: int, folder: Path, *flags: str) -> list[dict[str, Any]]:
+def train(world: World, n: int, folder: Path, *flags: str) -> list[dict[str, Any]]:
     """Train; return the lines of ``metrics.jsonl`` that have validation metrics."""
-    done = start(mpi, n, folder, *flags)
-    assert done.returncode == 0, done.stdout + done.stderr
+    world.train(n, JOB, "--run-dir", folder, *flags)
     return validations(folder)
 
 
@@ -37,8 +37,8 @@ def validations(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.quick
-def test_metrics_are_those_of_all_examples_in_their_order(openmpi: Mpi, tmp_path: Path) -> None:
-    lines = {n: train(openmpi, n, tmp_path / str(n), "--batch-size", str(12 // n))[-1] for n in (1, 4)}
+def test_metrics_are_those_of_all_examples_in_their_order(openmpi: Mpi, world: World, tmp_path: Path) -> None:
+    lines = {n: train(world, n, tmp_path / str(n), "--batch-size", str(12 // n))[-1] for n in (1, 4)}
     for line in lines.values():
         assert line["validation_count"] == 11 and line["validation_order"] == 1.0
         mean = (6 * line["validation_parts_low"] + 5 * line["validation_parts_high"]) / 11
@@ -48,17 +48,16 @@ def test_metrics_are_those_of_all_examples_in_their_order(openmpi: Mpi, tmp_path
     assert json.loads(run(words).stdout) == pytest.approx(lines[4], rel=1e-5)
 
 
-def test_metrics_of_gpus(openmpi: Mpi, simulated: dict[str, str], tmp_path: Path) -> None:
-    last = {}
-    for device, env in (("cpu", {}), ("gpu", simulated)):
-        folder = tmp_path / device
-        openmpi.train(2, JOB, "--run-dir", folder, "--batch-size", "6", "--device", device, env=env)
-        last[device] = validations(folder)[-1]
+def test_metrics_of_gpus(gpu_world: World, tmp_path: Path) -> None:
+    last = {
+        device: train(gpu_world, 2, tmp_path / device, "--batch-size", "6", "--device", device)[-1]
+        for device in ("cpu", "gpu")
+    }
     assert last["gpu"] == pytest.approx(last["cpu"], rel=1e-5)
 
 
-def test_fewer_examples_than_workers(openmpi: Mpi, tmp_path: Path) -> None:
-    assert train(openmpi, 3, tmp_path, "--n-validation", "2")[-1]["validation_count"] == 2
+def test_fewer_examples_than_workers(world: World, tmp_path: Path) -> None:
+    assert train(world, 3, tmp_path, "--n-validation", "2")[-1]["validation_count"] == 2
 
 
 @pytest.mark.parametrize("flags", [(), SERVER], ids=["sync", "async"])
@@ -74,10 +73,10 @@ def test_a_metric_that_fails_is_named_with_its_line(openmpi: Mpi, flags: tuple[s
     ("n", "flags"), [(3, ()), (2, ("--mode", "local", "--local-steps", "3")), (3, SERVER)], ids=["sync", "local", "ps"]
 )
 def test_training_stops_and_the_best_checkpoint_stays(
-    openmpi: Mpi, n: int, flags: tuple[str, ...], tmp_path: Path
+    openmpi: Mpi, world: World, n: int, flags: tuple[str, ...], tmp_path: Path
 ) -> None:
     keep = ("--keep-best", "--save-steps", "2", "--keep", "1")
-    lines = train(openmpi, n, tmp_path, *STOPPING, *keep, "--train-steps", "500", *flags)
+    lines = train(world, n, tmp_path, *STOPPING, *keep, "--train-steps", "500", *flags)
     status = heartbeat.read(tmp_path)
     assert status is not None and status.state == "finished early" and status.step < 500
     best = min(lines, key=lambda line: line["validation_far"])
@@ -93,14 +92,14 @@ def test_training_stops_and_the_best_checkpoint_stays(
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_a_killed_run_stops_at_the_same_step(openmpi: Mpi, n: int, tmp_path: Path) -> None:
+def test_a_killed_run_stops_at_the_same_step(openmpi: Mpi, world: World, n: int, tmp_path: Path) -> None:
     flags = (*STOPPING, "--keep-best", "--save-steps", "4", "--batch-size", str(12 // n))
-    whole = train(openmpi, n, tmp_path / "whole", *flags)
+    whole = train(world, n, tmp_path / "whole", *flags)
     best = checkpoint.best(tmp_path / "whole" / "checkpoints")
     assert best is not None
     for crash_at in (best.step + 2, best.step + 8):
         assert start(openmpi, n, tmp_path / "killed", *flags, crash_at=crash_at).returncode == 1
-    assert train(openmpi, n, tmp_path / "killed", *flags)[-1] == whole[-1]
+    assert train(world, n, tmp_path / "killed", *flags)[-1] == whole[-1]
     ends = [heartbeat.read(tmp_path / name) for name in ("whole", "killed")]
     assert ends[0] is not None and ends[1] is not None and "far" in ends[0].reason
     assert (ends[0].step, ends[0].reason) == (ends[1].step, ends[1].reason)

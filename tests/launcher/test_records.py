@@ -21,9 +21,10 @@ from mpitrain.monitor.trace import KINDS
 from mpitrain.report.history import read_run
 from mpitrain.report.time_shares import GROUPS, read_shares
 
-from ..support.launch import JOBS, Mpi, one_line
+from ..support.launch import JOBS, Mpi
 from ..support.results import assert_same_bits, final
 from ..support.waiting import limit, wait_until
+from ..support.world.controller import World
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -46,9 +47,9 @@ def events_of(run_dir: Path):
 
 
 @pytest.mark.quick
-def test_tensorboard_events_match_the_metrics(openmpi: Mpi, tmp_path: Path) -> None:
+def test_tensorboard_events_match_the_metrics(world: World, tmp_path: Path) -> None:
     flags = ["--log-steps", "10", "--validate-steps", "50", "--histogram-steps", "50", "--run-dir", tmp_path]
-    openmpi.train(2, SMALL, *flags)
+    world.train(2, SMALL, *flags)
     events = events_of(tmp_path)
     for tag, name in (("loss/training", "loss"), ("accuracy/validation", "validation_accuracy")):
         expected = [(line["step"], pytest.approx(line[name])) for line in lines_of(tmp_path) if name in line]
@@ -59,9 +60,9 @@ def test_tensorboard_events_match_the_metrics(openmpi: Mpi, tmp_path: Path) -> N
     assert all([event.step for event in events.Histograms(name)] == [50, 100] for name in histograms)
 
 
-def test_histograms_change_nothing_that_is_trained(openmpi: Mpi, tmp_path: Path) -> None:
-    openmpi.train(2, SMALL, "--run-dir", tmp_path / "a", "--no-tensorboard")
-    openmpi.train(2, SMALL, "--run-dir", tmp_path / "b", "--histogram-steps", "7", "--trace")
+def test_histograms_change_nothing_that_is_trained(world: World, tmp_path: Path) -> None:
+    world.train(2, SMALL, "--run-dir", tmp_path / "a", "--no-tensorboard")
+    world.train(2, SMALL, "--run-dir", tmp_path / "b", "--histogram-steps", "7", "--trace")
     assert_same_bits(final(tmp_path / "a"), final(tmp_path / "b"))
     assert not (tmp_path / "a" / "tensorboard").exists()
     assert not (tmp_path / "a" / "trace.json").exists()
@@ -80,7 +81,7 @@ def test_status_logs_and_trace_under_every_mpi(mpi: Mpi, tmp_path: Path) -> None
         assert f"rank {rank} of 3" in path.read_text().splitlines()[0]
 
 
-def test_a_ranks_warnings_are_in_its_log_and_the_chiefs_are_printed(openmpi: Mpi, job, tmp_path: Path) -> None:
+def test_a_ranks_warnings_are_in_its_log_and_the_chiefs_are_printed(world: World, job, tmp_path: Path) -> None:
     path = job("""
 import logging, warnings
 from mpitrain import Hook, Job, data, nn, optim
@@ -97,7 +98,7 @@ def job() -> Job:
         train=digits.train, batch_size=10, train_steps=3, hooks=[Warn()],
     )
 """)
-    done = openmpi.train(2, path, "--run-dir", tmp_path / "run")
+    done = world.train(2, path, "--run-dir", tmp_path / "run")
     for rank in range(2):
         text = (tmp_path / "run" / "logs" / f"rank-{rank}.log").read_text()
         assert f"warned by {rank}" in text and f"logged by {rank}" in text
@@ -117,21 +118,19 @@ def test_an_unforeseen_exception_is_in_the_ranks_log(openmpi: Mpi, tmp_path: Pat
     wait_until(lambda: states([tmp_path])[tmp_path] in ("died", "failed"), lambda: states([tmp_path]), 10)
 
 
-def test_a_mistake_that_is_found_late_is_a_line_in_the_log(openmpi: Mpi, tmp_path: Path) -> None:
-    done = openmpi.run(2, "-m", "mpitrain", "train", JOBS / "diverging.py", "--run-dir", tmp_path)
-    assert done.returncode == 2
-    message = one_line(done.stderr).removeprefix("mpitrain: ")
+def test_a_mistake_that_is_found_late_is_a_line_in_the_log(world: World, tmp_path: Path) -> None:
+    message = world.refusal(2, JOBS / "diverging.py", "--run-dir", tmp_path).removeprefix("mpitrain: ")
     text = (tmp_path / "logs" / "rank-0.log").read_text()
     assert message in text and "Traceback" not in text
     assert states([tmp_path])[tmp_path] == "failed"
 
 
 @pytest.mark.quick
-def test_time_and_events_go_on_after_a_resume(openmpi: Mpi, tmp_path: Path) -> None:
+def test_time_and_events_go_on_after_a_resume(openmpi: Mpi, world: World, tmp_path: Path) -> None:
     flags = ["--log-steps", "10", "--run-dir", tmp_path]
-    openmpi.train(2, SMALL, *flags, "--train-steps", "50")
+    world.train(2, SMALL, *flags, "--train-steps", "50")
     before = lines_of(tmp_path)[-1]["time_s"]
-    openmpi.train(2, SMALL, *flags)
+    openmpi.train(2, SMALL, *flags)  # an event file is named after its process and second
     lines = lines_of(tmp_path)
     assert [line["time_s"] for line in lines] == sorted(line["time_s"] for line in lines)
     assert lines[-1]["time_s"] > before > 0
@@ -140,8 +139,8 @@ def test_time_and_events_go_on_after_a_resume(openmpi: Mpi, tmp_path: Path) -> N
     assert [event.step for event in events_of(tmp_path).Scalars("loss/training")] == list(range(10, 101, 10))
 
 
-def test_the_versions_of_everything(openmpi: Mpi, tmp_path: Path) -> None:
-    openmpi.train(1, SMALL, "--train-steps", "1", "--run-dir", tmp_path)
+def test_the_versions_of_everything(world: World, tmp_path: Path) -> None:
+    world.train(1, SMALL, "--train-steps", "1", "--run-dir", tmp_path)
     versions = tomllib.loads((tmp_path / "config.toml").read_text())["versions"]
     assert {"python", "system", "mpitrain", "mpi4py", "numpy", "numba", "h5py", "hdf5", "mpi"} <= versions.keys()
     assert any(name.startswith("blas") for name in versions)
@@ -177,10 +176,10 @@ MODES = {
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_trace_has_the_time_of_every_rank(openmpi: Mpi, mode: str, tmp_path: Path) -> None:
+def test_a_trace_has_the_time_of_every_rank(world: World, mode: str, tmp_path: Path) -> None:
     n, flags = MODES[mode]
     flags = [*flags, "--no-normalize", "--validate-steps", "40"]
-    openmpi.train(n, SMALL, *flags, "--trace", "--trace-steps", "20", "--run-dir", tmp_path)
+    world.train(n, SMALL, *flags, "--trace", "--trace-steps", "20", "--run-dir", tmp_path)
     content = json.loads((tmp_path / "trace.json").read_text())
     spans = [event for event in content["traceEvents"] if event["ph"] == "X"]
     assert {span["pid"] for span in spans} == set(range(n))
@@ -212,7 +211,7 @@ def test_a_trace_has_the_time_of_every_rank(openmpi: Mpi, mode: str, tmp_path: P
     assert "% compute" in (tmp_path / "report.html").read_text()
 
 
-def test_whom_the_ranks_waited_for(openmpi: Mpi, job, tmp_path: Path) -> None:
+def test_whom_the_ranks_waited_for(world: World, job, tmp_path: Path) -> None:
     path = job("""
 import time
 from mpitrain import Hook, Job, data, nn, optim
@@ -229,7 +228,7 @@ def job() -> Job:
         train=digits.train, batch_size=10, train_steps=40, hooks=[Late()],
     )
 """)
-    openmpi.train(2, path, "--trace", "--validate-steps", "0", "--run-dir", tmp_path / "run")
+    world.train(2, path, "--trace", "--validate-steps", "0", "--run-dir", tmp_path / "run")
     shares = read_shares(tmp_path / "run")
     assert shares is not None
     rank, share = shares.waited_for[0]
@@ -265,14 +264,10 @@ def test_a_run_is_watched_to_its_end_and_seen_to_die(openmpi: Mpi, tmp_path: Pat
         (["--trace", "--trace-steps", "0"], "--trace-steps is 0"),
     ],
 )
-def test_mistakes(openmpi: Mpi, flags: list[str], expected: str, tmp_path: Path) -> None:
-    done = openmpi.run(2, "-m", "mpitrain", "train", SMALL, *flags, "--run-dir", tmp_path)
-    assert done.returncode == 2
-    assert expected in one_line(done.stderr)
+def test_mistakes(world: World, flags: list[str], expected: str, tmp_path: Path) -> None:
+    assert expected in world.refusal(2, SMALL, *flags, "--run-dir", tmp_path)
 
 
-def test_logs_that_cannot_be_written_are_reported_in_a_line(openmpi: Mpi, tmp_path: Path) -> None:
+def test_logs_that_cannot_be_written_are_reported_in_a_line(world: World, tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("a file, where a folder is to be")
-    done = openmpi.run(2, "-m", "mpitrain", "train", SMALL, "--run-dir", tmp_path)
-    assert done.returncode == 2
-    assert f"{tmp_path / 'logs'}" in one_line(done.stderr)
+    assert f"{tmp_path / 'logs'}" in world.refusal(2, SMALL, "--run-dir", tmp_path)

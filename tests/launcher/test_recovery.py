@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import signal
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mpitrain import checkpoint
@@ -20,9 +22,23 @@ from ..support.launch import JOBS, Mpi, one_line, run
 from ..support.recovery import NO_CHECKPOINTS, KilledRun
 from ..support.results import SMALL, assert_same_bits, final
 from ..support.waiting import limit
+from ..support.world.controller import World
 
 STEPS = 3000
 FLAGS = ("--train-steps", str(STEPS), "--validate-steps", "0", "--log-steps", "0", "--threads", "1")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(world: World, tmp_path_factory: pytest.TempPathFactory):
+    """A function that returns the results of an undisturbed run, trained once for each set of flags."""
+
+    @functools.cache
+    def get(n: int, *flags: str) -> dict[str, np.ndarray]:
+        folder = tmp_path_factory.mktemp("whole")
+        world.train(n, SMALL, *FLAGS, *NO_CHECKPOINTS, *flags, "--run-dir", folder)
+        return final(folder)
+
+    return get
 
 
 @pytest.mark.parametrize(
@@ -31,9 +47,8 @@ FLAGS = ("--train-steps", str(STEPS), "--validate-steps", "0", "--log-steps", "0
     ids=["sync", "nodes", "local"],
 )
 def test_a_killed_run_ends_with_the_bits_of_an_undisturbed_one(
-    openmpi: Mpi, n: int, flags: tuple[str, ...], tmp_path: Path
+    openmpi: Mpi, undisturbed, n: int, flags: tuple[str, ...], tmp_path: Path
 ) -> None:
-    openmpi.train(n, SMALL, *FLAGS, *NO_CHECKPOINTS, *flags, "--run-dir", tmp_path / "whole")
     with KilledRun(openmpi, n, tmp_path / "killed", SMALL, *FLAGS, *flags) as killed:
         step = 0
         for number in (1, 0):
@@ -46,7 +61,7 @@ def test_a_killed_run_ends_with_the_bits_of_an_undisturbed_one(
     assert [restart.step for restart in restarts] == resumed_at
     assert all(0 < restart.seconds < 60 and 0 <= restart.repeated_steps < STEPS for restart in restarts)
     assert list(checkpoint.steps(tmp_path / "killed" / "checkpoints")) == [STEPS]
-    assert_same_bits(final(tmp_path / "killed"), final(tmp_path / "whole"))
+    assert_same_bits(final(tmp_path / "killed"), undisturbed(n, *flags))
 
 
 @pytest.mark.full
@@ -103,8 +118,7 @@ def test_the_fork_server_starts_the_ranks_of_restarts(mpi: Mpi, tmp_path: Path) 
         killed.assert_nothing_is_left()
 
 
-def test_the_same_command_continues_after_all_processes_were_killed(openmpi: Mpi, tmp_path: Path) -> None:
-    openmpi.train(2, SMALL, *FLAGS, *NO_CHECKPOINTS, "--run-dir", tmp_path / "whole")
+def test_the_same_command_continues_after_all_processes_were_killed(openmpi: Mpi, undisturbed, tmp_path: Path) -> None:
     run_dir = tmp_path / "killed"
     with KilledRun(openmpi, 2, run_dir, SMALL, *FLAGS) as killed:
         step = killed.wait_for_state()
@@ -114,7 +128,7 @@ def test_the_same_command_continues_after_all_processes_were_killed(openmpi: Mpi
     with KilledRun(openmpi, 2, run_dir, SMALL, *FLAGS) as again:
         again.end()
         assert len(again.resumed_at) == 1 and again.resumed_at[0] >= step
-    assert_same_bits(final(run_dir), final(tmp_path / "whole"))
+    assert_same_bits(final(run_dir), undisturbed(2))
 
 
 @pytest.mark.full

@@ -20,6 +20,7 @@ from ..support.kills import ranks_of
 from ..support.launch import JOBS, ROOT, Mpi, missing, run
 from ..support.results import assert_same_bits, final
 from ..support.waiting import limit, wait_until
+from ..support.world.controller import World
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -44,20 +45,20 @@ def test_job_files_learn_the_embedded_digits(mpi: Mpi, name: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["mnist_mlp", "mnist_tutorial", "fashion_cnn"])
-def test_job_files_on_fashion_mnist(openmpi: Mpi, name: str, tmp_path: Path) -> None:
+def test_job_files_on_fashion_mnist(world: World, name: str, tmp_path: Path) -> None:
     if not FASHION.is_dir():
         missing("Debian's package dataset-fashion-mnist")
     flags = ["--data-dir", FASHION, "--train-steps", "60", "--run-dir", tmp_path]
-    done = mpitrain(openmpi, "run", "-n", "2", ROOT / "jobs" / f"{name}.py", *flags, timeout=120)
+    done = world.train(2, ROOT / "jobs" / f"{name}.py", *flags, timeout=120)
     assert float(done.stdout.split("accuracy ")[-1].split()[0]) > 0.6
     if name == "fashion_cnn":
         assert int(done.stdout.split(" parameters")[0].split()[-1].replace(",", "")) < 150_000
 
 
 @pytest.mark.quick
-def test_metrics_and_config(openmpi: Mpi, tmp_path: Path) -> None:
+def test_metrics_and_config(world: World, tmp_path: Path) -> None:
     flags = ["--run-dir", tmp_path, "--log-steps", "10", "--validate-steps", "40"]
-    done = openmpi.train(2, JOBS / "small.py", *flags, env={"TF_CONFIG": "{}"})
+    done = world.train(2, JOBS / "small.py", *flags, env={"TF_CONFIG": "{}"})
     assert "TF_CONFIG" in done.stdout
     printed = [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("step ")]
     assert printed == [10, 40, 80, 100, 100]  # the first and the last report, and all validations
@@ -74,26 +75,26 @@ def test_metrics_and_config(openmpi: Mpi, tmp_path: Path) -> None:
     assert "Open MPI" in config["versions"]["mpi"]
 
 
-def test_a_runs_config_makes_the_run_again(openmpi: Mpi, tmp_path: Path) -> None:
+def test_a_runs_config_makes_the_run_again(world: World, tmp_path: Path) -> None:
     first, second = tmp_path / "a", tmp_path / "b"
-    openmpi.train(2, JOBS / "small.py", "--hidden-units", "8", "--seed", "5", "--run-dir", first)
-    openmpi.train(2, JOBS / "small.py", "--config", first / "config.toml", "--run-dir", second)
+    world.train(2, JOBS / "small.py", "--hidden-units", "8", "--seed", "5", "--run-dir", first)
+    world.train(2, JOBS / "small.py", "--config", first / "config.toml", "--run-dir", second)
     assert_same_bits(final(second), final(first))
 
 
-def test_losses_do_not_depend_on_the_number_of_ranks(openmpi: Mpi, tmp_path: Path) -> None:
+def test_losses_do_not_depend_on_the_number_of_ranks(world: World, tmp_path: Path) -> None:
     losses = []
     for n in (1, 3):
         folder = tmp_path / str(n)
         flags = ["--dtype", "float64", "--batch-size", str(12 // n), "--log-steps", "1", "--run-dir", folder]
-        openmpi.train(n, JOBS / "small.py", *flags)
+        world.train(n, JOBS / "small.py", *flags)
         lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
         losses.append([line["loss"] for line in lines if "loss" in line])
     assert len(losses[0]) == 100
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-9)
 
 
-def test_hdf5_is_the_same_data(openmpi: Mpi, job, tmp_path: Path) -> None:
+def test_hdf5_is_the_same_data(world: World, job, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     examples = rng.integers(0, 256, (300, 5, 4), np.uint8)
     labels = rng.integers(0, 3, 300)
@@ -119,7 +120,7 @@ def job(hdf5: bool = False) -> Job:
     )
 """)
     for name in ("hdf5", "no-hdf5"):
-        openmpi.train(3, path, f"--{name}", "--run-dir", tmp_path / name)
+        world.train(3, path, f"--{name}", "--run-dir", tmp_path / name)
     assert_same_bits(final(tmp_path / "hdf5"), final(tmp_path / "no-hdf5"))
 
 
@@ -220,9 +221,9 @@ def test_runs_begun_in_the_same_second_have_folders_of_their_own(openmpi: Mpi, t
     assert all(len(list((folder / "checkpoints").iterdir())) == 1 for folder in folders)
 
 
-def test_skipped_steps_are_reported(openmpi: Mpi, tmp_path: Path) -> None:
+def test_skipped_steps_are_reported(world: World, tmp_path: Path) -> None:
     flags = ["--nan", "skip", "--log-steps", "10", "--run-dir", tmp_path]
-    openmpi.train(2, JOBS / "diverging.py", *flags)
+    world.train(2, JOBS / "diverging.py", *flags)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     logged = [line for line in lines if "loss" in line]
     assert [line.get("skipped_steps", 0) for line in logged] == [1, 0]

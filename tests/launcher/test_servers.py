@@ -19,6 +19,7 @@ from mpitrain.process.signals import STOPPED_EARLY
 from ..support.kills import ranks_of
 from ..support.launch import JOBS, ROOT, Mpi, one_line
 from ..support.waiting import limit, wait_until
+from ..support.world.controller import World
 
 MLP = ROOT / "jobs" / "mnist_mlp.py"
 SERVER_FLAGS = [
@@ -64,10 +65,10 @@ def test_nan_ends_all_with_one_line(openmpi: Mpi, flags: tuple[str, ...], tmp_pa
 
 
 @pytest.mark.parametrize("flags", SERVER_FLAGS, ids=" ".join)
-def test_nan_may_be_skipped(openmpi: Mpi, flags: tuple[str, ...], tmp_path: Path) -> None:
-    words = ["--nan", "skip", "--train-steps", "2000", "--log-steps", "2000", "--validate-steps", "0", *flags]
+def test_nan_may_be_skipped(world: World, flags: tuple[str, ...], tmp_path: Path) -> None:
+    words = ["--nan", "skip", "--train-steps", "1000", "--log-steps", "1000", "--validate-steps", "0", *flags]
     words += ["--repeat"]  # a gradient that is too late for its step is dropped, even if its loss is NaN
-    openmpi.train(3, JOBS / "diverging.py", *words, "--run-dir", tmp_path)
+    world.train(3, JOBS / "diverging.py", *words, "--run-dir", tmp_path)
     records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert sum(record.get("skipped_steps", 0) for record in records) > 0
     losses = [record["validation_loss"] for record in records if "validation_loss" in record]
@@ -161,14 +162,10 @@ def test_an_idle_server_rests(mpi: Mpi, sharing: str, tmp_path: Path, job) -> No
     ],
     ids=str,
 )
-def test_what_cannot_be_is_refused_in_one_line(openmpi: Mpi, flags: list[str], expected: str, tmp_path: Path) -> None:
-    done = openmpi.run(2, "-m", "mpitrain", "train", MLP, "--run-dir", tmp_path, *flags, timeout=30)
-    assert done.returncode == 2
-    assert expected in one_line(done.stderr)
+def test_what_cannot_be_is_refused_in_one_line(world: World, flags: list[str], expected: str, tmp_path: Path) -> None:
+    assert expected in world.refusal(2, MLP, "--run-dir", tmp_path, *flags)
 
 
-def test_batch_norm_over_all_workers_is_refused_where_they_do_not_wait(openmpi: Mpi, tmp_path: Path) -> None:
-    flags = ["--mode", "async", "--run-dir", tmp_path]
-    done = openmpi.run(2, "-m", "mpitrain", "train", JOBS / "small.py", *flags, timeout=30)
-    assert done.returncode == 2
-    assert "BatchNorm(sync=False)" in one_line(done.stderr)
+def test_batch_norm_over_all_workers_is_refused_where_they_do_not_wait(world: World, tmp_path: Path) -> None:
+    line = world.refusal(2, JOBS / "small.py", "--mode", "async", "--run-dir", tmp_path)
+    assert "BatchNorm(sync=False)" in line

@@ -15,6 +15,7 @@ from mpitrain.errors import CheckpointError
 
 from ..support.launch import PROGRAMS, Mpi, one_line, run
 from ..support.results import SMALL, assert_same_bits, final
+from ..support.world.controller import World
 
 SCRIPT = PROGRAMS / "training_script.py"
 
@@ -23,10 +24,10 @@ def mpitrain_run(mpi: Mpi, *words: object) -> subprocess.CompletedProcess[str]:
     return run([str(mpi.python), "-m", "mpitrain", "run", "-n", "2", *map(str, words)])
 
 
-def assert_trained(mpi: Mpi, n: int, folder: Path, steps: int = 10) -> None:
+def assert_trained(world: World, n: int, folder: Path, steps: int = 10) -> None:
     """Compare a script's run, and the outputs of its model, with a run of the job file."""
     flags = ["--hidden-units", "20", "--batch-size", "6", "--train-steps", str(steps), "--run-dir", folder / "expected"]
-    mpi.train(n, SMALL, *flags)
+    world.train(n, SMALL, *flags)
     assert_same_bits(final(folder / "run"), final(folder / "expected"))
     examples = data.mnist(None).validation.read_batch(0, 50).examples
     expected = mpitrain.load(folder / "expected", averages=True)(examples)
@@ -44,23 +45,23 @@ def test_a_warning_of_a_script_is_printed_once(openmpi: Mpi, tmp_path: Path) -> 
     assert done.stderr.count("of the script") == 1, done.stderr
 
 
-def test_a_function_under_mpirun(mpi: Mpi, tmp_path: Path) -> None:
+def test_a_function_under_mpirun(mpi: Mpi, world: World, tmp_path: Path) -> None:
     done = mpi.run(2, SCRIPT, "function", tmp_path)
     assert done.returncode == 0, done.stderr
-    assert_trained(mpi, 2, tmp_path)
+    assert_trained(world, 2, tmp_path)
 
 
-def test_a_path_under_mpitrain_run_whose_flags_replace_options(openmpi: Mpi, tmp_path: Path) -> None:
+def test_a_path_under_mpitrain_run_whose_flags_replace_options(openmpi: Mpi, world: World, tmp_path: Path) -> None:
     done = mpitrain_run(openmpi, "--train-steps", 15, SCRIPT, "path", tmp_path)
     assert done.returncode == 0, done.stderr
-    assert_trained(openmpi, 2, tmp_path, steps=15)
+    assert_trained(world, 2, tmp_path, steps=15)
     assert "[False, " in (tmp_path / "done-0").read_text()  # rank 0 counts as finished only after its exit
 
 
-def test_a_job_without_a_launcher(openmpi: Mpi, tmp_path: Path) -> None:
+def test_a_job_without_a_launcher(openmpi: Mpi, world: World, tmp_path: Path) -> None:
     done = run([str(openmpi.python), str(SCRIPT), "job", str(tmp_path)])
     assert done.returncode == 0, done.stderr
-    assert_trained(openmpi, 1, tmp_path)
+    assert_trained(world, 1, tmp_path)
     with pytest.raises(CheckpointError):  # loading must not run the script again
         mpitrain.load(tmp_path / "run")
 

@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # imports this checkout
 
 import mpitrain
 from mpitrain.data.permutation import order
+from mpitrain.errors import JobError
 from tests.torch.optimizers import Counting, GlobalNorm, HalfAdam, RowNorm, muon_and_adamw, two_adams
 from tests.torch.own_loop import make_optimizer
 
@@ -529,6 +530,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=list(LOOPS))
     parser.add_argument("--mode", default="sync")
     parser.add_argument("--kill-at", type=int)
+    parser.add_argument("--fail-at", type=int)
     parser.add_argument("--accumulate-steps", type=int, default=1)
     arguments = parser.parse_args()
     killed = arguments.out / "killed"
@@ -543,6 +545,8 @@ def main() -> None:
             if arguments.kill_at == trainer.step_count and trainer.rank == trainer.size - 1 and not killed.exists():
                 killed.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
+            if arguments.fail_at == trainer.step_count:
+                raise JobError("all ranks fail", on_all_ranks=True)
             trainer.backward(loss, *optimizer)
 
         batches = trainer.loader([*zip(*make_data(), strict=True)], TOTAL // trainer.size // arguments.accumulate_steps)

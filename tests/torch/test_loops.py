@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from ..support.world.controller import World
 from . import counted_steps
 from .loops import LOOPS, PAIRS, plain
 
+plain = functools.cache(plain)  # several tests compare with the same loop
 SCRIPT = Path(__file__).parent / "loops.py"
 
 
@@ -75,31 +78,41 @@ def test_gradients_of_parts_of_a_batch_are_added_up(world: World, tmp_path: Path
         assert_plain(name, trained[name])
 
 
-@pytest.mark.parametrize("name", ["one cycle", "accumulate", "plateau", "adafactor", "counting", "used", "alternating"])
+@pytest.mark.parametrize("name", ["alternating", "one cycle"])
 def test_a_killed_loop_resumes_with_its_schedule(openmpi: Mpi, name: str, tmp_path: Path) -> None:
     trained = restarted(openmpi, 2, tmp_path, name, "--kill-at", 6)
     assert (tmp_path / "killed").exists()
     assert_plain(name, trained[name])
 
 
+def resumed(world: World, n: int, folder: Path, name: str, launch: tuple[object, ...] = ()) -> list[np.ndarray]:
+    """Run a loop that fails on ``n`` ranks, and again on two ranks; return the parameters."""
+    assert "all ranks fail" in world.refusal(n, *map(str, launch), SCRIPT, folder, name, "--fail-at", "6")
+    trained = train(world, 2, folder, name, launch=launch)[name]
+    records = map(json.loads, (folder / name / "metrics.jsonl").read_text().splitlines())
+    assert [record["step"] for record in records if "resumed" in record] == [4]
+    return trained
+
+
+@pytest.mark.parametrize("name", ["accumulate", "plateau", "adafactor", "counting", "used"])
+def test_a_loop_that_fails_resumes_with_its_schedule(world: World, name: str, tmp_path: Path) -> None:
+    assert_plain(name, resumed(world, 2, tmp_path, name))
+
+
 @pytest.mark.parametrize("name", ["row norm", "muon and adamw"])
-def test_state_of_whole_tensors_is_resumed_on_other_ranks(openmpi: Mpi, name: str, tmp_path: Path) -> None:
-    for n, flags in ((3, ("--kill-at", 6)), (2, ())):
-        words = [openmpi.python, "-m", "mpitrain", "run", "-n", n, SCRIPT, tmp_path, name, *flags]
-        done = run([*map(str, words)], timeout=120)
-        assert (done.returncode == 0) == (n == 2), done.stdout + done.stderr
-    assert_plain(name, [*np.load(tmp_path / f"{name}.npz").values()])
+def test_state_of_whole_tensors_is_resumed_on_other_ranks(world: World, name: str, tmp_path: Path) -> None:
+    assert_plain(name, resumed(world, 3, tmp_path, name))
 
 
-def test_state_of_whole_tensors_is_averaged_and_resumed(openmpi: Mpi, tmp_path: Path) -> None:
-    trained = []
-    for name, flags in (("whole", ()), ("killed", ("--kill-at", 6))):
-        (folder := tmp_path / name).mkdir()
-        launch = ("--mode", "local", "--local-steps", 2)
-        trained.append(restarted(openmpi, 2, folder, "row norm", *flags, launch=launch)["row norm"])
-    assert (tmp_path / "killed" / "killed").exists()
-    for uninterrupted, resumed in zip(*trained, strict=True):
-        np.testing.assert_array_equal(uninterrupted, resumed)
+def test_state_of_whole_tensors_is_averaged_and_resumed(world: World, tmp_path: Path) -> None:
+    launch = ("--mode", "local", "--local-steps", 2)
+    for name in ("whole", "failed"):
+        (tmp_path / name).mkdir()
+    whole = train(world, 2, tmp_path / "whole", "row norm", launch=launch)["row norm"]
+    for uninterrupted, again in zip(
+        whole, resumed(world, 2, tmp_path / "failed", "row norm", launch=launch), strict=True
+    ):
+        np.testing.assert_array_equal(uninterrupted, again)
 
 
 @pytest.mark.parametrize("mode", ["async", "backup"])
@@ -129,20 +142,16 @@ def test_a_killed_loop_over_steps_resumes_at_its_step(openmpi: Mpi, tmp_path: Pa
         torch.testing.assert_close(ours, expected, rtol=0, atol=1e-12)
 
 
-def test_state_of_the_script_is_restored(openmpi: Mpi, tmp_path: Path) -> None:
-    script = Path(__file__).parent / "own_state.py"
-    results = []
-    for name, words in (("whole", []), ("killed", ["--kill-at", "7"])):
-        launch = ["-n", "2", "--run-dir", str(tmp_path / name), "--max-restarts", "1", "--save-steps", "4"]
-        launch += ["--log-steps", "4"]
-        done = run(
-            [str(openmpi.python), "-m", "mpitrain", "run", *launch, str(script), str(tmp_path / f"{name}.npz"), *words],
-            timeout=120,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert "steps" in done.stdout and "examples" not in done.stdout
-        results.append(dict(np.load(tmp_path / f"{name}.npz")))
-    whole, killed = results
+def test_state_of_the_script_is_restored(openmpi: Mpi, world: World, tmp_path: Path) -> None:
+    script, flags = Path(__file__).parent / "own_state.py", ("--save-steps", "4", "--log-steps", "4")
+    begun = world.train(2, "--run-dir", tmp_path / "whole", *flags, script, tmp_path / "whole.npz")
+    launch = ["run", "-n", "2", "--run-dir", tmp_path / "killed", "--max-restarts", "1", *flags]
+    words = [*launch, script, tmp_path / "killed.npz", "--kill-at", "7"]
+    done = run([str(openmpi.python), "-m", "mpitrain", *map(str, words)], timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for output in (begun.stdout, done.stdout):
+        assert "steps" in output and "examples" not in output
+    whole, killed = (dict(np.load(tmp_path / f"{name}.npz")) for name in ("whole", "killed"))
     assert whole.keys() == killed.keys()
     for name, values in whole.items():
         np.testing.assert_array_equal(values, killed[name], err_msg=name)

@@ -86,11 +86,15 @@ def _run_script(request: ScriptRequest) -> int:
     rank = ScriptRank(forks=False)
     rank.options = request.options
     try:
-        _run_file([str(request.path), *request.arguments])
+        try:
+            _run_file([str(request.path), *request.arguments])
+        except UserError as error:
+            error.on_all_ranks = True  # a rank without it does not end, so the call fails
+            rank.fail(error)  # exits
         assert rank.session is None, "the script has not finished its training"
         return 0
-    except UserError as error:
-        return _exit_status(error, MPI.COMM_WORLD.rank)
+    except SystemExit as ended:
+        return int(ended.code)  # type: ignore[arg-type]
     finally:
         atexit.unregister(rank._check_exit)
         ScriptRank._of_process = None

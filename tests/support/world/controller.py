@@ -208,5 +208,6 @@ def connect(address: str, rank: int) -> Connection:
 
 def _joined(done: Sequence[subprocess.CompletedProcess[str]]) -> subprocess.CompletedProcess[str]:
     first = done[0]
+    assert {each.returncode for each in done} == {first.returncode}, done
     texts = ["".join(text) for text in zip(*((each.stdout, each.stderr) for each in done), strict=True)]
     return subprocess.CompletedProcess(first.args, first.returncode, *texts)

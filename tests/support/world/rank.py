@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import pickle
 import sys
@@ -36,6 +37,8 @@ def main(address: str) -> None:
         except BaseException:
             connection.send_bytes(pickle.dumps(Failed(traceback.format_exc())))
             continue
+        gc.collect()
+        gc.freeze()  # mpitrain and the collector need not search the modules of earlier tests for objects of this one
         if task.n not in communicators:
             communicators[task.n] = world.Create_group(world.group.Incl(range(task.n)))
             communicators[task.n].allreduce(0)  # mpi4py now makes the communicator that such sums use
