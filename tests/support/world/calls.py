@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +30,15 @@ from ..launch import ROOT
 
 # Folders of modules that stay imported.
 _TESTS = ROOT / "tests"
-_KEPT = (sys.prefix, sys.base_prefix, ROOT / "mpitrain", _TESTS / "simulators", _TESTS / "support" / "world")
+_PACKAGES = [path for path in sys.path if Path(path).name == "site-packages"]  # also of another environment
+_KEPT = (
+    *_PACKAGES,
+    sys.prefix,
+    sys.base_prefix,
+    ROOT / "mpitrain",
+    _TESTS / "simulators",
+    _TESTS / "support" / "world",
+)
 
 
 @dataclass(frozen=True)
@@ -43,12 +52,19 @@ class Place:
     environment: Mapping[str, str]
 
 
-def train(words: Sequence[str], place: Place) -> subprocess.CompletedProcess[str]:
+def train(
+    words: Sequence[str], place: Place, within: Callable[[], AbstractContextManager[object]]
+) -> subprocess.CompletedProcess[str]:
     """Do what ``mpitrain train WORDS`` does on this rank, up to the exit. Collective over all ranks.
 
     A user's error that all ranks have is printed by rank 0; other exceptions are raised.
     """
-    return _captured(lambda: _train(words), ["mpitrain", "train", *words], place)
+
+    def run() -> int:
+        with within():
+            return _train(words)
+
+    return _captured(run, ["mpitrain", "train", *words], place)
 
 
 def program(words: Sequence[str], place: Place) -> subprocess.CompletedProcess[str]:
@@ -91,6 +107,10 @@ def _run_script(request: ScriptRequest) -> int:
         return 0
     except UserError as error:
         return _exit_status(error, MPI.COMM_WORLD.rank)
+    except SystemExit as error:
+        if not rank._has_failed:
+            raise
+        return int(error.code)  # type: ignore[arg-type]  # the rank has printed the error
     finally:
         atexit.unregister(rank._check_exit)
         ScriptRank._of_process = None

@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,8 @@ class World:
     rank; the next call starts a new world. Ranks without a call wait on their connection, without using the CPU.
     """
 
-    def __init__(self, mpi: Mpi, env: Mapping[str, str] | None = None) -> None:
-        self._mpi, self._environment = mpi, env or {}
+    def __init__(self, mpi: Mpi, env: Mapping[str, str] | None = None, python: Path | None = None) -> None:
+        self._mpi, self._environment, self._python = mpi, env or {}, python or mpi.python
         self._folder = tempfile.TemporaryDirectory(prefix="world-")
         self._process: subprocess.Popen[bytes] | None = None
         self._connections: list[Connection] = []
@@ -85,6 +86,11 @@ class World:
     def train(self, n: int, *words: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
         """Do what ``mpitrain train WORDS`` does on ``n`` ranks; it must succeed.
 
+        Args:
+            n: Number of ranks.
+            words: The job file or script, and the flags.
+            options: ``timeout`` in seconds, ``env``, ``cwd``, and ``within``: makes a context for each rank.
+
         Returns:
             The output of the ranks, one after the other.
         """
@@ -111,11 +117,12 @@ class World:
         env: Mapping[str, str] | None = None,
         cwd: Path = ROOT,
         frees: bool = True,
+        within: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
     ) -> subprocess.CompletedProcess[str]:
         place = calls.Place(str(cwd), dict(env or {}))
         # After a script, its parameters stay in shared memory.
         frees = frees and not any(is_script(Path(word)) for word in words if Path(word).suffix == ".py")
-        return _joined(self.call(n, calls.train, list(map(str, words)), place, timeout=timeout, frees=frees))
+        return _joined(self.call(n, calls.train, list(map(str, words)), place, within, timeout=timeout, frees=frees))
 
     def close(self) -> None:
         """End the ranks, if there are any."""
@@ -139,7 +146,7 @@ class World:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(address)
         self._output = Path(self._folder.name) / "output"
-        words = [*self._mpi.command(SIZE), str(self._mpi.python), "-m", "tests.support.world.rank", address]
+        words = [*self._mpi.command(SIZE), str(self._python), "-m", "tests.support.world.rank", address]
         with Listener(address, "AF_UNIX", backlog=SIZE) as listener, self._output.open("wb") as output:
             listener._listener._socket.settimeout(_START_S)  # type: ignore[attr-defined]
             self._process = subprocess.Popen(
