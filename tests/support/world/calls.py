@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,19 +51,12 @@ class Place:
     environment: Mapping[str, str]
 
 
-def train(
-    words: Sequence[str], place: Place, within: Callable[[], AbstractContextManager[object]]
-) -> subprocess.CompletedProcess[str]:
+def train(words: Sequence[str], place: Place) -> subprocess.CompletedProcess[str]:
     """Do what ``mpitrain train WORDS`` does on this rank, up to the exit. Collective over all ranks.
 
     A user's error that all ranks have is printed by rank 0; other exceptions are raised.
     """
-
-    def run() -> int:
-        with within():
-            return _train(words)
-
-    return _captured(run, ["mpitrain", "train", *words], place)
+    return _captured(lambda: _train(words), ["mpitrain", "train", *words], place)
 
 
 def program(words: Sequence[str], place: Place) -> subprocess.CompletedProcess[str]:

@@ -10,7 +10,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
 from typing import Any
@@ -86,11 +85,6 @@ class World:
     def train(self, n: int, *words: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
         """Do what ``mpitrain train WORDS`` does on ``n`` ranks; it must succeed.
 
-        Args:
-            n: Number of ranks.
-            words: The job file or script, and the flags.
-            options: ``timeout`` in seconds, ``env``, ``cwd``, and ``within``: makes a context for each rank.
-
         Returns:
             The output of the ranks, one after the other.
         """
@@ -117,12 +111,11 @@ class World:
         env: Mapping[str, str] | None = None,
         cwd: Path = ROOT,
         frees: bool = True,
-        within: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
     ) -> subprocess.CompletedProcess[str]:
         place = calls.Place(str(cwd), dict(env or {}))
         # After a script, its parameters stay in shared memory.
         frees = frees and not any(is_script(Path(word)) for word in words if Path(word).suffix == ".py")
-        return _joined(self.call(n, calls.train, list(map(str, words)), place, within, timeout=timeout, frees=frees))
+        return _joined(self.call(n, calls.train, list(map(str, words)), place, timeout=timeout, frees=frees))
 
     def close(self) -> None:
         """End the ranks, if there are any."""
