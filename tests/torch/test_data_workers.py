@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
+import shutil
 import signal
 import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +21,7 @@ from mpitrain.data.permutation import order
 
 from ..support.launch import ROOT, Mpi, missing, one_line, run
 from ..support.waiting import limit, wait_until
+from ..support.world.controller import World
 from .reading import EXAMPLES, FAULTY
 from .sources import KINDS, OF_OTHERS, all_kinds
 
@@ -31,10 +35,12 @@ def words(mpi: Mpi, n: int, out: Path, *flags: object, launch: tuple[object, ...
     return [str(word) for word in command]
 
 
-def read(mpi: Mpi, n: int, out: Path, *flags: object, launch: tuple[object, ...] = ()) -> list[dict[str, np.ndarray]]:
+def read(
+    world: World, n: int, out: Path, *flags: object, launch: tuple[object, ...] = ()
+) -> list[dict[str, np.ndarray]]:
     """Run the script on ``n`` ranks; return the arrays that each worker has stored."""
-    done = run(words(mpi, n, out, *flags, launch=launch), timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
+    out.mkdir(exist_ok=True)
+    world.train(n, "--run-dir", out / "run", *map(str, launch), SCRIPT, out, *map(str, flags), timeout=120)
     return [dict(np.load(path)) for path in sorted(out.glob("*.npz"))]
 
 
@@ -44,27 +50,40 @@ def assert_same(ours: list[dict[str, np.ndarray]], others: list[dict[str, np.nda
             np.testing.assert_array_equal(values, other[name], err_msg=name)
 
 
+@pytest.fixture(scope="module")
+def alone(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[dict[str, np.ndarray]]]:
+    """Return a function that returns what a number of ranks store that load their examples themselves."""
+    return functools.cache(lambda n: read(world, n, tmp_path_factory.mktemp("alone")))
+
+
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_any_number_of_processes_gives_the_same_bits(openmpi: Mpi, n: int, tmp_path: Path) -> None:
-    alone = read(openmpi, n, tmp_path / "0")
-    assert_same(alone, read(openmpi, n, tmp_path / "3", "--data-workers", 3))
-    seen = np.concatenate([worker["seen"] for worker in alone])
+def test_any_number_of_processes_gives_the_same_bits(world: World, alone, n: int, tmp_path: Path) -> None:
+    assert_same(alone(n), read(world, n, tmp_path, "--data-workers", 3))
+    seen = np.concatenate([worker["seen"] for worker in alone(n)])
     assert sorted(seen) == sorted([*range(EXAMPLES)] * 3)
-    assert alone[0]["examples"] == EXAMPLES
+    assert alone(n)[0]["examples"] == EXAMPLES
 
 
-def test_a_killed_run_resumes_with_another_number(openmpi: Mpi, tmp_path: Path) -> None:
-    alone = read(openmpi, 2, tmp_path / "whole", "--data-workers", 1)
-    killed = tmp_path / "killed"
-    done = run(words(openmpi, 2, killed, "--kill-at", 6, launch=("--data-workers", 2)), timeout=120)
+@pytest.fixture(scope="module")
+def killed(openmpi: Mpi, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return what a run on three ranks leaves behind, one of which was killed at step 6."""
+    out = tmp_path_factory.mktemp("killed")
+    done = run(words(openmpi, 3, out, "--kill-at", 6, launch=("--data-workers", 2)), timeout=120)
     assert done.returncode != 0
-    assert_same(alone, read(openmpi, 2, killed, launch=("--data-workers", 3, "--prefetch", 1)))
+    return out
 
 
-def test_a_killed_run_resumes_on_another_number_of_ranks(openmpi: Mpi, tmp_path: Path) -> None:
-    done = run(words(openmpi, 3, tmp_path, "--kill-at", 6, launch=("--data-workers", 2)), timeout=120)
-    assert done.returncode != 0
-    read(openmpi, 2, tmp_path, launch=("--data-workers", 0))
+def test_a_killed_run_resumes_with_another_number(world: World, alone, killed: Path, tmp_path: Path) -> None:
+    shutil.copytree(killed, tmp_path, dirs_exist_ok=True)
+    resumed = read(world, 3, tmp_path, launch=("--data-workers", 3, "--prefetch", 1))
+    assert_same(alone(3), resumed)
+    steps = [json.loads(line)[0] for line in (tmp_path / "trained.jsonl").read_text().splitlines()]
+    assert steps.count(4) == 3 and steps.count(5) == 6  # of three ranks, which have resumed after step 4
+
+
+def test_a_killed_run_resumes_on_another_number_of_ranks(world: World, killed: Path, tmp_path: Path) -> None:
+    shutil.copytree(killed, tmp_path, dirs_exist_ok=True)
+    read(world, 2, tmp_path, launch=("--data-workers", 0))
     trained: dict[int, dict[int, list[int]]] = {}  # by step and number of ranks: the examples
     for line in (tmp_path / "trained.jsonl").read_text().splitlines():
         step, ranks, indices = json.loads(line)
@@ -75,9 +94,9 @@ def test_a_killed_run_resumes_on_another_number_of_ranks(openmpi: Mpi, tmp_path:
 
 
 @pytest.mark.parametrize("mode", ["local", "async", "backup"])
-def test_every_example_is_used_once_in_every_mode(openmpi: Mpi, mode: str, tmp_path: Path) -> None:
+def test_every_example_is_used_once_in_every_mode(world: World, mode: str, tmp_path: Path) -> None:
     launch = ("--mode", mode, *(("--backup-workers", 0) if mode == "backup" else ()))
-    workers = read(openmpi, 2, tmp_path / "out", "--data-workers", 2, launch=launch)
+    workers = read(world, 2, tmp_path / "out", "--data-workers", 2, launch=launch)
     seen = np.concatenate([worker["seen"] for worker in workers])
     assert sorted(seen)[: EXAMPLES * 3] == sorted([*range(EXAMPLES)] * 3)
 
@@ -92,35 +111,44 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_source_gives_each_example_once(openmpi: Mpi, kind: str, mode: str, sources: Path) -> None:
+def test_every_source_gives_each_example_once(world: World, kind: str, mode: str, sources: Path) -> None:
     out = sources / f"{kind} {mode}"
-    workers = read(openmpi, 2, out, "--source", kind, "--data-workers", 2, launch=("--mode", mode))
+    workers = read(world, 2, out, "--source", kind, "--data-workers", 2, launch=("--mode", mode))
     seen = np.concatenate([worker["seen"] for worker in workers])
     assert sorted(seen)[: EXAMPLES * 3] == sorted([*range(EXAMPLES)] * 3)
 
 
-@pytest.mark.parametrize("kind", OF_OTHERS)
-def test_datasets_of_other_libraries(openmpi: Mpi, kind: str, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def programs(openmpi: Mpi) -> Iterator[World]:
+    """Ranks that have other libraries."""
     if not PROGRAMS.exists():
         missing("the environment of programs: make .venv-programs/.done")
-    mpi = Mpi("openmpi", PROGRAMS)
-    alone = read(mpi, 2, tmp_path / "0", "--source", kind)
-    assert_same(alone, read(mpi, 2, tmp_path / "2", "--source", kind, "--data-workers", 2))
+    world = World(openmpi, python=PROGRAMS)
+    yield world
+    world.close()
+
+
+@pytest.mark.parametrize("kind", OF_OTHERS)
+def test_datasets_of_other_libraries(programs: World, kind: str, tmp_path: Path) -> None:
+    alone = read(programs, 2, tmp_path / "0", "--source", kind)
+    assert_same(alone, read(programs, 2, tmp_path / "2", "--source", kind, "--data-workers", 2))
     seen = np.concatenate([worker["seen"] for worker in alone])
     assert sorted(seen) == sorted([*range(EXAMPLES)] * 3)
 
 
 @pytest.mark.parametrize("kind", ["images", "rows"])
-def test_a_source_with_transforms_resumes_with_the_same_bits(openmpi: Mpi, kind: str, sources: Path) -> None:
-    alone = read(openmpi, 3, sources / f"{kind} whole", "--source", kind, "--data-workers", 0)
+def test_a_source_with_transforms_resumes_with_the_same_bits(
+    openmpi: Mpi, world: World, kind: str, sources: Path
+) -> None:
+    alone = read(world, 3, sources / f"{kind} whole", "--source", kind, "--data-workers", 0)
     killed = sources / f"{kind} killed"
     done = run(words(openmpi, 3, killed, "--source", kind, "--data-workers", 3, "--kill-at", 6), timeout=120)
     assert done.returncode != 0
-    assert_same(alone, read(openmpi, 3, killed, "--source", kind, "--data-workers", 1))
+    assert_same(alone, read(world, 3, killed, "--source", kind, "--data-workers", 1))
 
 
-def test_examples_in_order(openmpi: Mpi, tmp_path: Path) -> None:
-    (worker,) = read(openmpi, 1, tmp_path / "out", "--in-order", "--data-workers", 2)
+def test_examples_in_order(world: World, tmp_path: Path) -> None:
+    (worker,) = read(world, 1, tmp_path / "out", "--in-order", "--data-workers", 2)
     assert worker["seen"].tolist() == [*range(EXAMPLES)] * 3
 
 
@@ -139,10 +167,9 @@ def test_an_example_that_cannot_be_loaded_is_named(openmpi: Mpi, workers: int, t
 
 
 @pytest.mark.parametrize("number", ["-1", "1.5"])
-def test_a_number_of_processes_that_is_not_valid(openmpi: Mpi, number: str, tmp_path: Path) -> None:
-    done = run(words(openmpi, 1, tmp_path / "out", "--data-workers", number), timeout=60)
-    assert done.returncode == 2
-    assert f"num_workers={number}" in one_line(done.stderr)
+def test_a_number_of_processes_that_is_not_valid(world: World, number: str, tmp_path: Path) -> None:
+    message = world.refusal(1, "--run-dir", tmp_path / "run", SCRIPT, tmp_path, "--data-workers", number)
+    assert f"num_workers={number}" in message
 
 
 def test_a_killed_process_ends_the_run(openmpi: Mpi, tmp_path: Path) -> None:
@@ -186,18 +213,8 @@ def _processes(out: Path) -> list[int]:
     return found
 
 
-def run_script(mpi: Mpi, folder: Path, text: str) -> subprocess.CompletedProcess[str]:
-    """Run a script on two ranks."""
-    script = folder / "script.py"
-    script.write_text(text)
-    command = [mpi.python, "-m", "mpitrain", "run", "-n", 2, "--run-dir", folder / "run", script]
-    return run([str(word) for word in command], timeout=60)
-
-
-def test_a_split_can_be_read_after_training(openmpi: Mpi, tmp_path: Path) -> None:
-    done = run_script(
-        openmpi,
-        tmp_path,
+def test_a_split_can_be_read_after_training(world: World, tmp_path: Path) -> None:
+    (script := tmp_path / "script.py").write_text(
         "import numpy as np, torch, mpitrain\n"
         "from mpitrain import data\n"
         "model = torch.nn.Linear(2, 2)\n"
@@ -208,16 +225,13 @@ def test_a_split_can_be_read_after_training(openmpi: Mpi, tmp_path: Path) -> Non
         "    for x, y in loader:\n"
         "        trainer.backward(torch.nn.functional.cross_entropy(model(x), y))\n"
         "        trainer.step()\n"
-        "print('sum', split.read_batch(0, 12).examples[0].sum(), split.sample_digest())\n",
+        "print('sum', split.read_batch(0, 12).examples[0].sum(), split.sample_digest())\n"
     )
-    assert done.returncode == 0, done.stderr
-    assert "sum 24" in done.stdout
+    assert "sum 24" in world.train(2, "--run-dir", tmp_path / "run", script).stdout
 
 
-def test_workers_that_call_different_methods_end_with_one_line(openmpi: Mpi, tmp_path: Path) -> None:
-    done = run_script(
-        openmpi,
-        tmp_path,
+def test_workers_that_call_different_methods_end_with_one_line(world: World, tmp_path: Path) -> None:
+    (script := tmp_path / "script.py").write_text(
         "import torch, mpitrain\n"
         "model = torch.nn.Linear(2, 2)\n"
         "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
@@ -228,7 +242,6 @@ def test_workers_that_call_different_methods_end_with_one_line(openmpi: Mpi, tmp
         "    if trainer.rank == 0:\n"
         "        trainer.mean(1.0)\n"
         "    else:\n"
-        "        optimizer.state_dict()\n",
+        "        optimizer.state_dict()\n"
     )
-    assert done.returncode == 2
-    assert "state_dict" in one_line(done.stderr)
+    assert "state_dict" in world.refusal(2, "--run-dir", tmp_path / "run", script)

@@ -20,6 +20,7 @@ from mpitrain.comm.mpi import MPI
 from mpitrain.errors import UserError
 from mpitrain.monitor.rank_log import show_warnings
 from mpitrain.plan.script import ScriptRequest
+from mpitrain.process.launcher_env import RANK
 from mpitrain.process.rank_status import RankStatusFile
 from mpitrain.process.signals import STOPPED_EARLY
 from mpitrain.training.script_rank import ScriptRank
@@ -29,7 +30,15 @@ from ..launch import ROOT
 
 # Folders of modules that stay imported.
 _TESTS = ROOT / "tests"
-_KEPT = (sys.prefix, sys.base_prefix, ROOT / "mpitrain", _TESTS / "simulators", _TESTS / "support" / "world")
+_PACKAGES = [path for path in sys.path if Path(path).name == "site-packages"]  # also of another environment
+_KEPT = (
+    *_PACKAGES,
+    sys.prefix,
+    sys.base_prefix,
+    ROOT / "mpitrain",
+    _TESTS / "simulators",
+    _TESTS / "support" / "world",
+)
 
 
 @dataclass(frozen=True)
@@ -98,6 +107,7 @@ def _run_script(request: ScriptRequest) -> int:
     finally:
         atexit.unregister(rank._check_exit)
         ScriptRank._of_process = None
+        os.environ.pop(RANK, None)
         if rank._cluster is not None:
             _free(rank._cluster)
 

@@ -35,8 +35,10 @@ class World:
     rank; the next call starts a new world. Ranks without a call wait on their connection, without using the CPU.
     """
 
-    def __init__(self, mpi: Mpi, env: Mapping[str, str] | None = None, size: int = 6) -> None:
-        self._mpi, self._environment, self._size = mpi, env or {}, size
+    def __init__(
+        self, mpi: Mpi, env: Mapping[str, str] | None = None, size: int = 6, python: Path | None = None
+    ) -> None:
+        self._mpi, self._environment, self._size, self._python = mpi, env or {}, size, python or mpi.python
         self._folder = tempfile.TemporaryDirectory(prefix="world-")
         self._process: subprocess.Popen[bytes] | None = None
         self._connections: list[Connection] = []
@@ -138,7 +140,7 @@ class World:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(address)
         self._output = Path(self._folder.name) / "output"
-        words = [*self._mpi.command(self._size), str(self._mpi.python), "-m", "tests.support.world.rank", address]
+        words = [*self._mpi.command(self._size), str(self._python), "-m", "tests.support.world.rank", address]
         with Listener(address, "AF_UNIX", backlog=self._size) as listener, self._output.open("wb") as output:
             listener._listener._socket.settimeout(_START_S)  # type: ignore[attr-defined]
             self._process = subprocess.Popen(
