@@ -239,8 +239,10 @@ def _close_connection_to_hydra() -> None:
 
     A rank that has called MPI_Finalize has no connection any more. If another rank closes it, Hydra kills all ranks,
     but not if it has noticed before that its child has ended (``pmi_cb`` in MPICH 5.0): the other ranks would wait
-    forever. Hydra kills this process, too.
+    forever. Hydra kills this process, too. Slurm's daemon, whose connection has the same variable, would end itself.
     """
+    if "MPI_LOCALNRANKS" not in os.environ:
+        return
     with contextlib.suppress(KeyError, ValueError, OSError):
         connection = socket.socket(fileno=int(os.environ["PMI_FD"]))
         connection.shutdown(socket.SHUT_WR)

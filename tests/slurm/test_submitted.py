@@ -180,7 +180,7 @@ def test_preempted_and_resumed_is_never_having_been_preempted(site: Site, openmp
         site.cluster.wait(number)  # these jobs would take the nodes first
     nodes = ["--nodes", "2", "--sbatch=--nodelist=n1,n2", "--partition", "low", "--time", "5"]
     flags = ["--train-steps", "250", "--log-steps", "10", "--log-secs", "0"]
-    job = site.submit(openmpi, "preempted", *nodes, SLOW, "--pause", "0.04", *flags)
+    job = site.submit(openmpi, "preempted", *nodes, SLOW, "--pause", "0.1", *flags)  # until it is preempted
     wait_until(lambda: step_of(job) >= 20, job.log)
     taker = ["--partition=high", "--nodelist=n2", "--exclusive", "--output=/dev/null", "--wrap=sleep 1"]
     taken = site.cluster.call("sbatch", "--parsable", *taker)
