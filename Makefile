@@ -1,7 +1,7 @@
 # make demo       train on two ranks
 # make test       the tests that need only Python, make and the package index, torch included; four minutes on two cores
 # make test-all   all other tests: MPICH, emulated GPU kernels, several hosts, Slurm, a browser
-#                With SAMPLE=1/5, a fifth of the tests that start ranks; CI changes the part at each commit
+#                With SAMPLE=1/3, a third of the tests that start ranks; CI changes the part at each commit
 # make lint       formatting, types, layering, and the documentation's links
 # make docs       the documentation, in docs/_build/html
 # Each target makes the environments that it needs; a second run installs nothing.
