@@ -49,5 +49,5 @@ def test_two_dashes_after_a_program_as_with_torchrun(
 
 
 def test_a_command_keeps_its_two_dashes() -> None:
-    workload = workload_of("--", "git", "log", "--", "path")
-    assert workload.argv == ("git", "log", "--", "path")
+    workload = workload_of("--", "sleep", "log", "--", "path")
+    assert workload.argv == ("sleep", "log", "--", "path")

@@ -43,18 +43,19 @@ def test_a_submitted_job_gets_nothing_of_the_job_that_submits_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pid", "step", "left"),
+    ("is_rank", "step", "left"),
     [
-        (os.getpid(), "0", ["OMPI_COMM_WORLD_RANK", "RANK", "MPITRAIN_RUN_DIR"]),
-        (1, "0", []),
-        (1, "1", ["OMPI_COMM_WORLD_RANK"]),  # another launcher has started this process in the rank
+        (True, "0", ["OMPI_COMM_WORLD_RANK", "RANK", "MPITRAIN_RUN_DIR"]),
+        (False, "0", []),
+        (False, "1", ["OMPI_COMM_WORLD_RANK"]),  # another launcher has started this process in the rank
     ],
 )
-def test_a_process_in_a_rank_leaves_its_run(pid: int, step: str, left: list[str]) -> None:
+def test_a_process_in_a_rank_leaves_its_run(is_rank: bool, step: str, left: list[str]) -> None:
     values = ["OMPI_COMM_WORLD_RANK", "RANK", "MPITRAIN_RUN_DIR"]
     environ = {**dict.fromkeys(values, "1"), "MPITRAIN_SET_FOR_PROGRAM": "RANK", "SLURM_STEP_ID": "0"}
     mark_rank(environ)
-    environ["MPITRAIN_RANK"] = environ["MPITRAIN_RANK"].replace(f"[{os.getpid()},", f"[{pid},")
+    if not is_rank:
+        environ["MPITRAIN_RANK"] = environ["MPITRAIN_RANK"].replace(f"[{os.getpid()},", "[1,")
     environ["SLURM_STEP_ID"] = step
     leave_outer_run(environ)
     assert [name for name in values if name in environ] == left
