@@ -71,19 +71,18 @@ def _slots(words: Sequence[str], where: str) -> str | None:
     for word in words:
         key, _, value = word.lower().partition("=")
         key = {"slot": "slots", "cpu": "slots", "count": "slots", "max-slots": "max_slots"}.get(key, key)
-        if key not in ("slots", "max_slots") or not re.fullmatch(r"[0-9]+", value) or key in values:
+        if key not in ("slots", "max_slots") or not re.fullmatch(r"[0-9]{1,9}", value) or key in values:
             raise LaunchError(f"{where}: {word!r} is invalid; after the host, give slots=RANKS")
         values[key] = value
-    if int(values.get("max_slots", "0")) < int(values.get("slots", "0")) and "max_slots" in values:
-        raise LaunchError(f"{where}: slots={values['slots']} exceeds max_slots={values['max_slots']}")
-    if "max_slots" in values and "slots" not in values:
-        raise LaunchError(f"{where}: max_slots without slots is not supported; add slots=RANKS")
-    return values.get("slots")
+    slots, most = values.get("slots"), values.get("max_slots")
+    if most is not None and (slots is None or int(slots) > int(most)):
+        raise LaunchError(f"{where}: max_slots={most} needs slots=RANKS, at most {most}")
+    return slots
 
 
 def _parse(text: str, where: str) -> list[Host]:
     """Parse ``HOST`` or ``HOST:RANKS``, where the host may be a list as in Slurm: ``node[01,03-05]`` is four hosts."""
-    found = re.fullmatch(r"((?:[A-Za-z0-9_.@-]|\[[0-9,-]+\])+)(?::([0-9]+))?", text)
+    found = re.fullmatch(r"((?:[A-Za-z0-9_.@-]|\[[0-9,-]+\])+)(?::([0-9]{1,9}))?", text)
     if found is None or text.startswith("-"):
         is_ipv6 = text.count(":") > 1 and re.fullmatch(r"\[?[0-9A-Fa-f:.]+(%\w+)?(\](:\d+)?)?", text)
         why = "; launchers accept no IPv6 addresses in lists of hosts, so give its name" if is_ipv6 else ""
@@ -100,16 +99,16 @@ def _expand(name: str, where: str) -> list[str]:
     if not bracket:
         return [name]
     inside, _, after = rest.partition("]")
-    numbers: list[str] = []
+    ends, numbers = _expand(after, where), list[str]()
     for part in inside.split(","):
-        first, dash, last = part.partition("-")
-        last = last if dash else first
-        if not first or not last or "-" in last or int(last) < int(first):
+        found = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part)
+        first, last = (int(found[1]), int(found[2] or found[1])) if found is not None else (1, 0)
+        if found is None or last < first:
             raise LaunchError(f"{where}: [{inside}] is no list of numbers, such as [01,03-05]")
-        if int(last) - int(first) >= _MOST_HOSTS:
-            raise LaunchError(f"{where}: [{inside}] has more than {_MOST_HOSTS:,} hosts")
-        numbers += [f"{number:0{len(first)}}" for number in range(int(first), int(last) + 1)]
-    return [before + number + end for number in numbers for end in _expand(after, where)]
+        if (len(numbers) + last - first + 1) * len(ends) > _MOST_HOSTS:
+            raise LaunchError(f"{where}: {name} has more than {_MOST_HOSTS:,} hosts")
+        numbers += [f"{number:0{len(found[1])}}" for number in range(first, last + 1)]
+    return [before + number + end for number in numbers for end in ends]
 
 
 def _merged(hosts: Sequence[Host], where: str) -> list[Host]:

@@ -216,11 +216,16 @@ def test_lists_of_slurm(text: str, names: str, tmp_path: Path) -> None:
             "n[1-]",
             "n[a]",
             "n[1-9999999]",
+            "n[1-65536][1-2]",
+            "n[1-40000,1-40000]",
+            "n[1-" + "9" * 5000 + "]",
+            "a:" + "9" * 5000,
             "n]1[",
             "a=4",
             "a:+4",
         ),
     ],
+    ids=lambda text: text[:20],
 )
 def test_hosts_that_are_none(text: str) -> None:
     with pytest.raises(LaunchError, match="--hosts"):
