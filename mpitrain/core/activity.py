@@ -22,6 +22,7 @@ KINDS = tuple(
     """.split()
 )
 PAGE_VARIABLE = "MPITRAIN_ACTIVITY"  # the path of a program's page
+STACKS_VARIABLE = "MPITRAIN_STACKS"  # the path of the file for its stacks
 # The default limit of the time without progress: a multiple of the longest activity so far, and its lower bounds.
 TIMES_LONGEST = 10
 SHORTEST_LIMIT_S = 60.0

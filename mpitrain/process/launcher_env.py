@@ -8,6 +8,9 @@ import os
 import stat
 from collections.abc import Mapping, MutableMapping
 
+from ..core.activity import PAGE_VARIABLE, STACKS_VARIABLE
+from .rank_status import RUN_DIR_VARIABLE
+
 # Variables that ``mpitrain run`` passes to its ranks, besides the run directory.
 RESTART_COUNT = "MPITRAIN_RESTART_COUNT"  # number of restarts so far
 MAX_RESTARTS = "MPITRAIN_MAX_RESTARTS"
@@ -34,7 +37,7 @@ _OF_RUN: tuple[str, ...] = (
     FAILED_STEP,
     RESTARTS_SINCE,
 )
-_OF_RUN += (RANK, SET_FOR_PROGRAM, "MPITRAIN_RUN_DIR", "MPITRAIN_ACTIVITY", "MPITRAIN_STACKS")
+_OF_RUN += (RANK, SET_FOR_PROGRAM, RUN_DIR_VARIABLE, PAGE_VARIABLE, STACKS_VARIABLE)
 # What mpirun and srun set for a rank, and its user does not.
 _OF_RANK: tuple[str, ...] = (
     "OMPI_",

@@ -148,7 +148,7 @@ def _start(own: ProgramRank, variables: Mapping[str, str]) -> NoReturn:
         **without_chosen(os.environ),
         **variables,
         activity.PAGE_VARIABLE: page.path,
-        "MPITRAIN_STACKS": f"/proc/{os.getpid()}/fd/{stacks}",
+        activity.STACKS_VARIABLE: f"/proc/{os.getpid()}/fd/{stacks}",
         "PYTHONPATH": os.pathsep.join([str(_STARTUP), *filter(None, [os.environ.get("PYTHONPATH")])]),
     }
     child = fork_rank()

@@ -17,13 +17,7 @@ import numpy as np
 from mpitrain.comm.mpi import MPI
 
 _SHARED_MEMORY = "/dev/shm/"
-_SET_BY_IMPORTS = {
-    "CRC32C_SW_MODE",
-    "CUDNN_FRONTEND_CUDART_LIB_NAME",
-    "KMP_DUPLICATE_LIB_OK",
-    "KMP_INIT_AT_FORK",
-    "TORCHINDUCTOR_CACHE_DIR",
-}
+_SET_BY_IMPORTS = {"CRC32C_SW_MODE", "CUDNN_FRONTEND_CUDART_LIB_NAME", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR"}
 _SIGNALS = [number for number in signal.valid_signals() if number not in (signal.SIGKILL, signal.SIGSTOP)]
 
 
