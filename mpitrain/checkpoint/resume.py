@@ -9,7 +9,7 @@ from .. import checkpoint
 from ..core.layout import Layout
 from ..errors import CheckpointError, DamagedCheckpoint
 from ..plan.config import RunConfig
-from .weights import SUFFIXES
+from .weights import is_of_torch
 
 
 class ResumePlan(NamedTuple):
@@ -59,10 +59,10 @@ def plan_resume(config: RunConfig, checkpoints: Path, layout: Layout) -> ResumeP
         from_where = f"its own checkpoints in {checkpoints}" if auto else str(resume[0])
         return begin._replace(notes=(f"--init-from has no effect: the run resumes from {from_where}",))
     init_from = config.training.init_from
-    if init_from.suffix not in SUFFIXES:
+    if not is_of_torch(init_from):
         init_from = _find("--init-from", init_from)
     fit = checkpoint.match_of(init_from, layout)
-    rest = f"; {fit}" if fit.wrong else ""
+    rest = f"; {fit.first_differences()}" if fit.wrong else ""
     note = f"{len(fit.fitting):,} of {len(layout.entries):,} parameters loaded from {init_from}{rest}"
     return begin._replace(init_from=init_from, notes=(note,))
 

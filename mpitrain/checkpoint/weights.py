@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,9 +17,12 @@ from ..errors import CheckpointError
 from .reader import Checkpoint
 from .state import Fit, compare
 
-SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
+_HDF5 = b"\x89HDF\r\n\x1a\n"  # the first bytes of checkpoints
 _PARAMS = "params/"
-_WRAPPED, _COMPILED = "module.", "_orig_mod."  # prefixes of names in files that were saved from a wrapped module
+_STATE_KEYS = ("state_dict", "model_state_dict", "model")  # where training scripts keep the state_dict, in this order
+_COMPILED = "_orig_mod."
+_WRAPPED = ("module.", "model.")  # prefixes of names in files that were saved from a wrapper of the module
+_NAMED = 5  # maximum number of names in a message
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,14 @@ class Weights:
     path: Path
     shapes: Mapping[str, Shape]
     read_into: Callable[[Mapping[str, Array]], None]
+
+
+def is_of_torch(path: Path) -> bool:
+    """Return whether a path is a file that PyTorch or safetensors may have written, and no checkpoint."""
+    if not path.is_file() or path.suffix == ".h5":
+        return False
+    with path.open("rb") as file:
+        return file.read(len(_HDF5)) != _HDF5
 
 
 def match_of(path: Path, layout: Layout) -> Fit:
@@ -63,9 +75,8 @@ def load_matching(path: Path, layout: Layout, params: Array) -> Fit:
 @contextmanager
 def opened(path: Path, layout: Layout) -> Iterator[Weights]:
     """Open a file of parameters; names of shared parameters are replaced by the layout's names."""
-    if path.suffix in SUFFIXES:
-        plain = _plain_name(layout)
-        tensors = {plain(name): tensor for name, tensor in _load(path).items()}
+    if is_of_torch(path):
+        tensors = _named_by(layout, path, _load(path))
 
         def copy_into(views: Mapping[str, Array]) -> None:
             for name, view in views.items():
@@ -84,8 +95,18 @@ def opened(path: Path, layout: Layout) -> Iterator[Weights]:
 def _fit(weights: Weights, layout: Layout) -> Fit:
     fit = compare(weights.shapes, {entry.name: entry.shape for entry in layout.entries})
     if not fit.fitting:
-        raise CheckpointError(f"--init-from {weights.path}: no parameter matches the model: {fit.first_differences()}")
+        reshaped = f": {fit.first_differences()}" if fit.reshaped else ""
+        ours, theirs = _listed([entry.name for entry in layout.entries]), _listed([*weights.shapes])
+        raise CheckpointError(
+            f"--init-from {weights.path}: no parameter matches the model{reshaped}; the model has {ours}; the file has "
+            f"{theirs}"
+        )
     return fit
+
+
+def _listed(names: list[str]) -> str:
+    more = [f"and {len(names) - _NAMED} more"] if len(names) > _NAMED else []
+    return ", ".join([*names[:_NAMED], *more])
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -94,8 +115,6 @@ def _load(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: The file cannot be read, or has no such tensors.
     """
-    if not path.is_file():
-        raise CheckpointError(f"--init-from {path}: no such file")
     torch = _library("torch", path)
     try:
         if path.suffix == ".safetensors":
@@ -103,36 +122,47 @@ def _load(path: Path) -> dict[str, Any]:
         else:
             content = torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
+        found = re.search(r"GLOBAL (\S+)", str(error))
+        what = f"contains {found[1]}" if found else "was not written by torch.save, or contains more than tensors"
         raise CheckpointError(
-            f"--init-from {path} contains more than tensors, or was not written by torch.save: write it with "
-            "torch.save(module.state_dict(), path)"
+            f"--init-from {path} {what}, and only tensors are read: write it with torch.save(module.state_dict(), path)"
         ) from error
     except Exception as error:
         reason = one_line(error)[:200]
         raise CheckpointError(f"--init-from {path} cannot be read: {type(error).__name__}: {reason}") from error
-    for key in ("state_dict", "model_state_dict", "model"):
-        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
-            content = content[key]
-    named = content.items() if isinstance(content, Mapping) else ()
-    tensors = {str(n): value for n, value in named if torch.is_tensor(value) and value.is_floating_point()}
-    if not tensors:
+
+    def tensors_in(value: object) -> dict[str, Any]:
+        named = value.items() if isinstance(value, Mapping) else ()
+        return {str(name): each for name, each in named if torch.is_tensor(each) and each.is_floating_point()}
+
+    inner = {key: value for key, value in content.items() if tensors_in(value)} if isinstance(content, Mapping) else {}
+    chosen = [key for key in _STATE_KEYS if key in inner][:1] or [*inner]
+    if len(chosen) > 1:
+        raise CheckpointError(f"--init-from {path} contains several state_dicts, {_listed(chosen)}: save one of them")
+    if not (tensors := tensors_in(inner[chosen[0]] if chosen else content)):
         raise CheckpointError(
             f"--init-from {path} contains no named floating-point tensors: it must be a module's state_dict"
         )
     return tensors
 
 
-def _plain_name(layout: Layout) -> Callable[[str], str]:
-    """Return a function that returns the layout's name for a name in a file."""
+def _named_by(layout: Layout, path: Path, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tensors of a file by the layout's names; names that the model does not have stay.
+
+    Raises:
+        CheckpointError: Two tensors have the same name in the model.
+    """
     known = {entry.name for entry in layout.entries} | set(layout.aliases)
-
-    def plain(name: str) -> str:
-        name = name.replace(_COMPILED, "")
-        if name not in known:  # the model itself may have a submodule named ``module``
-            name = name.removeprefix(_WRAPPED)
-        return layout.aliases.get(name, name)
-
-    return plain
+    given = dict[str, str]()  # the names in the file, by those in the model
+    for name in tensors:
+        plain = name.replace(_COMPILED, "")
+        while plain not in known and plain.startswith(_WRAPPED):  # the model may have a submodule ``module``, too
+            plain = plain.partition(".")[2]
+        plain = plain if plain in known else name
+        if plain in given:
+            raise CheckpointError(f"--init-from {path}: {given[plain]} and {name} are both {plain} of the model")
+        given[plain] = name
+    return {layout.aliases.get(plain, plain): tensors[name] for plain, name in given.items()}
 
 
 def _library(name: str, path: Path) -> Any:

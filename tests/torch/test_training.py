@@ -133,7 +133,9 @@ def test_training_starts_from_a_file_of_weights(name: str, tmp_path: Path) -> No
         assert (value == expected.double().numpy()).all()
 
 
-@pytest.mark.parametrize("name", ["{}", "module.{}", "_orig_mod.module.{}", "module._orig_mod.{}"])
+@pytest.mark.parametrize(
+    "name", ["{}", "module.{}", "_orig_mod.module.{}", "module._orig_mod.{}", "model.{}", "model.module._orig_mod.{}"]
+)
 def test_names_of_wrapped_modules_match(name: str, tmp_path: Path) -> None:
     class Named(torch.nn.Module):
         def __init__(self) -> None:
@@ -152,6 +154,35 @@ def test_names_of_wrapped_modules_match(name: str, tmp_path: Path) -> None:
     torch.save({key.replace("0.0", "0._orig_mod.0"): value for key, value in saved.items()}, tmp_path / "weights.pt")
     fit = checkpoint.load_matching(tmp_path / "weights.pt", run.plan.layout, run.params)
     assert not fit.wrong and len(fit.fitting) == len(saved)
+
+
+@pytest.mark.parametrize("key", ["state_dict", "model_state_dict", "net", "params"])
+@pytest.mark.parametrize("suffix", [".ckpt", ".pth.tar", ".pkl", ""])
+def test_where_training_scripts_keep_the_parameters(key: str, suffix: str, tmp_path: Path) -> None:
+    model = models.make("mlp")
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 12)).sum().backward()
+    optimizer.step()
+    saved = {f"model.{name}": value for name, value in model.state_dict().items()}
+    path = tmp_path / f"weights{suffix}"
+    torch.save({"epoch": 3, key: saved, "optimizer": optimizer.state_dict(), "best": torch.tensor(0.5)}, path)
+    run = support.Local(lambda: models.job("mlp"))
+    assert not checkpoint.load_matching(path, run.plan.layout, run.params).wrong
+
+
+def test_parameters_that_are_not_clear(tmp_path: Path) -> None:
+    state, path = models.make("mlp").state_dict(), tmp_path / "weights.pt"
+    run = support.Local(lambda: models.job("mlp"))
+    first = next(iter(state))
+    for content, named in (
+        ({"net": state, "ema": state}, ["net", "ema"]),
+        ({**{f"model.{name}": value for name, value in state.items()}, **state}, [f"model.{first}", first]),
+        ({f"backbone.{name}": value for name, value in state.items()}, [f"backbone.{first}", first]),
+    ):
+        torch.save(content, path)
+        with pytest.raises(CheckpointError) as error:
+            checkpoint.load_matching(path, run.plan.layout, run.params)
+        assert all(name in str(error.value) for name in named)
 
 
 def test_a_file_with_a_whole_module_is_refused(tmp_path: Path) -> None:
