@@ -133,7 +133,7 @@ def _run_dir(name: str, path: str | os.PathLike[str] | None) -> Iterator[Path]:
 
 def _in_run_dir(workload: Workload, folder: Path, text: str | None) -> Workload:
     """Return the request with this run directory; ``text`` is the text of a job file to write there, if any."""
-    job = workload.with_run_dir(folder)
+    job = workload.with_options(run_dir=folder)
     if text is None or not isinstance(job, JobRequest):
         return job
     path = folder / job.path.name

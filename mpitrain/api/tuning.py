@@ -76,7 +76,7 @@ def measure(options: LaunchOptions, job: JobRequest, output: Path) -> int:
     workload = ProbeWorkload(job, output.absolute())
     with _temporary_folder() as folder:
         if job.run_dir is None:
-            workload = workload.with_run_dir(folder)
+            workload = workload.with_options(run_dir=folder)
         return run(LaunchRequest(options, workload))
 
 

@@ -16,6 +16,7 @@ from ..errors import ConfigError, UserError
 from ..monitor.console import print_wrapped
 from ..monitor.rank_log import show_warnings
 from ..plan.roles import HOW_ROLES_ARE_GIVEN
+from ..process import stream_client
 from ..process.fork_server import start_server
 from ..process.launcher_env import MAX_RESTARTS, RESTART_COUNT
 from ..process.rank_status import RUN_DIR_VARIABLE
@@ -54,6 +55,8 @@ _COMMANDS = {
     "diff": ("cli.checkpoints", "diff", "Compare two checkpoints."),
     "export": ("cli.checkpoints", "export", "Write a checkpoint's parameters in another format."),
 }
+# The commands whose ranks may read standard input.
+_READ_INPUT = {"run", "horovodrun", "exec", "train"}
 
 
 class _Commands(click.Group):
@@ -129,7 +132,10 @@ def _measure(arguments: list[str]) -> NoReturn:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the ``mpitrain`` command and return its exit status."""
     open_closed_streams()
+    stream_client.connect()
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if argv is None and not _READ_INPUT.intersection(arguments[:1]):
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     # An error that occurs on every rank is printed once, so 'train' parses its flags only after MPI has started.
     if arguments[:1] == ["train"] and not HELP.intersection(arguments):
         try:

@@ -8,6 +8,11 @@ from collections.abc import Iterable
 _LISTED = 8
 
 
+# Errors that follow from an empty standard input, and what to do about them.
+NEEDS_INPUT = ("EOFError", "BdbQuit", "bdb.BdbQuit")
+INPUT_HINT = "; standard input is empty here: mpitrain run --debug RANK gives the terminal to a rank"
+
+
 def one_line(error: object) -> str:
     """Return an error's text in one line."""
     return " ".join(str(error).split())

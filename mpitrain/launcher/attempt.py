@@ -23,6 +23,8 @@ from .interrupts import Interrupts, Suspension
 from .launcher_process import LauncherProcess, Phase
 from .rank_checks import RankChecks, listed
 from .scaling import ScaleRequest, read_request
+from .standard_input import StandardInput
+from .stream_server import StreamServer
 from .terminal import say
 
 _FLUSH_REMOTE_S = 0.3  # time for output of ranks on other hosts to arrive
@@ -36,7 +38,7 @@ class AttemptResult:
     Attributes:
         pid: The launcher's process id.
         status: The launcher's exit status; negative if a signal killed it.
-        output: The latest output of ranks and launcher, including filtered output.
+        output: The latest output of the launcher, including filtered output.
         filtered_output: The launcher output that was not shown.
         ended_at: When the launcher had ended, in seconds since the epoch.
         statuses: The status records of all ranks that registered.
@@ -68,6 +70,8 @@ class Attempt:
         link_timeout_s: Seconds without an answer after which a host is lost.
         stopping: The action of ranks that are asked to stop, as text for a message.
         accepts: Answers a request to scale the run; returns whether the ranks must stop for the request.
+        streams: Gives the ranks their standard streams; closed at the end.
+        user_input: The user's standard input.
     """
 
     command: Command
@@ -79,23 +83,26 @@ class Attempt:
     link_timeout_s: float
     stopping: str
     accepts: Callable[[ScaleRequest], bool]
+    streams: StreamServer
+    user_input: StandardInput
 
     def run(self) -> AttemptResult:
         """Run the launcher until it ends, then kill all leftover ranks."""
         rank_status.clear(self.run_dir)
         began = time.time()
-        with LauncherProcess(self.command.words, without_chosen(os.environ) | self.command.environment) as launcher:
+        environment = without_chosen(os.environ) | self.command.environment
+        with LauncherProcess(self.command.words, environment, self.streams) as launcher:
             lost_hosts = self._supervise(launcher)
-            launcher.finish_output()
         ended_at = time.time()
         statuses = rank_status.read(self.run_dir)
         tracebacks = rank_status.read_tracebacks(self.run_dir)
         unreachable = self._kill_leftover_ranks(launcher, statuses, began)
+        self.streams.close()
         rank_status.clear(self.run_dir)
         return AttemptResult(
             pid=launcher.pid,
             status=launcher.returncode,
-            output=launcher.output.decode(errors="replace"),
+            output=launcher.output,
             filtered_output=launcher.filtered_output,
             ended_at=ended_at,
             statuses=statuses,
@@ -115,6 +122,7 @@ class Attempt:
             while launcher.still_runs():
                 self._handle_signals(launcher)
                 suspension.poll()
+                self.user_input.was_read()
                 self._handle_scaling(launcher)
                 self._handle_failure(launcher)
                 checks.poll()

@@ -1,4 +1,4 @@
-"""The launcher's process: its output is forwarded, and it is asked to stop, ended or killed."""
+"""The launcher's process: it is asked to stop, ended or killed."""
 
 from __future__ import annotations
 
@@ -6,20 +6,17 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from enum import Enum, auto
-from typing import IO
 
 from ..process.reaper import end_with_parent
 from .output_filter import LauncherFilter
-from .terminal import forward, say
+from .stream_server import Source, StreamServer
+from .terminal import say
 
 _GRACE_S = 3.0  # time between SIGTERM and SIGKILL
 _POLL_S = 0.05
-_KEPT_BYTES = 200_000  # size of the kept end of the output
 
 
 class Phase(Enum):
@@ -29,23 +26,31 @@ class Phase(Enum):
 
 
 class LauncherProcess(subprocess.Popen[bytes]):
-    """A launcher, which leads its own process group; its output is forwarded.
+    """A launcher, which leads its own session; its messages are filtered, and written with the output of the ranks.
 
     Attributes:
         phase, phase_began: What has been asked of it, and since when, by the monotonic clock.
         is_reported: Whether the reason for ending it has been printed.
-        output: The latest output of ranks and launcher, including filtered output.
-        filtered_output: The launcher output that was not shown.
     """
 
-    def __init__(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
-        super().__init__(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=_begin)
+    def __init__(self, words: Sequence[str], environment: Mapping[str, str], streams: StreamServer) -> None:
+        null, pipe = subprocess.DEVNULL, subprocess.PIPE
+        super().__init__(words, env=environment, stdin=null, stdout=pipe, stderr=pipe, preexec_fn=_begin)
         self.phase, self.phase_began, self.is_reported = Phase.RUNNING, 0.0, False
-        self.output, self.filtered_output = bytearray(), ""
-        pairs = (self.stdout, sys.stdout.buffer), (self.stderr, sys.stderr.buffer)
-        self._readers = [threading.Thread(target=self._forward, args=pair, daemon=True) for pair in pairs]
-        for reader in self._readers:
-            reader.start()
+        self._filters = LauncherFilter(), LauncherFilter()
+        assert self.stdout is not None and self.stderr is not None
+        streams.output.add(os.dup(self.stdout.fileno()), Source("launcher", self._filters[0]))
+        streams.errors.add(os.dup(self.stderr.fileno()), Source("launcher", self._filters[1]))
+
+    @property
+    def output(self) -> str:
+        """Its latest messages, including those that were filtered out."""
+        return b"".join(each.output for each in self._filters).decode(errors="replace")
+
+    @property
+    def filtered_output(self) -> str:
+        """The messages that were not shown."""
+        return b"".join(each.dropped for each in self._filters).decode(errors="replace")
 
     def still_runs(self) -> bool:
         """Wait a moment; return whether the launcher runs. Kill it if it does not end in time."""
@@ -54,11 +59,6 @@ class LauncherProcess(subprocess.Popen[bytes]):
         if self.phase is Phase.ENDING and time.monotonic() > self.phase_began + _GRACE_S:
             self.kill_group()
         return self.returncode is None
-
-    def finish_output(self) -> None:
-        """Wait until the output is forwarded, but at most 1 s: a leftover process may keep the pipe open."""
-        for reader in self._readers:
-            reader.join(timeout=1)
 
     def ask_to_stop(self) -> None:
         """Ask the ranks to save and exit; may be repeated.
@@ -86,27 +86,10 @@ class LauncherProcess(subprocess.Popen[bytes]):
             say(line)
         self.phase, self.phase_began, self.is_reported = phase, time.monotonic(), self.is_reported or bool(why)
 
-    def _forward(self, pipe: IO[bytes], stream: IO[bytes]) -> None:
-        """Forward the output to ``stream``, without the launcher's comments on how ranks ended."""
-        launcher_filter = LauncherFilter()
-        while chunk := _read(pipe):
-            chunk = chunk.replace(b"\0", b"")  # Open MPI ends its comments with a null byte
-            self.output += chunk
-            del self.output[:-_KEPT_BYTES]
-            forward(stream, launcher_filter.feed(chunk))
-        forward(stream, launcher_filter.rest())
-        self.filtered_output += launcher_filter.dropped.decode(errors="replace")
-
-
-def _read(pipe: IO[bytes]) -> bytes:
-    """Return the next chunk; empty at the end, or if a leftover process holds a pipe that is already closed here."""
-    try:
-        return os.read(pipe.fileno(), 65536)
-    except (OSError, ValueError):
-        return b""
-
 
 def _begin() -> None:
     """Set up the launcher's process (runs between fork and exec)."""
-    os.setpgid(0, 0)  # Ctrl-C in the terminal then reaches only the parent, which decides what to forward
+    # A session without a terminal: Ctrl-C reaches only the parent, which decides what to pass on, and an ssh that asks
+    # for a password fails at once. A rank may read the terminal of another session, even in the background.
+    os.setsid()
     end_with_parent(signal.SIGTERM)  # lets the launcher end its ranks

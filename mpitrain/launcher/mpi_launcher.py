@@ -28,6 +28,13 @@ _BINDING_VARIABLES = (
 )
 
 
+# Launcher arguments by which users choose themselves where output goes, and how it is marked.
+_OUTPUT_WORDS = (
+    *("output", "output-filename", "tag-output", "timestamp-output", "merge-stderr-to-stdout", "xterm", "stdin"),
+    *("l", "prepend-rank", "prepend-pattern", "outfile-pattern", "errfile-pattern", "s", "ordered-output"),
+)
+
+
 @dataclass(frozen=True)
 class LaunchSpec:
     """The user's requests to the launcher.
@@ -121,6 +128,10 @@ class Launcher(ABC):
                 ``srun``.
         """
 
+    def protected(self, words: list[str]) -> list[str]:
+        """Return the command of a rank such that the launcher does not change its arguments."""
+        return words
+
     def network_argument(self, network: str) -> str:
         """Return the value of ``--network`` as the launcher expects it.
 
@@ -138,5 +149,13 @@ def is_oversubscribed(spec: LaunchSpec, machine: LocalMachine) -> bool:
 
 def binds_itself(spec: LaunchSpec, machine: LocalMachine) -> bool:
     """Return whether the user chose the binding or placement of ranks."""
-    options = {word.lstrip("-").split("=")[0] for word in spec.words if word.startswith("-")}
-    return not options.isdisjoint(_BINDING_WORDS) or any(name in machine.environ for name in _BINDING_VARIABLES)
+    return _has_option(spec, _BINDING_WORDS) or any(name in machine.environ for name in _BINDING_VARIABLES)
+
+
+def passes_output(spec: LaunchSpec) -> bool:
+    """Return whether the user chose how the launcher passes on input and output of ranks."""
+    return _has_option(spec, _OUTPUT_WORDS)
+
+
+def _has_option(spec: LaunchSpec, names: Sequence[str]) -> bool:
+    return any(word.startswith("-") and word.lstrip("-").split("=")[0] in names for word in spec.words)

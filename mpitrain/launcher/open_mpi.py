@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -23,6 +24,8 @@ _PASSED = (
     "UCX_",
 )
 _PASSED_NAMES = ("LD_LIBRARY_PATH", "VIRTUAL_ENV", "TZ")
+# Options that mpirun changes, or finds twice, even among the arguments of a program (seen in version 5.0.11).
+_CHANGED = tuple(f"--{name}" for name in "map-by mapby rank-by rankby bind-to bindto runtime-options rtos".split())
 # Variables that are valid on this host only.
 _NOT_PASSED = ("MPITRAIN_TERMINAL_COLUMNS",)
 
@@ -59,6 +62,9 @@ class OpenMpi(Launcher):
 
     def restart_arguments(self, start_arguments: str, environ: Mapping[str, str]) -> Arguments:
         return Arguments([self._daemon_option, "plm_slurm_args", start_arguments], {})
+
+    def protected(self, words: list[str]) -> list[str]:
+        return ["sh", "-c", shlex.join(["exec", *words])] if any(word.startswith(_CHANGED) for word in words) else words
 
     @property
     def _daemon_option(self) -> str:

@@ -1,4 +1,7 @@
-"""Filter out the comments that launchers print when ranks end; mpitrain reports the cause in one line instead."""
+"""Filter out the comments that launchers print when ranks end; mpitrain reports the cause in one line instead.
+
+What ranks write does not pass the filter: it does not pass through the launcher (``launcher/stream_server.py``).
+"""
 
 from __future__ import annotations
 
@@ -24,85 +27,41 @@ _LINES = re.compile(
     rb"|YOUR APPLICATION TERMINATED WITH|This typically refers to a problem|Please see the FAQ page for debugging"
 )
 
-# A warning from the chief, or from another rank with its number.
-_WARNING = re.compile(rb"(rank \d+: )?((?:WARNING|ERROR|CRITICAL): .*)")
-
-# Prefixes of lines that may be filtered.
-_MARKS = (
-    b"rank ",
-    b"WARNING",
-    b"ERROR",
-    b"CRITICAL",
-    *_RULES,
-    b"Abort(",
-    b"[",
-    b"=",
-    b"mpirun",
-    b"YOUR APPL",
-    b"This typ",
-    b"Please see",
-)
-
-
 _LONGEST_BLOCK = 40  # maximum number of lines of a launcher comment
+_KEPT_BYTES = 200_000  # size of the kept end of the output
 
 
 class LauncherFilter:
-    """Takes the bytes of a stream and returns the bytes to show.
-
-    Lines that may come from the launcher are held back until complete. Other lines are forwarded immediately, because
-    a progress bar has no line ends. A warning printed by several ranks is shown once; a warning that the chief printed
-    first is shown as often as the chief prints it.
+    """Takes the lines that a launcher prints, and returns those to show.
 
     Attributes:
         dropped: The bytes that were filtered out.
+        output: The latest bytes, including those that were filtered out.
     """
 
     def __init__(self) -> None:
-        self.dropped = b""
-        self._line = b""  # incomplete line, held back
-        self._passing = False  # the current line is forwarded as it arrives
+        self.dropped, self.output = b"", b""
         self._block: list[bytes] | None = None
-        self._warned: dict[bytes, bool] = {}  # for each warning, whether the chief printed it first
         self._blank = b""  # blank lines, dropped if the next line is dropped
 
-    def feed(self, data: bytes) -> bytes:
-        """Return the bytes to show now, from ``data`` and from bytes that were held back."""
+    def feed(self, lines: bytes) -> bytes:
+        """Return what to show now, of complete lines, or of a part of a line."""
+        lines = lines.replace(b"\0", b"")  # Open MPI ends its comments with a null byte
+        self.output = (self.output + lines)[-_KEPT_BYTES:]
         shown = b""
-        for part in re.split(rb"(?<=\n)", data):
-            within = self._passing
-            shown_part = self._take(part)
-            if shown_part == b"\n" and not within:
-                self._blank += shown_part
-            elif shown_part:
-                shown += self._blank + shown_part
+        for line in filter(None, re.split(rb"(?<=\n)", lines)):
+            part = self._classify(line)
+            if part == b"\n":
+                self._blank += part
+            elif part:
+                shown += self._blank + part
                 self._blank = b""
         return shown
 
     def rest(self) -> bytes:
         """Return the bytes that are still held back at the end of the stream."""
-        held = b"".join(self._block or []) + self._line
-        shown, self._blank = self._blank + held, b""
-        self._block, self._line = None, b""
+        shown, self._blank, self._block = self._blank + b"".join(self._block or []), b"", None
         return shown
-
-    def _take(self, part: bytes) -> bytes:
-        if not part:
-            return b""
-        ends = part.endswith(b"\n")
-        if self._passing:
-            self._passing = not ends
-            return part
-        self._line += part
-        if not ends:
-            if self._block is not None or any(
-                mark.startswith(self._line) or self._line.startswith(mark) for mark in _MARKS
-            ):
-                return b""
-            shown, self._line, self._passing = self._line, b"", True
-            return shown
-        line, self._line = self._line, b""
-        return self._classify(line)
 
     def _classify(self, line: bytes) -> bytes:
         if line.rstrip() in _RULES:
@@ -117,10 +76,6 @@ class LauncherFilter:
                 return b""
             block, self._block = b"".join(self._block), None
             return block  # the block is no comment of the launcher: a rank printed it
-        if (warning := _WARNING.match(line)) is not None:
-            repeated, by_chief = warning[2] in self._warned, warning[1] is None
-            chief_was_first = self._warned.setdefault(warning[2], by_chief)
-            return b"" if repeated and not (by_chief and chief_was_first) else line
         return self._drop(line) if _LINES.match(line.rstrip(b"\n")) else line
 
     def _drop(self, text: bytes) -> bytes:

@@ -26,6 +26,7 @@ def prepare(request: LaunchRequest) -> tuple[LocalMachine, Launcher, LaunchSpec]
     spec = make_launch_spec(options, launcher, machine)
     if spec.ranks is not None:
         workload.check_ranks(spec.ranks)
+    check_debug(options, spec)
     check_restarts(options, spec, workload)
     return machine, launcher, spec
 
@@ -73,6 +74,16 @@ def _environment(settings: Sequence[str], machine: LocalMachine) -> dict[str, st
             raise LaunchError(f"--env {name}: {name} is not set in this environment; give --env {name}=VALUE")
         variables[name] = value if equals else machine.environ[name]
     return variables
+
+
+def check_debug(options: LaunchOptions, spec: LaunchSpec) -> None:
+    """Check that the rank of ``--debug`` exists.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    if options.debug is not None and spec.ranks is not None and options.debug >= spec.ranks:
+        raise ConfigError(f"--debug {options.debug}: the ranks are 0 to {spec.ranks - 1}")
 
 
 def check_restarts(options: LaunchOptions, spec: LaunchSpec, workload: Workload) -> None:

@@ -33,16 +33,19 @@ from ..process.run_directory import (
     remove_empty,
 )
 from ..process.signals import STOPPED_EARLY
+from ..process.stream_client import VARIABLE as STREAMS
 from .attempt import Attempt, AttemptResult
 from .command_line import compose
 from .hosts import Host, RemoteAgent, is_local
 from .interrupts import Interrupts
-from .mpi_launcher import Launcher, LaunchSpec, LocalMachine
+from .mpi_launcher import Launcher, LaunchSpec, LocalMachine, passes_output
 from .outcome import Kind, Outcome, classify
 from .preparation import make_launch_spec, prepare
 from .restarts import Restarts
 from .saved_states import SavedStates
 from .scaling import ScaleRequest, answer_request, remove_request, remove_requests
+from .standard_input import StandardInput
+from .stream_server import StreamServer
 from .terminal import say
 
 _OTHER_RUN_S = 20.0  # time for ranks whose launcher was killed to save and exit
@@ -76,11 +79,13 @@ def run(request: LaunchRequest) -> int:
     if request.options.dry_run:
         print(compose(launcher, spec, machine, request.workload.words, request.workload.command))
         return 0
+    if request.options.debug is not None:
+        request = replace(request, workload=request.workload.with_options(hang_timeout=0.0))
     launch = Launch(request, machine, launcher, spec)
     with _run_dir(request.workload.name, request.workload.run_dir) as launch.run_dir:
         interrupts = Interrupts()
         with interrupts.recorded():
-            supervisor = _Supervisor(launch, interrupts)
+            supervisor = _Supervisor(launch, interrupts, StandardInput())
             try:
                 return supervisor.run()
             finally:
@@ -129,8 +134,8 @@ def _wait_for_other_run(folder: Path) -> None:
 class _Supervisor:
     """Runs attempts until training has ended or a restart cannot help."""
 
-    def __init__(self, launch: Launch, interrupts: Interrupts) -> None:
-        self._launch, self._interrupts = launch, interrupts
+    def __init__(self, launch: Launch, interrupts: Interrupts, user_input: StandardInput) -> None:
+        self._launch, self._interrupts, self._input = launch, interrupts, user_input
         self._agent = RemoteAgent(_agent_program(launch))
         self._spec = launch.spec
         self._began = time.monotonic()
@@ -243,6 +248,9 @@ class _Supervisor:
         if columns := terminal_columns():
             ours[COLUMNS_VARIABLE] = str(columns)
         workload = self._workload()
+        streams = StreamServer(self._input, self._input_rank(), spec.hosts is not None or launch.machine.allocated)
+        if not passes_output(spec):
+            ours[STREAMS] = streams.description
         spec_of_attempt = replace(spec, env={**spec.env, **ours})
         command = compose(
             launch.launcher, spec_of_attempt, launch.machine, workload.words, workload.command, self._restarts.count > 0
@@ -258,7 +266,14 @@ class _Supervisor:
             link_timeout_s=launch.request.options.link_timeout,
             stopping=stopping,
             accepts=self._accepts,
+            streams=streams,
+            user_input=self._input,
         )
+
+    def _input_rank(self) -> int | None:
+        """Return the rank that reads the user's standard input; None for no rank."""
+        request = self._launch.request
+        return 0 if request.options.debug is None and request.workload.reads_input else request.options.debug
 
     def _remote_hosts(self) -> list[str]:
         return [host.name for host in self._spec.hosts or () if not is_local(host.name)]
@@ -277,6 +292,8 @@ class _Supervisor:
         """Prepare another attempt and wait for the restart delay; return False if there is no other attempt."""
         restarts, ranks = self._restarts, self._spec.ranks or 1
         why = restarts.reason_not_to_restart(outcome, ranks, self._elapsed_s())
+        if not why and self._input.was_read():
+            why = "the ranks have read standard input, which cannot be read again"
         if not why and outcome.lost_hosts:
             why = self._exclude_hosts(outcome.lost_hosts)
         if why:

@@ -1,8 +1,9 @@
-"""The output of a launch: the output of its ranks, and lines of the launcher, which share one terminal."""
+"""The output of a launch: the output of its ranks, and lines of the launcher, which may share one terminal or file."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from typing import IO
 
@@ -10,19 +11,25 @@ from ..monitor.console import print_wrapped
 
 _CLEARED = b"\x1b[2K"
 _SHOW_CURSOR = "\x1b[?25h"
-# Whether the terminal's last line is the progress bar of a rank, which has no line end. Set by ``forward`` alone.
-_bar_is_last = False
+# For each file or terminal whose last line has no end: who wrote it, such as a rank that shows a progress bar.
+_unfinished: dict[tuple[int, int], object] = {}
 
 
-def forward(stream: IO[bytes], data: bytes) -> None:
-    """Write output of the ranks to a stream."""
-    global _bar_is_last
-    if data:
-        with contextlib.suppress(OSError):  # the terminal is gone, but the ranks' pipe must still be drained
-            stream.write(data)
-            stream.flush()
-            if stream.isatty():
-                _bar_is_last = not data.endswith((b"\n", _CLEARED))
+def forward(stream: IO[bytes], data: bytes, writer: object = None) -> None:
+    """Write output to a stream; begin a new line if another writer has not ended its line.
+
+    Args:
+        writer: Who has written the output, such as the number of a rank.
+    """
+    if not data:
+        return
+    with contextlib.suppress(OSError):  # the terminal is gone, but the ranks' pipe must still be drained
+        place = _place_of(stream)
+        stream.write(b"\n" + data if _unfinished.get(place, writer) != writer else data)
+        stream.flush()
+        _unfinished.pop(place, None)
+        if not data.endswith((b"\n", _CLEARED)):
+            _unfinished[place] = writer
 
 
 def say(line: str) -> None:
@@ -31,6 +38,13 @@ def say(line: str) -> None:
     The bar of a rank that was killed has not ended its line, and hides the cursor.
     """
     with contextlib.suppress(OSError):  # the terminal is gone
-        if sys.stderr.isatty():
-            sys.stderr.write(_SHOW_CURSOR + "\n" * _bar_is_last)
+        place = _place_of(sys.stderr)
+        sys.stderr.write((_SHOW_CURSOR if sys.stderr.isatty() else "") + "\n" * (place in _unfinished))
+        _unfinished.pop(place, None)
         print_wrapped(f"mpitrain: {line}")
+
+
+def _place_of(stream: IO[bytes] | IO[str]) -> tuple[int, int]:
+    """Return what two streams to the same file, pipe or terminal have in common."""
+    status = os.fstat(stream.fileno())
+    return status.st_dev, status.st_ino

@@ -7,14 +7,17 @@ this package use ``logging.getLogger(__name__)``; level DEBUG is for the file on
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import logging.handlers
+import os
 import sys
 import warnings
 from pathlib import Path
 from typing import TextIO
 
 from ..errors import UserError
+from ..process.rank_status import RUN_DIR_VARIABLE, WARNED, folder_of
 from .console import Console
 
 _FORMAT = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s"
@@ -34,8 +37,8 @@ class RankLog:
 
     Args:
         console: The chief's console; None on other ranks.
-        warns: Whether a rank without console prints warnings. Without ``mpitrain run``, which removes duplicates, only
-            the chief should print them.
+        warns: Whether a rank without console prints warnings that no other rank has printed. Without ``mpitrain run``,
+            this is not known, and only the chief should print them.
     """
 
     def __init__(self, console: Console | None, warns: bool) -> None:
@@ -104,7 +107,9 @@ def show_warnings(shown: bool) -> None:
     ) -> None:
         if shown:
             text = warnings.formatwarning(message, category, filename, lineno)
-            print(f"WARNING: {text.splitlines()[0]}", file=sys.stderr, flush=True)
+            line = f"WARNING: {text.splitlines()[0]}"
+            if _is_new(line):
+                print(line, file=sys.stderr, flush=True)
 
     warnings.showwarning = show
 
@@ -133,6 +138,7 @@ class _ConsoleHandler(logging.Handler):
     def __init__(self, console: Console) -> None:
         super().__init__(logging.INFO)
         self._console = console
+        self._printed: set[str] = set()
         self.setFormatter(_Printed())
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -141,7 +147,10 @@ class _ConsoleHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._console.print(self.format(record), error=record.levelno >= logging.WARNING)
+            text, is_warning = self.format(record), record.levelno >= logging.WARNING
+            if not is_warning or text in self._printed or _is_new(text):
+                self._console.print(text, error=is_warning)
+                self._printed.add(text)
         except Exception:
             self.handleError(record)
 
@@ -150,4 +159,20 @@ def _to_stderr() -> logging.Handler:
     handler = logging.StreamHandler(sys.stderr)
     handler.setLevel(logging.WARNING)
     handler.setFormatter(_Printed())
+    handler.addFilter(lambda record: _is_new(handler.format(record)))
     return handler
+
+
+def _is_new(text: str) -> bool:
+    """Return whether no rank of a run has printed a warning; from now on, this one has."""
+    run_dir = os.environ.get(RUN_DIR_VARIABLE)
+    if run_dir is not None:
+        path = folder_of(Path(run_dir)) / f"{WARNED}{hashlib.sha256(text.encode(errors='replace')).hexdigest()}"
+        try:
+            path.parent.mkdir(exist_ok=True)
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        except OSError:  # the folder is missing, or the disk is full
+            return True
+    return True

@@ -62,4 +62,10 @@ class LaunchOptions(OptionGroup):
         is_for_restarts=True,
     )
     link_timeout: float = option(30.0, "End the ranks if another host has not answered for S seconds.", "S", minimum=5)
+    debug: int | None = option(
+        None,
+        "Give standard input, such as the terminal, to RANK, so that breakpoint() works there; hangs are not detected.",
+        "RANK",
+        minimum=0,
+    )
     dry_run: bool = option(False, "Print the command without running it.", has_negative=False, is_common=True)

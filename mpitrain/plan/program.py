@@ -73,6 +73,7 @@ class ProgramRequest:
     command = "exec"
     keeps_checkpoints = False
     resumes = True
+    reads_input = True
 
     @property
     def words(self) -> list[str]:
@@ -98,12 +99,8 @@ class ProgramRequest:
     def restarted(self, checkpoint: Path | None, time_limit: float | None) -> ProgramRequest:
         return self if time_limit is None else self.with_options(time_limit=time_limit)
 
-    def with_run_dir(self, run_dir: Path | None) -> ProgramRequest:
-        return self.with_options(run_dir=run_dir)
-
-    def with_options(self, **values: Any) -> ProgramRequest:
-        """Return the request with other options of the run."""
-        return replace(self, options=replace(self.options, **values))
+    def with_options(self, **options: Any) -> ProgramRequest:
+        return replace(self, options=replace(self.options, **options))
 
 
 def script_request(path: Path, arguments: Sequence[str], options: ProgramOptions) -> ProgramRequest:

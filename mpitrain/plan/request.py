@@ -40,6 +40,7 @@ class Workload(Protocol):
         time_limit: Seconds that the run may take, or None.
         keeps_checkpoints: Whether restarts and later starts resume from checkpoints in the run directory.
         resumes: Whether a later start in the same run directory resumes the run without further options.
+        reads_input: Whether rank 0 may read the user's standard input.
     """
 
     @property
@@ -63,6 +64,9 @@ class Workload(Protocol):
     @property
     def resumes(self) -> bool: ...
 
+    @property
+    def reads_input(self) -> bool: ...
+
     def check_ranks(self, ranks: int) -> None:
         """Check that this number of ranks can execute the workload.
 
@@ -78,8 +82,8 @@ class Workload(Protocol):
             time_limit: The seconds that are left, or None.
         """
 
-    def with_run_dir(self, run_dir: Path | None) -> Workload:
-        """Return the same workload in another run directory; if None, the launcher chooses the directory."""
+    def with_options(self, **options: Any) -> Workload:
+        """Return the workload with other options of the run, by their flat names; None is the default."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,7 @@ class JobRequest:
 
     command = "train"
     keeps_checkpoints = True
+    reads_input = False
 
     @property
     def name(self) -> str:
@@ -140,9 +145,6 @@ class JobRequest:
             job = job.with_options(resume=str(checkpoint))
         return job if time_limit is None else job.with_options(time_limit=time_limit)
 
-    def with_run_dir(self, run_dir: Path | None) -> JobRequest:
-        return self.with_options(run_dir=run_dir)
-
     @property
     def words(self) -> list[str]:
         """The arguments of ``mpitrain train``."""
@@ -152,7 +154,6 @@ class JobRequest:
         return [str(self.path), *flag_words(self.options), *flag_words(self.arguments)]
 
     def with_options(self, **options: Any) -> JobRequest:
-        """Return the request with other options of the run; None removes an option."""
         merged = {**self.options, **options}
         return replace(self, options={name: value for name, value in merged.items() if value is not None})
 

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ..errors import ConfigError
 from ..plan.option import flag
@@ -39,7 +40,7 @@ class ProbeWorkload:
     name = "probe"
     command = "measure"
     keeps_checkpoints = False
-    resumes = False
+    resumes = reads_input = False
 
     def __post_init__(self) -> None:
         if self.job.script_arguments is not None:
@@ -69,5 +70,5 @@ class ProbeWorkload:
     def restarted(self, checkpoint: Path | None, time_limit: float | None) -> ProbeWorkload:
         return self
 
-    def with_run_dir(self, run_dir: Path | None) -> ProbeWorkload:
-        return replace(self, job=self.job.with_run_dir(run_dir))
+    def with_options(self, **options: Any) -> ProbeWorkload:
+        return replace(self, job=self.job.with_options(**options))

@@ -26,6 +26,7 @@ RUN_DIR_VARIABLE = "MPITRAIN_RUN_DIR"  # the run directory in which the ranks of
 _FOLDER = ".ranks"
 _ACTIVITY, _FAILED = "activity-", "failed"  # names of the files that reapers write
 _TRACEBACK = "traceback-"
+WARNED = "warned-"  # prefix of the names of files for warnings that a rank has printed
 MEETING = "meeting-"  # prefix of the name of the folder in which the ranks of a program find each other
 _STEP_DIGITS = 19
 _SIZE = 4096
@@ -264,7 +265,7 @@ def clear(run_dir: Path) -> None:
     folder = folder_of(run_dir)
     with contextlib.suppress(OSError):  # a reaper may still be writing
         for path in folder.iterdir():
-            if path.name == _FAILED or path.name.removeprefix(_ACTIVITY).removeprefix(_TRACEBACK).isdecimal():
+            if path.name.startswith((_FAILED, _ACTIVITY, _TRACEBACK, WARNED)) or path.name.isdecimal():
                 path.unlink(missing_ok=True)
             elif path.name.startswith(MEETING):
                 shutil.rmtree(path, ignore_errors=True)

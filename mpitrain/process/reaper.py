@@ -93,7 +93,7 @@ class Reaper:
     def __init__(self, run_dir: Path | None, rank: int, child: int, page: activity.ActivityPage, file: int) -> None:
         self.run_dir, self.rank, self.child, self.page = run_dir, rank, child, page
         self._file, self._watchdog = file, Watchdog()
-        self._polls, self._printed = 0, ""
+        self._polls, self._printed, self._stopped_s = 0, "", 0.0
         self._recorded: rank_status.LongActivity | None = None
 
     def run(self) -> None:
@@ -123,7 +123,13 @@ class Reaper:
 
     def pass_on(self, number: int) -> None:
         """Pass a signal on to the rank."""
+        self.signal_rank(number)
+
+    def signal_rank(self, number: int) -> None:
+        """Send the rank a signal; a stopped rank continues, because it could not act on the signal."""
         os.kill(self.child, number)
+        if process_state(self.child) == "T":
+            os.kill(self.child, signal.SIGCONT)
 
     def end(self, killed_by: int, status: int) -> NoReturn:
         """Record how the rank ended, and end in the same way.
@@ -160,6 +166,10 @@ class Reaper:
         if state == "t":
             return  # in a debugger
         self._answer(seen, state)
+        self._stopped_s = self._stopped_s + elapsed_s if state == "T" else 0.0
+        if self._stopped_s > _WHILE_S:
+            how = f"kill -CONT {self.child} continues it, and Ctrl-C ends the run"
+            self._print_once(f"mpitrain: rank {self.rank} on {socket.gethostname()} is stopped by a signal; {how}")
         hangs = self._watchdog.hangs(seen, state == "T", elapsed_s)
         if self._watchdog.idle_s < _WHILE_S or not self._watchdog.is_informed(seen):
             self._record(None)

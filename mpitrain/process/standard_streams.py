@@ -29,6 +29,14 @@ def open_closed_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+def is_of_foreground(descriptor: int) -> bool:
+    """Return whether this process may read a descriptor: false for its terminal, if the shell reads from that."""
+    try:
+        return not os.isatty(descriptor) or os.tcgetpgrp(descriptor) == os.getpgrp()
+    except OSError:  # not the terminal of this session
+        return True
+
+
 def discard(stream: TextIO) -> None:
     """Send the buffered output, and everything printed later, to the null device."""
     null = os.open(os.devnull, os.O_WRONLY)
@@ -37,27 +45,29 @@ def discard(stream: TextIO) -> None:
 
 
 class PrefixedStream(io.TextIOBase):
-    """Writes complete lines to another stream, each with a prefix; blank lines are omitted.
+    """Writes lines to another stream, each with a prefix.
 
     Args:
-        stream: The destination; each line is written in one call, so that lines of several ranks do not mix.
+        stream: The destination; lines are written in one call, so that lines of several ranks do not mix.
         prefix: The prefix.
     """
 
     def __init__(self, stream: TextIO, prefix: str) -> None:
-        self._stream, self._prefix, self._begun = stream, prefix, ""
+        self._stream, self._prefix, self._held = stream, prefix, ""
+        self._is_within = False  # whether the beginning of the line has been written
 
     def write(self, text: str) -> int:
-        *lines, self._begun = (self._begun + text).split("\n")
-        self._put(lines)
+        self._held += text
+        if "\n" in text:
+            end = self._held.rindex("\n") + 1
+            lines, self._held = self._held[:end], self._held[end:]
+            self._put(lines)
         return len(text)
 
     def flush(self) -> None:
         """Write buffered text, even an incomplete line."""
-        if self._begun:
-            self._put([self._begun])
-            self._begun = ""
-        self._stream.flush()
+        held, self._held = self._held, ""
+        self._put(held)
 
     def fileno(self) -> int:
         return self._stream.fileno()
@@ -68,11 +78,12 @@ class PrefixedStream(io.TextIOBase):
     def writable(self) -> bool:
         return True
 
-    def _put(self, lines: list[str]) -> None:
-        text = "".join(f"{self._prefix}{line}\n" for line in lines if line.strip())
+    def _put(self, text: str) -> None:
         if text:
-            self._stream.write(text)
-            self._stream.flush()
+            first = "" if self._is_within else self._prefix
+            self._is_within = not text.endswith("\n")
+            self._stream.write(first + text[:-1].replace("\n", f"\n{self._prefix}") + text[-1])
+        self._stream.flush()
 
 
 def set_output_prefix(rank: int | None) -> None:

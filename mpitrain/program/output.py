@@ -11,7 +11,7 @@ from pathlib import Path
 _KEPT_BYTES = 65_536  # size of the kept end of the standard error
 _LONGEST_LINE = 200  # maximum number of characters of a quoted line
 _LONGEST_PART = 1 << 20  # maximum number of bytes of a line that are held back; a longer line is split
-_PART_S = 0.05  # time after which the beginning of a line is printed without the rest
+_PART_S = 0.03  # time after which the beginning of a line is printed without the rest
 _JOIN_S = 2.0  # time for the output of a process that has ended to arrive
 _TRACEBACK = re.compile(r"^Traceback \(most recent call last\):$", re.MULTILINE)
 # The prefix of each line of a traceback in a process group.
@@ -25,13 +25,15 @@ class RankOutput:
     Call ``start`` after the fork, in the parent, and ``redirect`` in the child.
 
     Args:
-        prefix: The beginning of every printed line. Without a prefix, lines are printed unchanged. An incomplete line,
-            such as a progress bar, is printed after a moment.
+        prefix: The beginning of every printed line. An incomplete line is printed after a moment.
         log: The log file, to which the output is appended; if it cannot be written, the output is only printed.
+        on_terminal: Whether only the last state of a line that rewrites itself, such as a progress bar, is printed if
+            there is a prefix, which the other states would overwrite.
     """
 
-    def __init__(self, prefix: str, log: Path) -> None:
+    def __init__(self, prefix: str, log: Path, on_terminal: bool = False) -> None:
         self._prefix, self._log, self._lock = os.fsencode(prefix), log, threading.Lock()
+        self._shows_last_state = bool(prefix) and on_terminal
         self._pipes = [os.pipe(), os.pipe()]
         self._threads: list[threading.Thread] = []
         self._log_file = -1
@@ -71,40 +73,49 @@ class RankOutput:
 
     @property
     def last_line(self) -> str:
-        """The last line on standard error; empty if there is none."""
+        """The last line on standard error that is not from this package; empty if there is none."""
         lines = [line.strip() for line in self._kept.decode(errors="replace").splitlines()]
-        return next((line[:_LONGEST_LINE] for line in reversed(lines) if line), "")
+        lines = [line[:_LONGEST_LINE] for line in lines if line and not line.startswith("mpitrain: ")]
+        return lines[-1] if lines else ""
 
     def _copy(self, source: int, descriptor: int) -> None:
         """Copy whole lines, so that lines do not mix: Python may write the end of a line alone."""
-        line = b""  # the beginning of an incomplete line
+        line, is_within = b"", False  # the beginning of a line that is held back; whether an earlier part was printed
         while True:
-            if line and not self._prefix and not select.select([source], [], [], _PART_S)[0]:
-                self._put(descriptor, line, line)
-                line = b""
+            holds = self._shows_last_state and b"\r" in line
+            if line and not holds and not select.select([source], [], [], _PART_S)[0]:
+                self._put(descriptor, line, is_within)
+                line, is_within = b"", True
             data = os.read(source, 65_536)
             if not data:
                 break
             if descriptor == 2:
                 self._kept = (self._kept + data)[-_KEPT_BYTES:]
-            *lines, line = (line + data).split(b"\n")
-            if len(line) > _LONGEST_PART:
-                lines, line = [*lines, line], b""
-            self._put(descriptor, b"".join(part + b"\n" for part in lines), b"".join(map(self._prefixed, lines)))
-        self._put(descriptor, line, self._prefixed(line) if self._prefix else line)
+            held = line + data
+            end = held.rfind(b"\n") + 1 if len(held) < _LONGEST_PART else len(held)
+            lines, line = held[:end], held[end:]
+            if lines:
+                self._put(descriptor, lines, is_within)
+                is_within = not lines.endswith(b"\n")
+        self._put(descriptor, line, is_within)
 
-    def _put(self, descriptor: int, logged: bytes, printed: bytes) -> None:
+    def _put(self, descriptor: int, data: bytes, is_within: bool) -> None:
+        """Write to the log, and print.
+
+        Args:
+            is_within: Whether the first line continues a line of which a part was printed.
+        """
         with self._lock:
             if self._log_file >= 0:
-                _write(self._log_file, logged)
-        _write(descriptor, printed)
-
-    def _prefixed(self, line: bytes) -> bytes:
-        """Return a line with the prefix. Of a progress bar, which rewrites its line, return only the last state."""
-        if not self._prefix:
-            return line + b"\n"
-        shown = line.rstrip(b"\r").rpartition(b"\r")[2]
-        return self._prefix + shown + b"\n" if shown.strip() else b""
+                _write(self._log_file, data)
+        if self._prefix and data:
+            lines = data.split(b"\n")
+            ended = lines[-1] == b""
+            if self._shows_last_state:
+                lines = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines]
+            first = b"" if is_within else self._prefix
+            data = first + (b"\n" + self._prefix).join(lines[:-1] if ended else lines) + b"\n" * ended
+        _write(descriptor, data)
 
 
 def error_in(traceback: str) -> str:

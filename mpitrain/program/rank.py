@@ -20,6 +20,7 @@ from ..core.openblas import without_chosen
 from ..core.words import counted
 from ..errors import LaunchError, UserError
 from ..monitor import heartbeat
+from ..monitor.console import terminal_columns
 from ..monitor.format import format_table
 from ..monitor.rank_log import path_for
 from ..monitor.run_record import PROGRAM, RunRecord
@@ -31,6 +32,7 @@ from ..process.network import interface_of
 from ..process.rank_status import MEETING, RUN_DIR_VARIABLE, RankStatusFile, folder_of
 from ..process.reaper import end_with_parent, fork_rank
 from ..process.run_directory import make_run_dir
+from ..process.standard_streams import is_of_foreground
 from ..version import __version__
 from .output import RankOutput
 from .reaper import ProgramRank, ProgramReaper, adopt_orphans
@@ -143,7 +145,8 @@ def _start(own: ProgramRank, variables: Mapping[str, str]) -> NoReturn:
     activity.write_to(page)
     activity.set_limits(options.hang_timeout, options.long_timeout)
     activity.describe(role="", run_dir=str(own.run_dir))
-    output = RankOutput(f"rank {own.rank}: " if own.rank else "", path_for(own.run_dir, own.rank))
+    prefix, log = f"rank {own.rank}: " if own.rank else "", path_for(own.run_dir, own.rank)
+    output = RankOutput(prefix, log, on_terminal=terminal_columns() > 0)
     environment = {
         **without_chosen(os.environ),
         **variables,
@@ -151,11 +154,15 @@ def _start(own: ProgramRank, variables: Mapping[str, str]) -> NoReturn:
         activity.STACKS_VARIABLE: f"/proc/{os.getpid()}/fd/{stacks}",
         "PYTHONPATH": os.pathsep.join([str(_STARTUP), *filter(None, [os.environ.get("PYTHONPATH")])]),
     }
+    if not is_of_foreground(0):
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     child = fork_rank()
     if not child:
         environment[launcher_env.SET_FOR_PROGRAM] = ",".join(variables)
         launcher_env.mark_rank(environment)
-        os.setpgid(0, 0)  # some launchers signal the process group; only the reaper signals the program
+        # Some launchers signal the process group, but only the reaper signals the program. In another session than the
+        # terminal's, the program may read the terminal although it is not the group in the foreground.
+        os.setsid()
         if options.signal != "USR1":
             # SIGUSR1 from srun is meant for the reaper, which sends this process the signal of --signal.
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)

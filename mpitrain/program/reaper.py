@@ -102,7 +102,7 @@ class ProgramReaper(Reaper):
             # ranks.
             self._is_stopping |= number in (signal.SIGTERM, signal.SIGINT) and ATTEMPT not in os.environ
             self._has_stop_signal |= number == self._stop_signal
-            os.kill(self.child, number)
+            self.signal_rank(number)
 
     def end(self, killed_by: int, status: int) -> NoReturn:
         """Record how the program ended, and end in the same way.
@@ -164,7 +164,7 @@ class ProgramReaper(Reaper):
         self._is_stopping = True
         if not self._has_stop_signal:
             self._has_stop_signal = True
-            os.kill(self.child, self._stop_signal)
+            self.signal_rank(self._stop_signal)
 
     def _report_without_progress(self) -> None:
         """Print once that hangs are not detected, if the program reports no progress."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from mpitrain.process import rank_status
 
 from ..support.hosts.network import AGENT, Hosts as Network
 from ..support.hosts.training import Hosts
-from ..support.launch import PROGRAMS, ROOT, Mpi, run
+from ..support.launch import LAUNCHER_ENVIRONMENT, PROGRAMS, ROOT, Mpi, run
 from ..support.waiting import limit, wait_until
 
 SUMMING = PROGRAMS / "summing.py"
@@ -42,6 +43,24 @@ def command(network: Network, mpi: Mpi, run_dir: Path, *words: str | Path) -> li
     """Return the command line of ``mpitrain run`` with two ranks on the first host and one on the second."""
     start = [*network.on_first(), str(mpi.python), "-m", "mpitrain", "run", "--remote-agent", str(AGENT)]
     return [*start, "--hosts", f"{network.net}.1:2,{network.net}.2:1", "--run-dir", str(run_dir), *map(str, words)]
+
+
+def test_every_byte_passes_between_hosts(network: Network, mpi: Mpi, tmp_path: Path) -> None:
+    first = [*network.on_first(), str(mpi.python), "-m", "mpitrain", "run", "--remote-agent", str(AGENT)]
+    words = [*first, "--hosts", f"{network.net}.2:1,{network.net}.1:1", "--run-dir", str(tmp_path / "run")]
+    program = "import sys, os; sys.stdout.buffer.write(sys.stdin.buffer.read()); sys.stderr.write('no end')"
+    data = random.Random(0).randbytes(200_000)
+    done = subprocess.run(
+        [*words, "--", str(mpi.python), "-c", f"{program}; os.kill(os.getpid(), 9 * (os.environ['RANK'] == '0'))"],
+        input=data,
+        capture_output=True,
+        env={**os.environ, **LAUNCHER_ENVIRONMENT, **network.environment},
+        timeout=limit(60),
+        check=False,
+    )
+    assert done.stdout == data  # of rank 0, which is on the other host
+    assert b"no end" in done.stderr.splitlines()
+    assert done.returncode == 1
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["", "--network"])

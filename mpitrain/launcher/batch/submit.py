@@ -70,7 +70,7 @@ def make_batch(request: SubmitRequest, folder: Path, python: str) -> Batch:
         folder,
         folder / (workload.run_dir or _new_run_dir(folder, workload.name)),
         python,
-        workload.with_run_dir(None).words,
+        workload.with_options(run_dir=None).words,
         starter,
         request.points,
         seeds=isinstance(workload, JobRequest) and "seed" not in workload.options,

@@ -20,7 +20,7 @@ def test_the_command_line_has_the_options_of_the_job() -> None:
     assert (probe.run_dir, probe.time_limit, probe.command) == (Path("here"), 60.0, "measure")
     assert probe.restarted(Path("checkpoint"), 5.0) is probe and not probe.keeps_checkpoints and not probe.resumes
     probe.check_ranks(10**6)
-    moved = probe.with_run_dir(Path("there"))
+    moved = probe.with_options(run_dir=Path("there"))
     assert moved.run_dir == Path("there") and moved.job.options["batch_size"] == 7 and moved.output == OUTPUT
 
 

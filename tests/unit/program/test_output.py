@@ -11,9 +11,11 @@ import pytest
 from mpitrain.program.output import RankOutput, error_in
 
 
-def copied(prefix: str, folder: Path, parts: list[bytes | float], capfd: pytest.CaptureFixture[str]) -> tuple[str, str]:
+def copied(
+    prefix: str, folder: Path, parts: list[bytes | float], capfd: pytest.CaptureFixture[str], on_terminal: bool = False
+) -> tuple[str, str]:
     """Return the output and the log of a program that writes these parts; a number is a pause in seconds."""
-    output = RankOutput(prefix, folder / "logs" / "rank.log")
+    output = RankOutput(prefix, folder / "logs" / "rank.log", on_terminal)
     write_end = os.dup(output._pipes[0][1])
     output.start("heading")
     for part in parts:
@@ -31,9 +33,13 @@ def test_the_first_rank_prints_lines_as_they_are(tmp_path: Path, capfd: pytest.C
     assert printed == "one\n10%\r20%\r\nlast" and log == "heading\n" + printed
 
 
-def test_other_ranks_prefix_their_lines(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    printed, log = copied("rank 1: ", tmp_path, [b"o", 0.1, b"ne\n\n10%\r20%\r\nla", b"st"], capfd)
-    assert printed == "rank 1: one\nrank 1: 20%\nrank 1: last\n" and log == "heading\none\n\n10%\r20%\r\nlast"
+@pytest.mark.parametrize("on_terminal", [False, True])
+def test_other_ranks_prefix_their_lines(on_terminal: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    parts = [b"o", 0.2, b"ne\n\n10%\r", 0.2, b"20%\r\nla", b"st"]
+    printed, log = copied("rank 1: ", tmp_path, parts, capfd, on_terminal)
+    bar = "20%" if on_terminal else "10%\r20%\r"
+    assert printed == f"rank 1: one\nrank 1: \nrank 1: {bar}\nrank 1: last"
+    assert log == "heading\none\n\n10%\r20%\r\nlast"
 
 
 @pytest.mark.parametrize(
