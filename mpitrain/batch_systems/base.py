@@ -205,6 +205,18 @@ class BatchSystem(ABC):
         """Return the number of ranks (tasks) of the allocation; None if it is not known."""
         return None
 
+    def only_node(self, environ: Mapping[str, str]) -> str:
+        """Return the name of the allocation's node if it has one node; empty if it has several, or is not known."""
+        return ""
+
+    def can_start_ranks(self, environ: Mapping[str, str]) -> bool:
+        """Return whether the batch system answers, so that a launcher can use the allocation.
+
+        Raises:
+            LaunchError: The job of the allocation has ended.
+        """
+        return True
+
 
 def query(
     words: Sequence[str], environ: Mapping[str, str] | None = None, timeout_s: float = _QUERY_TIMEOUT_S

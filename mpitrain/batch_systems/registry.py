@@ -27,6 +27,12 @@ def allocated_ranks(environ: Mapping[str, str]) -> int | None:
     return next((count for count in counts if count is not None), None)
 
 
+def allocation(environ: Mapping[str, str]) -> BatchSystem | None:
+    """Return the batch system whose allocation ``mpirun`` recognizes in this environment, if there is one."""
+    systems = (system for system in SYSTEMS.values() if system.allocation_variable)
+    return next((system for system in systems if system.allocation_variable in environ), None)
+
+
 def allocated_hosts(environ: Mapping[str, str]) -> list[tuple[str, int]]:
     """Return the hosts of this environment's allocation and their numbers of ranks; empty if no hosts are known."""
     return next((hosts for system in SYSTEMS.values() if (hosts := system.allocated_hosts(environ))), [])
@@ -46,7 +52,7 @@ def restart_arguments(environ: Mapping[str, str]) -> str:
 
 def is_allocation(environ: Mapping[str, str]) -> bool:
     """Return whether ``mpirun`` recognizes an allocation in this environment, and uses the hosts of the allocation."""
-    return any(system.allocation_variable in environ for system in SYSTEMS.values() if system.allocation_variable)
+    return allocation(environ) is not None
 
 
 def end_of_time(

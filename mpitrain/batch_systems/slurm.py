@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from collections.abc import Callable, Iterable, Mapping
 
-from ..errors import ConfigError
+from ..errors import ConfigError, LaunchError
 from .base import BatchSystem, Directives, JobState, query
 from .job import RUN_DIR, Batch, plain, shell
 from .resources import Resources
@@ -15,6 +16,7 @@ _PREFIX = "#SBATCH"
 _DIRECT = re.compile(r"[A-Za-z0-9_@%+=:,./&|()\[\]{}*!-]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _END_TIMEOUT_S = 20.0  # long, because a run that does not know its time limit could not save before this limit
+_ALLOCATION_TIMEOUT_S = 4.0
 _STEP_ENDS_S = 60  # time for the other ranks to exit after the first one has exited
 _ENDED = frozenset(
     "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED REVOKED TIMEOUT".split()
@@ -169,6 +171,23 @@ class Slurm(BatchSystem):
             if environ.get(variable, "").isdigit():
                 return int(environ[variable])
         return sum(_tasks(environ.get("SLURM_TASKS_PER_NODE", ""))) or None
+
+    def only_node(self, environ: Mapping[str, str]) -> str:
+        return environ.get("SLURM_JOB_NODELIST", "") if environ.get("SLURM_JOB_NUM_NODES") == "1" else ""
+
+    def can_start_ranks(self, environ: Mapping[str, str]) -> bool:
+        job = environ.get("SLURM_JOB_ID", "")
+        if shutil.which("srun") is None:
+            return False
+        done = query(["squeue", "--noheader", "--jobs", job, "--format", "%T"], timeout_s=_ALLOCATION_TIMEOUT_S)
+        if done is None:
+            return True  # squeue is busy, and the job may run
+        states = done.stdout.split()
+        if "Invalid job id" in done.stderr or (not done.returncode and _ENDED.issuperset(states)):
+            raise LaunchError(
+                f"SLURM_JOB_ID={job}: this job has ended; in a shell that has outlived its job, run unset ${{!SLURM_*}}"
+            )
+        return not done.returncode
 
 
 def end_in(output: str, job: str) -> float | None:

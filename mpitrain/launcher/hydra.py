@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from ..process.network import interface_of
-from .mpi_launcher import Arguments, Launcher, LaunchSpec, LocalMachine, binds_itself, is_oversubscribed
+from .mpi_launcher import Arguments, Launcher, LaunchSpec, LocalMachine, binds_itself, is_oversubscribed, leaves_cores
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,9 @@ class Mpich(Launcher):
     start_arguments_variable: ClassVar[str] = "HYDRA_LAUNCHER_EXTRA_ARGS"
 
     def arguments(self, spec: LaunchSpec, machine: LocalMachine) -> Arguments:
-        words = _words(spec, "launcher")
+        words = _words(spec, machine, "launcher")
         fits = spec.hosts is None and spec.ranks is not None and spec.ranks <= machine.cores
+        fits = fits and not leaves_cores(spec, machine)  # processes that bound ranks start end with an error
         if fits and not machine.allocated and not binds_itself(spec, machine):
             words += ["-bind-to", f"core:{machine.cores // (spec.ranks or 1)}"]
         return Arguments(words, _environment())
@@ -62,16 +63,16 @@ class IntelMpi(Mpich):
             environment["PATH"] = f"{folder}:{machine.environ.get('PATH', '')}"
         if spec.hosts is None and is_oversubscribed(spec, machine) and not binds_itself(spec, machine):
             environment["I_MPI_PIN"] = "0"
-        return Arguments(_words(spec, "bootstrap"), environment)
+        return Arguments(_words(spec, machine, "bootstrap"), environment)
 
 
-def _words(spec: LaunchSpec, option: str) -> list[str]:
+def _words(spec: LaunchSpec, machine: LocalMachine, option: str) -> list[str]:
     """Return the arguments for hosts, the remote agent and the network.
 
     Args:
         option: The name of the option for the remote agent.
     """
-    words = []
+    words = [f"-{option}", "fork"] if machine.ignores_allocation else []
     if spec.hosts is not None:
         words += ["-hosts", ",".join(map(str, spec.hosts))]
     if spec.agent is not None:

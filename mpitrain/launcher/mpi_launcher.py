@@ -47,6 +47,7 @@ class LaunchSpec:
         network: Network between the hosts, as ``10.1.0.0/16`` or an interface name; None for the launcher's choice.
         env: Variables for the ranks.
         words: Extra arguments for the launcher.
+        may_spawn: Whether ranks may start further processes by MPI, which need cores that no rank is bound to.
     """
 
     ranks: int | None
@@ -55,6 +56,7 @@ class LaunchSpec:
     network: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     words: Sequence[str] = ()
+    may_spawn: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,11 +67,13 @@ class LocalMachine:
         cores: Number of cores that this process may use.
         root: Whether this process runs as the superuser.
         environ: The environment of this process, without the variables that this package has set.
+        ignores_allocation: Whether ranks start on this host although the environment describes an allocation.
     """
 
     cores: int
     root: bool
     environ: Mapping[str, str]
+    ignores_allocation: bool = False
 
     @classmethod
     def detect(cls) -> LocalMachine:
@@ -79,7 +83,7 @@ class LocalMachine:
     @property
     def allocated(self) -> bool:
         """Whether a scheduler's allocation determines the placement of ranks."""
-        return is_allocation(self.environ)
+        return not self.ignores_allocation and is_allocation(self.environ)
 
 
 class Arguments(NamedTuple):
@@ -104,6 +108,7 @@ class Launcher(ABC):
         flavor: The name of the MPI library, as in ``pip install 'mpitrain[FLAVOR]'``.
         mpi_version_mark: Part of the text that ``MPI_Get_library_version`` returns.
         launcher_version_mark: Part of the text that ``mpirun --version`` prints.
+        oversubscribe_word: The argument by which ranks may exceed the tasks of an allocation; empty if none is needed.
         agent_takes_arguments: Whether the program that starts processes on other hosts may have arguments.
     """
 
@@ -113,6 +118,7 @@ class Launcher(ABC):
     flavor: ClassVar[str]
     mpi_version_mark: ClassVar[str]
     launcher_version_mark: ClassVar[str]
+    oversubscribe_word: ClassVar[str] = ""
     agent_takes_arguments: ClassVar[bool] = True
 
     @abstractmethod
@@ -150,6 +156,11 @@ def is_oversubscribed(spec: LaunchSpec, machine: LocalMachine) -> bool:
 def binds_itself(spec: LaunchSpec, machine: LocalMachine) -> bool:
     """Return whether the user chose the binding or placement of ranks."""
     return _has_option(spec, _BINDING_WORDS) or any(name in machine.environ for name in _BINDING_VARIABLES)
+
+
+def leaves_cores(spec: LaunchSpec, machine: LocalMachine) -> bool:
+    """Return whether ranks must not be bound, so that there are cores for the processes that they may start."""
+    return spec.may_spawn and spec.ranks is not None and spec.ranks < machine.cores
 
 
 def passes_output(spec: LaunchSpec) -> bool:

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .mpi_launcher import Arguments, Launcher, LaunchSpec, LocalMachine, binds_itself, is_oversubscribed
+from .mpi_launcher import Arguments, Launcher, LaunchSpec, LocalMachine, binds_itself, is_oversubscribed, leaves_cores
 
 # Prefixes of variables to forward to ranks on other hosts: Open MPI itself forwards only its own variables.
 _PASSED = (
@@ -36,6 +36,7 @@ class OpenMpi(Launcher):
 
     flavor = "openmpi"
     mpi_version_mark = launcher_version_mark = "Open MPI"
+    oversubscribe_word = "--oversubscribe"
 
     def arguments(self, spec: LaunchSpec, machine: LocalMachine) -> Arguments:
         environment = {"OMPI_MCA_osc": "^ucx"}  # the component ``ucx`` prints a warning on hosts without a UCX device
@@ -43,6 +44,9 @@ class OpenMpi(Launcher):
             environment["OMPI_MCA_btl_base_warn_component_unused"] = "0"
         if machine.root:
             environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        if machine.ignores_allocation:
+            project = "PRTE" if self.major >= 5 else "OMPI"
+            environment |= {f"{project}_MCA_ras": "^slurm", f"{project}_MCA_plm": "^slurm"}
         if is_oversubscribed(spec, machine):
             environment["OMPI_MCA_mpi_yield_when_idle"] = "1"
         words = []
@@ -79,7 +83,9 @@ def _binding(spec: LaunchSpec, machine: LocalMachine) -> list[str]:
         # The core counts of remote hosts are unknown, so ranks are not bound.
         return ["--bind-to", "none"]
     if spec.ranks > machine.cores:
-        return ["--oversubscribe", "--bind-to", "none"]
+        return [OpenMpi.oversubscribe_word, "--bind-to", "none"]
+    if leaves_cores(spec, machine):
+        return ["--bind-to", "none"]
     return ["--map-by", f"slot:PE={machine.cores // spec.ranks}", "--bind-to", "core"]
 
 

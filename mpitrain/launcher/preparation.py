@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 
-from ..batch_systems.registry import allocated_hosts, allocated_ranks
+from ..batch_systems.registry import allocated_hosts, allocated_ranks, allocation
+from ..core.words import counted
 from ..errors import ConfigError, LaunchError
 from ..plan.launch_options import LaunchOptions
 from ..plan.request import LaunchRequest, Workload
 from ..process.network import parse_subnet
-from .hosts import Host, assign_ranks, parse_hosts, read_hostfile
+from .hosts import Host, assign_ranks, is_local, parse_hosts, read_hostfile
 from .mpi_flavors import find_launcher
 from .mpi_launcher import Launcher, LaunchSpec, LocalMachine
 
@@ -23,7 +25,9 @@ def prepare(request: LaunchRequest) -> tuple[LocalMachine, Launcher, LaunchSpec]
     """
     options, workload = request.options, request.workload
     machine, launcher = LocalMachine.detect(), find_launcher()
-    spec = make_launch_spec(options, launcher, machine)
+    spec = replace(make_launch_spec(options, launcher, machine), may_spawn=workload.command == "exec")
+    if machine.allocated and spec.hosts is None:
+        machine = check_allocation(machine, launcher, spec)
     if spec.ranks is not None:
         workload.check_ranks(spec.ranks)
     check_debug(options, spec)
@@ -74,6 +78,34 @@ def _environment(settings: Sequence[str], machine: LocalMachine) -> dict[str, st
             raise LaunchError(f"--env {name}: {name} is not set in this environment; give --env {name}=VALUE")
         variables[name] = value if equals else machine.environ[name]
     return variables
+
+
+def check_allocation(machine: LocalMachine, launcher: Launcher, spec: LaunchSpec) -> LocalMachine:
+    """Return the machine, which ignores an allocation of this host alone with too few tasks, or that cannot be used.
+
+    A notebook or an editor often runs in a job with one task and several cores.
+
+    Raises:
+        LaunchError: The allocation cannot be used for these ranks.
+    """
+    system = allocation(machine.environ)
+    assert system is not None
+    node, tasks, ranks = system.only_node(machine.environ), system.allocated_ranks(machine.environ), spec.ranks
+    is_here = bool(node) and is_local(node)
+    if not system.can_start_ranks(machine.environ):
+        if not is_here:
+            name = system.allocation_variable
+            raise LaunchError(f"{name} is set, but {system.title} does not answer on this host; unset {name}")
+    elif ranks is None or tasks is None or ranks <= tasks or launcher.oversubscribe_word in spec.words:
+        return machine
+    elif not is_here or ranks > machine.cores:
+        if not launcher.oversubscribe_word:
+            return machine
+        raise LaunchError(
+            f"-n {ranks}: the allocation has {counted(tasks, 'task')}; request more, such as sbatch --ntasks {ranks}, "
+            f"or pass --launcher-args {launcher.oversubscribe_word}"
+        )
+    return replace(machine, ignores_allocation=True)
 
 
 def check_debug(options: LaunchOptions, spec: LaunchSpec) -> None:

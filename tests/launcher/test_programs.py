@@ -73,6 +73,58 @@ def test_a_script_gets_the_environment_of_torchrun(openmpi: Mpi, tmp_path: Path)
     assert status is not None and (status.state, status.ranks) == ("finished", "3 ranks")
 
 
+def test_a_program_starts_processes_by_mpi(mpi: Mpi, tmp_path: Path) -> None:
+    path = tmp_path / "parent.py"
+    path.write_text(
+        "import sys\nfrom mpi4py import MPI\nparent = MPI.Comm.Get_parent()\n"
+        "if parent == MPI.COMM_NULL:\n"
+        "    child = MPI.COMM_SELF.Spawn(sys.executable, [__file__])\n    print('received', child.recv(source=0))\n"
+        "    child.Disconnect()\n"
+        "else:\n    parent.send(42, dest=0)\n    parent.Disconnect()\n"
+    )
+    done = start(mpi, "-n", 1, "--run-dir", tmp_path / "run", path)
+    assert (done.returncode, done.stdout) == (0, "received 42\n"), done.stderr
+
+
+TRAINING = """
+import os, sys, torch
+{before}
+model = torch.nn.Linear(2, 1)
+class Own(torch.optim.SGD):
+    pass
+optimizer = Own(model.parameters(), 0.1)
+model(torch.ones(1, 2)).sum().backward()
+optimizer.step()
+{after}
+"""
+GLOO = "import torch.distributed as dist; dist.init_process_group('gloo')"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "ranks", "is_reported"),
+    [
+        ("", "", 2, True),
+        ("", "", 1, False),
+        ("", "sys.exit(3)", 2, True),
+        ("", "raise ValueError", 2, False),
+        (GLOO, "", 2, False),
+        (GLOO, "dist.destroy_process_group()", 2, False),
+        ("from mpi4py import MPI", "", 2, False),
+        ("os.environ['MPITRAIN_INDEPENDENT'] = '1'", "", 2, False),
+        ("sys.exit()", "", 2, False),
+    ],
+)
+def test_ranks_that_train_without_communicating(
+    openmpi: Mpi, before: str, after: str, ranks: int, is_reported: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(TRAINING.format(before=before, after=after))
+    done = start(openmpi, "-n", ranks, "--run-dir", tmp_path / "run", path)
+    lines = [line for line in done.stderr.splitlines() if "communicat" in line]
+    assert len(lines) == is_reported, done.stderr
+    assert done.returncode == (1 if after in ("sys.exit(3)", "raise ValueError") else 0)
+
+
 @pytest.mark.parametrize("action", ["raise", "status", "kill"])
 def test_the_rank_that_fails_is_named(mpi: Mpi, action: str, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from pathlib import Path
 
 import pytest
 
-from ..support.launch import PROGRAMS, Mpi
+from ..support.launch import PROGRAMS, Mpi, one_line, run
 from ..support.slurm.cluster import ENDED
 from ..support.slurm.site import Site, Submitted, startup_failed
-from ..support.waiting import wait_until
+from ..support.waiting import limit, wait_until
 
 LAUNCHERS, BACKENDS = ("mpirun", "srun"), ("gloo", "mpitrain")
 STEPS = 300  # 15 s, as long as the first part of a run with a time limit
@@ -151,3 +152,33 @@ def test_a_step_that_srun_could_not_start_is_started_again(site: Site, unstartab
     assert site.cluster.wait(unstartable.number) == "COMPLETED", unstartable.log()
     assert "launch failed" in unstartable.log()
     assert json.loads((unstartable.run_dir / "status.json").read_text())["state"] == "finished"
+
+
+def test_more_ranks_than_tasks_on_one_node(site: Site, mpi: Mpi) -> None:
+    folder = site.folder / f"more-{mpi.name}"
+    folder.mkdir()
+    words = ["--ntasks=1", "--cpus-per-task=2", f"--output={folder}/log"]
+    command = f"{mpi.python} -m mpitrain run -n {{}} --run-dir {folder}/{{}} -- echo here"
+    inner = f"srun --overlap {command.format(2, 'inner')}"  # an editor is often a job step itself
+    script = "; echo status $?; ".join([command.format(2, "two"), inner, command.format(9, "nine")])
+    done = run(["sbatch", "--parsable", *words, "--wrap", script], env=site.environment(mpi), cwd=folder)
+    job = done.stdout.strip()
+    site.cluster.wait(job)
+    lines = (folder / "log").read_text().splitlines()
+    assert sorted(lines[:3]) == ["here", "rank 1: here", "status 0"]
+    assert sorted(lines[3:6]) == ["here", "rank 1: here", "status 0"]
+    if mpi.name == "openmpi":
+        (refused,) = lines[6:]
+        assert "--ntasks 9" in refused
+
+
+def test_a_job_that_has_ended(site: Site, openmpi: Mpi) -> None:
+    words = ["sbatch", "--parsable", "--output=/dev/null", "--wrap", "env > variables"]
+    site.cluster.wait(run(words, env=site.environment(openmpi), cwd=site.folder).stdout.strip())
+    variables = dict(line.partition("=")[::2] for line in (site.folder / "variables").read_text().splitlines())
+    stale = {name: value for name, value in variables.items() if name.startswith("SLURM_")}
+    began = time.monotonic()
+    start = [str(openmpi.python), "-m", "mpitrain", "run", "-n", "1", "--run-dir", str(site.folder / "stale")]
+    done = run([*start, "--", "true"], env={**site.environment(openmpi), **stale})
+    assert done.returncode == 2 and "SLURM_JOB_ID" in one_line(done.stderr)
+    assert time.monotonic() - began < limit(5)

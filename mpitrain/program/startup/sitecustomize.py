@@ -1,6 +1,7 @@
 """Python imports this module when a program of ``mpitrain run`` starts; it lets ``mpitrain stacks`` show stacks.
 
-It also prevents PyTorch from aborting a program that uses gloo while the interpreter shuts down.
+It also prevents PyTorch from aborting a program that uses gloo while the interpreter shuts down, and reports ranks that
+have trained without communicating.
 
 This module uses the standard library only, because the program may use another interpreter. Afterwards the import path
 and PYTHONPATH have the user's values. If the user has a module of this name, it is then imported.
@@ -30,6 +31,7 @@ def _register() -> None:
         words = memoryview(mmap.mmap(file.fileno(), 0)).cast("q")
     if words[_STACKS_PID] and os.path.exists(f"/proc/{words[_STACKS_PID]}"):
         return
+    atexit.register(_report_independent_ranks)
     stacks = open(os.environ["MPITRAIN_STACKS"], "ab")  # noqa: SIM115 stays open
     faulthandler.register(signal.SIGRTMIN + 7, file=stacks)
     words[_STACKS_PID] = os.getpid()
@@ -46,6 +48,48 @@ def _warn_of_other_launchers() -> None:
             file=sys.stderr,
             flush=True,
         )
+
+
+def _report_independent_ranks() -> None:
+    """Print once, at the end, that ranks have trained and not communicated: each has then done all of the work."""
+    size, is_first = os.environ.get("WORLD_SIZE", "1"), os.environ.get("RANK") == "0"
+    has_failed = hasattr(sys, "last_type")
+    if size == "1" or not is_first or has_failed or "MPITRAIN_INDEPENDENT" in os.environ:
+        return
+    with contextlib.suppress(Exception):  # torch's attributes may change
+        if _has_trained() and not _has_communicated():
+            print(
+                f"mpitrain: the {size} ranks have trained, and have not communicated: each has done all of the work. A "
+                "program uses several ranks if it calls torch.distributed.init_process_group, Horovod's API or MPI; "
+                "Lightning Fabric and Accelerate do so if they are told the number of processes. For independent runs "
+                "pass --env MPITRAIN_INDEPENDENT=1, and this line is not printed",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def _has_trained() -> bool:
+    """Return whether this process has made an optimizer of torch, or has imported another library that trains."""
+    if not {"tensorflow", "jax"}.isdisjoint(sys.modules):
+        return True
+    if "torch.optim.optimizer" not in sys.modules:
+        return False
+    classes = [sys.modules["torch.optim.optimizer"].Optimizer]
+    for each in classes:
+        classes += each.__subclasses__()
+    return any(getattr(each.step, "hooked", False) for each in classes if hasattr(each, "step"))
+
+
+def _has_communicated() -> bool:
+    """Return whether this process has used an MPI library, or initialized a library that communicates."""
+    with open("/proc/self/maps") as maps:
+        if "/libmpi" in maps.read():
+            return True
+    if "TF_CONFIG" in os.environ or not {"horovod", "deepspeed"}.isdisjoint(sys.modules):
+        return True
+    groups, jax = (sys.modules.get(name) for name in ("torch.distributed.distributed_c10d", "jax._src.distributed"))
+    of_torch = groups is not None and (groups.is_initialized() or groups._backend is not None)
+    return of_torch or (jax is not None and jax.global_state.client is not None)
 
 
 def _wait_for_gloo() -> None:

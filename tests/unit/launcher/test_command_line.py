@@ -18,7 +18,7 @@ from mpitrain.launcher.hydra import IntelMpi, Mpich
 from mpitrain.launcher.mpi_flavors import recognize
 from mpitrain.launcher.mpi_launcher import Launcher, LaunchSpec, LocalMachine
 from mpitrain.launcher.open_mpi import OpenMpi
-from mpitrain.launcher.preparation import check_restarts, make_launch_spec
+from mpitrain.launcher.preparation import check_allocation, check_restarts, make_launch_spec
 from mpitrain.plan.config import RunConfig
 from mpitrain.plan.launch_options import LaunchOptions
 from mpitrain.process.network import interface_of
@@ -46,6 +46,63 @@ def test_cores_are_shared_among_ranks() -> None:
         assert words(launcher, LaunchSpec(2), machine(16)) == ["-n", "2", "--map-by", "slot:PE=8", "--bind-to", "core"]
     assert words(MPICH, LaunchSpec(3), machine(16)) == ["-n", "3", "-bind-to", "core:5"]
     assert words(INTEL, LaunchSpec(2), machine(16)) == ["-n", "2"]
+
+
+def test_ranks_that_may_start_processes_leave_cores_for_them() -> None:
+    assert words(OPEN, LaunchSpec(2, may_spawn=True), machine(16)) == ["-n", "2", "--bind-to", "none"]
+    assert words(MPICH, LaunchSpec(2, may_spawn=True), machine(16)) == ["-n", "2"]
+    assert words(OPEN, LaunchSpec(16, may_spawn=True), machine(16)) == words(OPEN, LaunchSpec(16), machine(16))
+
+
+ALLOCATION = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "localhost", "SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS": "1"}
+
+
+def of_slurm(answer: str, folder: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str]) -> LocalMachine:
+    """Return a machine in an allocation of Slurm, whose commands run a line of shell; there are none without it."""
+    if answer:
+        for name in ("srun", "squeue"):
+            (folder / name).write_text(f"#!/bin/sh\n{answer}\n")
+            (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/bin" if answer else str(folder))
+    return LocalMachine(4, False, {**ALLOCATION, **changes})
+
+
+@pytest.mark.parametrize(
+    ("answer", "ranks", "uses"),
+    [
+        ("echo RUNNING", 1, True),
+        ("echo RUNNING", 4, False),
+        ("echo no configuration >&2; exit 1", 1, False),
+        ("", 2, False),
+    ],
+)
+def test_an_allocation_of_this_host_alone(
+    answer: str, ranks: int, uses: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = check_allocation(of_slurm(answer, tmp_path, monkeypatch, {}), OPEN, LaunchSpec(ranks))
+    assert found.allocated == uses
+    assert ("PRTE_MCA_ras" in OPEN.arguments(LaunchSpec(ranks), found).environment) == (not uses)
+    assert ("fork" in MPICH.arguments(LaunchSpec(ranks), found).words) == (not uses)
+
+
+@pytest.mark.parametrize(
+    ("answer", "changes", "ranks", "named"),
+    [
+        ("echo RUNNING", {}, 5, "--ntasks 5"),
+        ("echo RUNNING", {"SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n[1-2]"}, 2, "--ntasks 2"),
+        ("echo RUNNING", {"SLURM_JOB_NODELIST": "another"}, 2, "--ntasks 2"),
+        ("echo Invalid job id specified >&2; exit 1", {}, 1, "this job has ended"),
+        ("echo COMPLETED", {}, 1, "this job has ended"),
+        ("true", {}, 1, "this job has ended"),
+        ("echo no configuration >&2; exit 1", {"SLURM_JOB_NODELIST": "another"}, 1, "unset SLURM_JOB_ID"),
+        ("", {"SLURM_JOB_NODELIST": "another"}, 2, "unset SLURM_JOB_ID"),
+    ],
+)
+def test_an_allocation_that_cannot_be_used(
+    answer: str, changes: dict[str, str], ranks: int, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(LaunchError, match=named):
+        check_allocation(of_slurm(answer, tmp_path, monkeypatch, changes), OPEN, LaunchSpec(ranks))
 
 
 def test_more_ranks_than_cores_are_not_bound() -> None:
