@@ -20,11 +20,17 @@ def listing() -> str:
     for init in sorted(package.rglob("__init__.py")):
         folder = init.parent
         modules = [path for path in sorted(folder.glob("*.py")) if path != init]
-        if folder != package and modules:
-            name = ".".join(folder.relative_to(package).parts)
-            parts.append(f"## {name}\n\n{_first_line(init)}\n")
+        if modules:
+            name = ".".join(folder.relative_to(package).parts) or "mpitrain"
+            operations = " The package itself has the code." if _has_code(init) else ""
+            parts.append(f"## {name}\n\n{_first_line(init)}{operations}\n")
             parts.append("\n".join(f"- `{path.stem}`: {_first_line(path)}" for path in modules) + "\n")
     return "\n".join(parts)
+
+
+def _has_code(path: Path) -> bool:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return any(isinstance(each, ast.FunctionDef | ast.ClassDef) for each in tree.body)
 
 
 def _first_line(path: Path) -> str:

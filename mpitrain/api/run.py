@@ -1,4 +1,4 @@
-"""A ``Run`` follows a run, from scripts and notebooks."""
+"""A ``Run`` follows and stops a run, from scripts and notebooks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The forward and backward passes of a PyTorch module on one device."""
+"""What precedes and follows the forward pass of a PyTorch module on one device, and its backward pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan of a run, made from its job and options; the same on every rank. Nothing here communicates."""
+"""The plan of a run, and of each worker's share of a step, from job and options: the same on every rank."""
 
 from __future__ import annotations
 
