@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -131,6 +133,11 @@ class Trainer(ScriptTraining):
             _use_values_of_chief(model, rank)
             if rank.cluster.is_server:
                 self._serve()
+            if self.chief and self.size > 1 and not torch.distributed.is_initialized() and _asks_for_ranks(caller):
+                _log.warning(
+                    "helpers of the script, such as is_main_process, ask torch.distributed, which has no group: each "
+                    "rank will take itself for the only one; see the page From DDP to mpitrain"
+                )
 
     @property
     def step_count(self) -> int:
@@ -431,6 +438,14 @@ class Trainer(ScriptTraining):
         """Print on the chief, as the built-in function does; nothing on other workers. Local."""
         if self.chief:
             print(*values, **{"flush": True, **how})
+
+
+def _asks_for_ranks(script: traceback.FrameSummary) -> bool:
+    """Return whether modules in the folder of a script have a helper of the kind that torchvision's scripts have."""
+    folder = os.path.dirname(os.path.abspath(script.filename)) + os.sep
+    modules = [vars(module) for module in [*sys.modules.values()] if module is not None]
+    own = [each for each in modules if str(each.get("__file__")).startswith(folder)]
+    return any("is_dist_avail_and_initialized" in each for each in own)
 
 
 def _use_values_of_chief(model: nn.Module, rank: ScriptRank) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import signal
@@ -20,7 +21,7 @@ from ..process import stream_client
 from ..process.fork_server import start_server
 from ..process.launcher_env import MAX_RESTARTS, RESTART_COUNT
 from ..process.rank_status import RUN_DIR_VARIABLE
-from ..process.standard_streams import open_closed_streams
+from ..process.standard_streams import discard, open_closed_streams
 from ..version import __version__
 from .help import HELP, HelpFormatter
 from .job_command import train_command
@@ -55,6 +56,8 @@ _COMMANDS = {
     "diff": ("cli.checkpoints", "diff", "Compare two checkpoints."),
     "export": ("cli.checkpoints", "export", "Write a checkpoint's parameters in another format."),
 }
+# Errors of a full disk.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # The commands whose ranks may read standard input.
 _READ_INPUT = {"run", "horovodrun", "exec", "train"}
 
@@ -161,10 +164,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # 'run' installs its own handler
     click.Context.formatter_class = HelpFormatter
     try:
-        return int(invoke(commands(), arguments) or 0)
+        status = int(invoke(commands(), arguments) or 0)
+        sys.stdout.flush()
+        return status
     except UserError as error:
         print_wrapped(f"mpitrain: {error}")
         return error.exit_status
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        discard(sys.stdout)  # what is buffered would be written once more at the exit
+        print_wrapped(f"mpitrain: the output cannot be written: {error.strerror}")
+        return UserError.exit_status
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
 

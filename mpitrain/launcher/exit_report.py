@@ -127,11 +127,12 @@ def describe_error(status: RankStatus, statuses: Sequence[RankStatus], ranks: in
     """Return a one-line description of a rank that ended with an exception."""
     error = status.error.splitlines()[0]
     hint = INPUT_HINT if error.partition(":")[0] in NEEDS_INPUT else ""
-    text = f"{_name(status, ranks)}, ended with {error}{_when(status, statuses)}{hint}"
+    text = f"ended with {error}{_when(status, statuses)}{hint}"
     earlier = first_to_finish(statuses)
     if earlier is not None and earlier.ended_at < (status.ended_at or math.inf) and is_secondary_error(status):
-        text += f"; rank {earlier.rank} had exited with status 0"
-    return text
+        waited = "exited with status 0 while others waited for it"
+        return f"{_name(earlier, ranks)}, {waited}; then rank {status.rank} {text}"
+    return f"{_name(status, ranks)}, {text}"
 
 
 def first_to_finish(statuses: Sequence[RankStatus]) -> RankStatus | None:

@@ -102,8 +102,10 @@ def _run_dir(name: str, requested: Path | None) -> Iterator[Path]:
         host_watcher.end_ranks(str(folder.absolute()))
         host_watcher.remove_leftovers(str(folder.absolute()), age_s)
     try:
-        with contextlib.suppress(OSError):
+        try:
             record_launcher(folder)
+        except OSError as error:
+            raise LaunchError(f"the run directory {folder} cannot be written: {error.strerror}") from error
         yield folder.absolute()
     finally:
         forget_launcher(folder)

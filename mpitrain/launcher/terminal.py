@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 from typing import IO
@@ -13,6 +14,7 @@ _CLEARED = b"\x1b[2K"
 _SHOW_CURSOR = "\x1b[?25h"
 # For each file or terminal whose last line has no end: who wrote it, such as a rank that shows a progress bar.
 _unfinished: dict[tuple[int, int], object] = {}
+_full: set[tuple[int, int]] = set()  # files that cannot be written, which has been reported
 
 
 def forward(stream: IO[bytes], data: bytes, writer: object = None) -> None:
@@ -23,13 +25,18 @@ def forward(stream: IO[bytes], data: bytes, writer: object = None) -> None:
     """
     if not data:
         return
-    with contextlib.suppress(OSError):  # the terminal is gone, but the ranks' pipe must still be drained
-        place = _place_of(stream)
+    place = _place_of(stream)
+    try:
         stream.write(b"\n" + data if _unfinished.get(place, writer) != writer else data)
         stream.flush()
-        _unfinished.pop(place, None)
-        if not data.endswith((b"\n", _CLEARED)):
-            _unfinished[place] = writer
+    except OSError as error:  # the terminal or the reader of a pipe is gone, but the ranks must not wait
+        if error.errno not in (errno.EPIPE, errno.EIO) and place not in _full:
+            _full.add(place)
+            say(f"output of the ranks is lost: {error.strerror}")
+        return
+    _unfinished.pop(place, None)
+    if not data.endswith((b"\n", _CLEARED)):
+        _unfinished[place] = writer
 
 
 def say(line: str) -> None:

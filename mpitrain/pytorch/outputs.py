@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, Subset
 
+from ..core.words import counted, one_line
 from ..data.batch import CollatedBatch
 from ..errors import JobError
 from .batches import inputs_of
@@ -48,13 +49,21 @@ def outputs_of(model: nn.Module, batch: Any, dtype: Any, device: Any) -> tuple[A
         dtype: Type of the parameters; floating-point inputs are converted to it.
 
     Raises:
-        JobError: The batch has no labels.
+        JobError: The batch has no labels, or the module does not accept the inputs.
     """
     inputs = inputs_of(CollatedBatch(batch, None, 0), dtype, device)
     args, kwargs = inputs.args, inputs.kwargs
     if all(param.dtype == torch.bfloat16 for param in model.parameters()):
         args, kwargs = to_bfloat16(args), to_bfloat16(kwargs)
-    return on_host(model(*args, **kwargs)), on_host(inputs.labels)
+    try:
+        return on_host(model(*args, **kwargs)), on_host(inputs.labels)
+    except (TypeError, RuntimeError) as error:
+        entries = f"its entries {', '.join(kwargs)} by name" if kwargs else f"{counted(len(args), 'tensor')} of it"
+        raise JobError(
+            f"trainer.evaluate passes a batch of the loader to the model, {entries}, and the model raised "
+            f"{type(error).__name__}: {one_line(error)}; what the loop does with a batch before the model belongs into "
+            "the dataset or collate_fn"
+        ) from error
 
 
 def share_of(loader: Any, rank: int, size: int) -> Iterable[tuple[int, Any]]:

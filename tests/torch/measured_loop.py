@@ -20,6 +20,8 @@ train, validation = splits()
 loader = trainer.loader(train, batch_size // trainer.size)
 if wrong == "shares":
     validation = Subset(validation, range(trainer.rank, N_VALIDATION, trainer.size))
+if wrong == "entries":
+    validation = [{"image": inputs, "labels": label} for inputs, label in validation]
 batches = DataLoader(validation, batch_size=7, shuffle=wrong == "shuffle")
 measured = {**metrics(), "loss": nn.CrossEntropyLoss()}
 values, stopping = [], []

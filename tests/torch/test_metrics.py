@@ -96,11 +96,35 @@ def test_wrong_calls_are_one_line(world: World, wrong: str, words: list[str], tm
     assert all(word in message for word in words), message
 
 
-def test_a_wrong_name_is_one_line(openmpi: Mpi, tmp_path: Path) -> None:
-    """Only the chief reads the names, and ends the other ranks."""
-    done = launched(openmpi, tmp_path, "--wrong", "name")
+@pytest.mark.parametrize("has_group", [False, True])
+def test_helpers_that_ask_torch_distributed(openmpi: Mpi, has_group: bool, tmp_path: Path) -> None:
+    (tmp_path / "utils.py").write_text(
+        "import torch.distributed as dist\n"
+        "def is_dist_avail_and_initialized():\n    return dist.is_available() and dist.is_initialized()\n"
+        "def is_main_process():\n    return not is_dist_avail_and_initialized() or dist.get_rank() == 0\n"
+    )
+    start = 'utils.dist.init_process_group("mpitrain", init_method="mpitrain://")\n' if has_group else ""
+    (tmp_path / "train.py").write_text(
+        f"import torch, utils, mpitrain\n{start}model = torch.nn.Linear(2, 1)\n"
+        "trainer = mpitrain.Trainer(model, torch.optim.SGD(model.parameters(), 0.1))\n"
+        "loader = trainer.loader(torch.utils.data.TensorDataset(torch.ones(8, 2)), 4)\n"
+        "for epoch in trainer.epochs(1):\n    for (inputs,) in loader:\n"
+        "        trainer.backward(model(inputs).sum())\n        trainer.step()\n"
+        "if utils.is_main_process():\n    print('the main process')\n"
+    )
+    words = [str(openmpi.python), "-m", "mpitrain", "run", "-n", "2", "--run-dir", str(tmp_path / "run")]
+    done = run([*words, str(tmp_path / "train.py")])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("the main process") == (1 if has_group else 2)
+    assert done.stderr.count("is_main_process") == (0 if has_group else 1)
+
+
+@pytest.mark.parametrize(("wrong", "words"), [("name", ["'loss'"]), ("entries", ["image", "collate_fn"])])
+def test_an_error_of_one_rank_is_one_line(openmpi: Mpi, wrong: str, words: list[str], tmp_path: Path) -> None:
+    done = launched(openmpi, tmp_path, "--wrong", wrong)
     assert done.returncode == 2
-    assert "'loss'" in one_line(done.stderr)
+    message = one_line(done.stderr)
+    assert all(word in message for word in words), message
 
 
 def test_the_summary_names_the_step_of_the_validation(world: World, tmp_path: Path) -> None:
