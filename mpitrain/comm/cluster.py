@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..core import activity
-from ..core.cpus import all_cores, share_of, usable_cores
+from ..core.cpus import Binding, all_cores, crowded, share_of, usable_cores
 from ..core.layout import Layout
 from ..core.words import numbered
 from ..errors import RankMismatch, UserError
@@ -229,9 +229,12 @@ class Cluster(Group):
         local_workers = [rank for rank in self.worker_ranks if self.node_of[rank] == self.node_of[self.rank]]
         return share_of(self.cores, len(local_workers), usable_cores())
 
-    def table(self, device: str) -> list[tuple[str, ...]]:
-        """Return rank, host, role, task index and device of every rank. Collective over ``comm``."""
-        return self.comm.allgather((str(self.rank), self.host, self.role, str(self.task_index), device))
+    def table(self, device: str) -> tuple[list[tuple[str, ...]], list[str]]:
+        """Return rank, host, role, task index, device and binding of every rank, and warnings. Collective."""
+        own = (str(self.rank), self.host, self.role, str(self.task_index), device)
+        rows, bindings = zip(*self.comm.allgather((own, Binding.own())), strict=True)
+        warnings = crowded([row[1] for row in rows], bindings)
+        return [(*row, *binding.columns()) for row, binding in zip(rows, bindings, strict=True)], warnings
 
     def abort(self, status: int) -> None:
         """End every rank. Local."""

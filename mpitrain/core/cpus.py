@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from .words import counted
+
 _CGROUPS = Path("/sys/fs/cgroup")
+_NODES = Path("/sys/devices/system/node")
+SHOW_BINDING = "MPITRAIN_SHOW_BINDING"  # set if the table of ranks is printed before they work
 
 
 def own_cores() -> frozenset[int]:
@@ -49,6 +54,65 @@ def _quotas(groups: Iterable[tuple[str, str]]) -> Iterator[float]:
                         quota = (folder / "cpu.max").read_text().split()
                     if (share := float(quota[0]) / float(quota[1])) > 0:  # negative, or "max", without a quota
                         yield share
+
+
+@dataclass(frozen=True)
+class Binding:
+    """Where a process may run.
+
+    Attributes:
+        cores: The numbers of its cores.
+        numa_nodes: The NUMA nodes of these cores.
+        host_cores: The number of cores of its host.
+    """
+
+    cores: tuple[int, ...]
+    numa_nodes: tuple[int, ...] = ()
+    host_cores: int = 0
+
+    @classmethod
+    def own(cls) -> Binding:
+        """Return that of this process."""
+        cores = usable_cores()
+        nodes = sorted(int(path.name[4:]) for path in _NODES.glob("node[0-9]*") if cores & _cores_of(path))
+        return cls(tuple(sorted(cores)), tuple(nodes), os.cpu_count() or len(cores))
+
+    def columns(self) -> tuple[str, str]:
+        """Return cores and NUMA nodes as text, such as ``0-3,8``; nodes are ``-`` where the kernel names none."""
+        return _ranges(self.cores), _ranges(self.numa_nodes) or "-"
+
+
+def crowded(hosts: Sequence[str], bindings: Sequence[Binding]) -> list[str]:
+    """Return a warning for each host whose ranks share fewer cores than ranks, although the host has more cores."""
+    warnings = []
+    for host in dict.fromkeys(hosts):
+        own = [binding for name, binding in zip(hosts, bindings, strict=True) if name == host]
+        cores = set().union(*(binding.cores for binding in own))
+        if len(cores) < min(len(own), own[0].host_cores):
+            shared = f"{len(own)} ranks on {host} share {counted(len(cores), 'core')} of {own[0].host_cores}"
+            warnings.append(f"WARNING: {shared}; request more cores, or pass --launcher-args '--bind-to none'")
+    return warnings
+
+
+def _cores_of(node: Path) -> set[int]:
+    """Return the cores of a NUMA node; empty if the kernel does not say."""
+    cores = set[int]()
+    with contextlib.suppress(OSError, ValueError):
+        for part in (node / "cpulist").read_text().strip().split(","):
+            first, _, last = part.partition("-")
+            cores |= {*range(int(first), int(last or first) + 1)}
+    return cores
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return ascending numbers as text, such as ``0-3,8``."""
+    parts = list[list[int]]()
+    for number in numbers:
+        if parts and parts[-1][1] == number - 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in parts)
 
 
 def all_cores(of_processes: Iterable[Collection[int]]) -> int:

@@ -16,6 +16,7 @@ from pathlib import Path
 from .. import checkpoint
 from ..batch_systems.registry import remote_agent
 from ..core import openblas
+from ..core.cpus import SHOW_BINDING
 from ..core.words import counted
 from ..errors import LaunchError, UserError
 from ..monitor import heartbeat as status
@@ -247,6 +248,8 @@ class _Supervisor:
             ours[openblas.KERNELS] = kernels
         if spec.network is not None:
             ours[launcher_env.NETWORK] = spec.network
+        if launch.request.options.show_binding:
+            ours[SHOW_BINDING] = "1"
         if columns := terminal_columns():
             ours[COLUMNS_VARIABLE] = str(columns)
         workload = self._workload()

@@ -62,6 +62,9 @@ class LaunchOptions(OptionGroup):
         is_for_restarts=True,
     )
     link_timeout: float = option(30.0, "End the ranks if another host has not answered for S seconds.", "S", minimum=5)
+    show_binding: bool = option(
+        False, "Print rank, host, cores, NUMA nodes and devices of every rank before they work.", has_negative=False
+    )
     debug: int | None = option(
         None,
         "Give standard input, such as the terminal, to RANK, so that breakpoint() works there; hangs are not detected.",

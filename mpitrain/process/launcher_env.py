@@ -9,6 +9,7 @@ import stat
 from collections.abc import Mapping, MutableMapping
 
 from ..core.activity import PAGE_VARIABLE, STACKS_VARIABLE
+from ..core.cpus import SHOW_BINDING
 from .rank_status import RUN_DIR_VARIABLE
 
 # Variables that ``mpitrain run`` passes to its ranks, besides the run directory.
@@ -37,7 +38,7 @@ _OF_RUN: tuple[str, ...] = (
     FAILED_STEP,
     RESTARTS_SINCE,
 )
-_OF_RUN += (RANK, SET_FOR_PROGRAM, RUN_DIR_VARIABLE, PAGE_VARIABLE, STACKS_VARIABLE)
+_OF_RUN += (RANK, SET_FOR_PROGRAM, RUN_DIR_VARIABLE, PAGE_VARIABLE, STACKS_VARIABLE, SHOW_BINDING)
 # What mpirun and srun set for a rank, and its user does not.
 _OF_RANK: tuple[str, ...] = (
     "OMPI_",

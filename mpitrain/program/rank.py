@@ -16,6 +16,7 @@ from typing import NoReturn
 from ..batch_systems.registry import end_of_time
 from ..core import activity
 from ..core.activity import ActivityPage
+from ..core.cpus import SHOW_BINDING, crowded
 from ..core.openblas import without_chosen
 from ..core.words import counted
 from ..errors import LaunchError, UserError
@@ -40,7 +41,7 @@ from .world import World, meet, own_entry
 
 _STARTUP = Path(__file__).with_name("startup")
 _STOP_S = 60.0  # maximum time before the time limit at which the program is asked to stop
-_COLUMNS = ("rank", "host", "cores")
+_COLUMNS = ("rank", "host", "cores", "NUMA", "GPUs")
 _ROLE = "default"  # torchrun's default name of the ranks' role
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
@@ -113,26 +114,38 @@ def _prepare(run_dir: Path, request: ProgramRequest, world: World) -> float | No
             "python": sys.version.split()[0],
         },
     }
-    rows = [(str(rank), entry.host, str(world.cores_of(rank))) for rank, entry in enumerate(world.entries)]
     try:
-        RunRecord(run_dir, tables, request.source, format_table(_COLUMNS, rows)).write(0)
+        RunRecord(run_dir, tables, request.source, _table(world)).write(0)
         heartbeat.write(run_dir, heartbeat.new_status(run_dir, counted(len(world.entries), "rank")))
     except OSError as error:
         raise LaunchError(f"the run directory {run_dir} cannot be written: {error.strerror}") from error
     return _stop_time(request.options)
 
 
+def _table(world: World) -> str:
+    rows = [
+        (str(rank), entry.host, *entry.binding.columns(), entry.devices or "-")
+        for rank, entry in enumerate(world.entries)
+    ]
+    return format_table(_COLUMNS, rows)
+
+
 def _notes(world: World) -> list[str]:
     """Return notes to the user about the ranks."""
+    hosts = [entry.host for entry in world.entries]
+    notes = crowded(hosts, [entry.binding for entry in world.entries])
+    if SHOW_BINDING in os.environ:
+        notes.append(f"the ranks\n{_table(world)}")
     for host in world.hosts:
         ranks = world.ranks_on(host)
         devices = {world.entries[rank].devices for rank in ranks}
         if len(devices) > 1:
-            return [
+            notes.append(
                 f"each rank on {host} sees its own GPUs only (rank {ranks[0]}: CUDA_VISIBLE_DEVICES="
                 f"{world.entries[ranks[0]].devices}): the program must use device 0, not LOCAL_RANK"
-            ]
-    return []
+            )
+            break
+    return notes
 
 
 def _start(own: ProgramRank, variables: Mapping[str, str]) -> NoReturn:

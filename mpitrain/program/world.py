@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..core.cpus import all_cores, share_of, usable_cores
+from ..core.cpus import Binding, all_cores, share_of
 from ..core.files import replace_file
 from ..core.words import numbered
 from ..errors import LaunchError
@@ -34,13 +34,13 @@ class Entry:
 
     Attributes:
         host: The name of the rank's host.
-        cores: The cores that the rank may use.
+        binding: Where the rank may run.
         devices: The rank's ``CUDA_VISIBLE_DEVICES``; None if not set.
         error: Why the rank cannot start the program; empty if it can.
     """
 
     host: str
-    cores: tuple[int, ...]
+    binding: Binding
     devices: str | None = None
     error: str = ""
 
@@ -72,14 +72,13 @@ class World:
     def cores_of(self, rank: int) -> int:
         """Return a rank's number of cores: its share of the host's cores, at most those to which it is bound."""
         ranks = self.ranks_on(self.entries[rank].host)
-        cores = all_cores(self.entries[other].cores for other in ranks)
-        return share_of(cores, len(ranks), self.entries[rank].cores)
+        cores = all_cores(self.entries[other].binding.cores for other in ranks)
+        return share_of(cores, len(ranks), self.entries[rank].binding.cores)
 
 
 def own_entry(environ: Mapping[str, str], error: str) -> Entry:
     """Return the entry of this process."""
-    cores = tuple(sorted(usable_cores()))
-    return Entry(socket.gethostname(), cores, environ.get("CUDA_VISIBLE_DEVICES"), error)
+    return Entry(socket.gethostname(), Binding.own(), environ.get("CUDA_VISIBLE_DEVICES"), error)
 
 
 def meet(
@@ -139,7 +138,7 @@ def any_failed(folder: Path) -> bool:
 
 
 def _world_of(content: Mapping[str, Any]) -> World:
-    entries = [Entry(**{**item, "cores": tuple(item["cores"])}) for item in content["entries"]]
+    entries = [Entry(**{**item, "binding": Binding(**item["binding"])}) for item in content["entries"]]
     return World(entries, content["address"], content["port"], content.get("stop_at"))
 
 

@@ -15,6 +15,7 @@ from ..checkpoint.resume import ResumePlan, plan_resume
 from ..comm.cluster import Cluster
 from ..comm.mpi import library_name
 from ..core import activity
+from ..core.cpus import SHOW_BINDING
 from ..core.device import Device
 from ..core.extra_state import HasExtraState
 from ..errors import CheckpointError
@@ -40,7 +41,7 @@ from .messages import notes_on_data, notes_on_patience
 from .resources import check_devices, limit_threads, limit_threads_of_torch
 from .versions import versions
 
-_RANK_COLUMNS = ("rank", "host", "role", "task", "device")
+_RANK_COLUMNS = ("rank", "host", "role", "task", "device", "cores", "NUMA")
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,10 @@ def set_up(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile)
         plan.length.begin(Progress(*cluster.comm.bcast(start, root=cluster.chief_rank)))
     cluster.check_layout(plan.layout)
     check_devices(cluster, config, job, devices)
-    ranks = format_table(_RANK_COLUMNS, cluster.table(" ".join(device.name for device in devices)))
+    device = " ".join(each.name for each in devices)
+    rows, crowding = cluster.table(device)
+    ranks = format_table(_RANK_COLUMNS, rows)
+    notes = [*notes, *crowding, *([ranks] if SHOW_BINDING in os.environ else [])]
     files, resume_plan = _find_run(cluster, request, job, plan, ranks)
     if "TF_CONFIG" in os.environ:
         notes = [*notes, f"TF_CONFIG is not used. {HOW_ROLES_ARE_GIVEN}"]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mpitrain.core import cpus
+from mpitrain.core.cpus import Binding, crowded
 
 
 @pytest.mark.parametrize(
@@ -69,3 +70,34 @@ def test_the_quota_of_control_groups_limits_the_cores(
     monkeypatch.setattr(cpus, "_own_groups", lambda: groups)
     monkeypatch.setattr(cpus, "own_cores", lambda: frozenset(range(3, 11)))
     assert cpus.usable_cores() == set(range(3, 3 + usable))
+
+
+def test_cores_and_numa_nodes_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for node, cores in ((0, "0-3,8"), (1, "4-7"), (2, "")):
+        (tmp_path / f"node{node}").mkdir()
+        (tmp_path / f"node{node}" / "cpulist").write_text(cores + "\n")
+    monkeypatch.setattr(cpus, "_NODES", tmp_path)
+    monkeypatch.setattr(cpus, "usable_cores", lambda: frozenset({8, 2, 3, 5}))
+    assert Binding.own().columns() == ("2-3,5,8", "0-1")
+    monkeypatch.setattr(cpus, "_NODES", tmp_path / "missing")
+    assert Binding.own().columns() == ("2-3,5,8", "-")
+
+
+@pytest.mark.parametrize(
+    ("cores", "host_cores", "crowded_hosts"),
+    [
+        ([(0,), (0,)], 4, ["a"]),
+        ([(0,), (1,)], 4, []),
+        ([(0, 1), (0, 1)], 4, []),
+        ([(0,), (0,)], 1, []),  # as few cores as there are
+        ([(0,)], 4, []),
+        ([(0, 1)] * 3, 4, ["a"]),
+        ([(0, 1)] * 3, 2, []),
+    ],
+)
+def test_hosts_whose_ranks_share_too_few_cores(
+    cores: list[tuple[int, ...]], host_cores: int, crowded_hosts: list[str]
+) -> None:
+    bindings = [Binding(each, (), host_cores) for each in cores]
+    found = crowded([*("a" * len(cores)), "b"], [*bindings, Binding((0,), (), 4)])
+    assert [line.split(" on ")[1][0] for line in found] == crowded_hosts
