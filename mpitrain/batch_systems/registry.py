@@ -28,7 +28,7 @@ def allocated_ranks(environ: Mapping[str, str]) -> int | None:
 
 
 def allocation(environ: Mapping[str, str]) -> BatchSystem | None:
-    """Return the batch system whose allocation ``mpirun`` recognizes in this environment, if there is one."""
+    """Return the batch system of the allocation that ``mpirun`` recognizes in this environment, or None."""
     systems = (system for system in SYSTEMS.values() if system.allocation_variable)
     return next((system for system in systems if system.allocation_variable in environ), None)
 
@@ -48,11 +48,6 @@ def restart_arguments(environ: Mapping[str, str]) -> str:
     """Return ``BatchSystem.restart_arguments`` of this environment's allocation; empty if there are none."""
     systems = (system for system in SYSTEMS.values() if system.allocation_variable in environ)
     return next((system.restart_arguments for system in systems if system.restart_arguments), "")
-
-
-def is_allocation(environ: Mapping[str, str]) -> bool:
-    """Return whether ``mpirun`` recognizes an allocation in this environment, and uses the hosts of the allocation."""
-    return allocation(environ) is not None
 
 
 def end_of_time(

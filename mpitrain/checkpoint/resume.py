@@ -9,7 +9,7 @@ from .. import checkpoint
 from ..core.layout import Layout
 from ..errors import CheckpointError, DamagedCheckpoint
 from ..plan.config import RunConfig
-from .weights import is_of_torch
+from .weights import is_torch_file
 
 
 class ResumePlan(NamedTuple):
@@ -59,7 +59,7 @@ def plan_resume(config: RunConfig, checkpoints: Path, layout: Layout) -> ResumeP
         from_where = f"its own checkpoints in {checkpoints}" if auto else str(resume[0])
         return begin._replace(notes=(f"--init-from has no effect: the run resumes from {from_where}",))
     init_from = config.training.init_from
-    if not is_of_torch(init_from):
+    if not is_torch_file(init_from):
         init_from = _find("--init-from", init_from)
     fit = checkpoint.match_of(init_from, layout)
     rest = f"; {fit.first_differences()}" if fit.wrong else ""

@@ -12,7 +12,7 @@ from pickle import UnpicklingError
 from typing import Any
 
 from ..core.layout import Array, Layout, Shape
-from ..core.words import one_line
+from ..core.words import numbered, one_line
 from ..errors import CheckpointError
 from .reader import Checkpoint
 from .state import Fit, compare
@@ -22,7 +22,6 @@ _PARAMS = "params/"
 _STATE_KEYS = ("state_dict", "model_state_dict", "model")  # where training scripts keep the state_dict, in this order
 _COMPILED = "_orig_mod."
 _WRAPPED = ("module.", "model.")  # prefixes of names in files that were saved from a wrapper of the module
-_NAMED = 5  # maximum number of names in a message
 
 
 @dataclass(frozen=True)
@@ -40,12 +39,12 @@ class Weights:
     read_into: Callable[[Mapping[str, Array]], None]
 
 
-def is_of_torch(path: Path) -> bool:
+def is_torch_file(path: Path) -> bool:
     """Return whether a path is a file that PyTorch or safetensors may have written, and no checkpoint."""
-    if not path.is_file() or path.suffix == ".h5":
-        return False
-    with path.open("rb") as file:
-        return file.read(len(_HDF5)) != _HDF5
+    try:
+        return path.is_file() and path.suffix != ".h5" and path.open("rb").read(len(_HDF5)) != _HDF5
+    except OSError:  # the error is reported when the file is read
+        return path.suffix != ".h5"
 
 
 def match_of(path: Path, layout: Layout) -> Fit:
@@ -75,7 +74,7 @@ def load_matching(path: Path, layout: Layout, params: Array) -> Fit:
 @contextmanager
 def opened(path: Path, layout: Layout) -> Iterator[Weights]:
     """Open a file of parameters; names of shared parameters are replaced by the layout's names."""
-    if is_of_torch(path):
+    if is_torch_file(path):
         tensors = _named_by(layout, path, _load(path))
 
         def copy_into(views: Mapping[str, Array]) -> None:
@@ -96,17 +95,12 @@ def _fit(weights: Weights, layout: Layout) -> Fit:
     fit = compare(weights.shapes, {entry.name: entry.shape for entry in layout.entries})
     if not fit.fitting:
         reshaped = f": {fit.first_differences()}" if fit.reshaped else ""
-        ours, theirs = _listed([entry.name for entry in layout.entries]), _listed([*weights.shapes])
+        ours = numbered("parameter", (entry.name for entry in layout.entries))
         raise CheckpointError(
             f"--init-from {weights.path}: no parameter matches the model{reshaped}; the model has {ours}; the file has "
-            f"{theirs}"
+            f"{numbered('parameter', weights.shapes)}"
         )
     return fit
-
-
-def _listed(names: list[str]) -> str:
-    more = [f"and {len(names) - _NAMED} more"] if len(names) > _NAMED else []
-    return ", ".join([*names[:_NAMED], *more])
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -133,12 +127,19 @@ def _load(path: Path) -> dict[str, Any]:
 
     def tensors_in(value: object) -> dict[str, Any]:
         named = value.items() if isinstance(value, Mapping) else ()
-        return {str(name): each for name, each in named if torch.is_tensor(each) and each.is_floating_point()}
+        found = {str(name): each for name, each in named if torch.is_tensor(each)}
+        for name, each in found.items():
+            if each.layout != torch.strided or each.is_meta or each.is_quantized:
+                raise CheckpointError(f"--init-from {path}: {name} is sparse, quantized or without values")
+        return {name: each for name, each in found.items() if each.is_floating_point()}
 
     inner = {key: value for key, value in content.items() if tensors_in(value)} if isinstance(content, Mapping) else {}
-    chosen = [key for key in _STATE_KEYS if key in inner][:1] or [*inner]
+    is_flat = any(tensor.ndim for tensor in tensors_in(content).values())  # others are values such as the best loss
+    chosen = [key for key in _STATE_KEYS if key in inner][:1] or ([] if is_flat else [*inner])
     if len(chosen) > 1:
-        raise CheckpointError(f"--init-from {path} contains several state_dicts, {_listed(chosen)}: save one of them")
+        raise CheckpointError(
+            f"--init-from {path} contains several, {numbered('state_dict', chosen)}: save one of them"
+        )
     if not (tensors := tensors_in(inner[chosen[0]] if chosen else content)):
         raise CheckpointError(
             f"--init-from {path} contains no named floating-point tensors: it must be a module's state_dict"

@@ -21,7 +21,7 @@ from ..process import stream_client
 from ..process.fork_server import start_server
 from ..process.launcher_env import MAX_RESTARTS, RESTART_COUNT
 from ..process.rank_status import RUN_DIR_VARIABLE
-from ..process.standard_streams import discard, open_closed_streams
+from ..process.standard_streams import discard, open_closed_streams, use_null
 from ..version import __version__
 from .help import HELP, HelpFormatter
 from .job_command import train_command
@@ -138,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     stream_client.connect()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None and not _READ_INPUT.intersection(arguments[:1]):
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        use_null(0)
     # An error that occurs on every rank is printed once, so 'train' parses its flags only after MPI has started.
     if arguments[:1] == ["train"] and not HELP.intersection(arguments):
         try:

@@ -29,7 +29,7 @@ SHORTEST_LIMIT_S = 60.0
 PATIENT_LIMIT_S = 600.0  # for hooks, for loading (a file system may fail over), and for programs
 LONG_LIMIT_S = 1800.0  # limit for operations that take long, until ``set_limits`` is called
 _WAIT = KINDS.index("wait")
-_STATE, _STEP, _WAITS_FOR, _LIMIT_S, _LONG_LIMIT_S, _FIRST_STEP, _STACKS_PID, _PROGRESS, _BLOCKED = range(9)
+_STATE, _STEP, _WAITS_FOR, _LIMIT_S, _LONG_LIMIT_S, _FIRST_STEP, _STACKS_PID, _PROGRESS, _BLOCKED, _ENDED = range(10)
 _STACK, _STACK_WORDS = 16, 32
 # The state is one word, the count times 32 plus the depth of the stack (below 32), so that a mark is one store.
 _CHANGED, _ENTERED, _LEFT = 32, 33, 31
@@ -95,6 +95,11 @@ class ActivityPage:
     @stacks_pid.setter
     def stacks_pid(self, pid: int) -> None:
         self.words[_STACKS_PID] = pid
+
+    @property
+    def exit_status(self) -> int | None:
+        """The exit status of that process if its interpreter has ended; None before."""
+        return self.words[_ENDED] - 1 if self.words[_ENDED] else None
 
     def read(self) -> Activity:
         """Return the activity at this moment; may be called by any process that has the page."""

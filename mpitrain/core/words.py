@@ -8,9 +8,11 @@ from collections.abc import Iterable
 _LISTED = 8
 
 
-# Errors that follow from an empty standard input, and what to do about them.
-NEEDS_INPUT = ("EOFError", "BdbQuit", "bdb.BdbQuit")
-INPUT_HINT = "; standard input is empty here: mpitrain run --debug RANK gives the terminal to a rank"
+def input_hint(error: str) -> str:
+    """Return what to do about an error, as of ``Type: text``, if it follows from an empty standard input."""
+    if error != "EOFError: EOF when reading a line" and error.partition(":")[0].rpartition(".")[2] != "BdbQuit":
+        return ""
+    return "; standard input is empty here: mpitrain run --debug RANK gives the terminal to a rank"
 
 
 def one_line(error: object) -> str:

@@ -23,12 +23,8 @@ from .interrupts import Interrupts, Suspension
 from .launcher_process import LauncherProcess, Phase
 from .rank_checks import RankChecks, listed
 from .scaling import ScaleRequest, read_request
-from .standard_input import StandardInput
 from .stream_server import StreamServer
 from .terminal import say
-
-_FLUSH_REMOTE_S = 0.3  # time for output of ranks on other hosts to arrive
-_FLUSH_S = 0.05  # time for the launcher to forward the output that ranks have written
 
 
 @dataclass(frozen=True)
@@ -71,7 +67,6 @@ class Attempt:
         stopping: The action of ranks that are asked to stop, as text for a message.
         accepts: Answers a request to scale the run; returns whether the ranks must stop for the request.
         streams: Gives the ranks their standard streams; closed at the end.
-        user_input: The user's standard input.
     """
 
     command: Command
@@ -84,20 +79,21 @@ class Attempt:
     stopping: str
     accepts: Callable[[ScaleRequest], bool]
     streams: StreamServer
-    user_input: StandardInput
 
     def run(self) -> AttemptResult:
         """Run the launcher until it ends, then kill all leftover ranks."""
         rank_status.clear(self.run_dir)
         began = time.time()
         environment = without_chosen(os.environ) | self.command.environment
-        with LauncherProcess(self.command.words, environment, self.streams) as launcher:
-            lost_hosts = self._supervise(launcher)
-        ended_at = time.time()
-        statuses = rank_status.read(self.run_dir)
-        tracebacks = rank_status.read_tracebacks(self.run_dir)
-        unreachable = self._kill_leftover_ranks(launcher, statuses, began)
-        self.streams.close()
+        try:
+            with LauncherProcess(self.command.words, environment, self.streams) as launcher:
+                lost_hosts = self._supervise(launcher)
+            ended_at = time.time()
+            statuses = rank_status.read(self.run_dir)
+            tracebacks = rank_status.read_tracebacks(self.run_dir)
+            unreachable = self._kill_leftover_ranks(launcher, statuses, began)
+        finally:
+            self.streams.close(lambda: len(self.interrupts.received) > 1)
         rank_status.clear(self.run_dir)
         return AttemptResult(
             pid=launcher.pid,
@@ -122,7 +118,7 @@ class Attempt:
             while launcher.still_runs():
                 self._handle_signals(launcher)
                 suspension.poll()
-                self.user_input.was_read()
+                self.streams.input.poll()
                 self._handle_scaling(launcher)
                 self._handle_failure(launcher)
                 checks.poll()
@@ -149,7 +145,6 @@ class Attempt:
     def _handle_failure(self, launcher: LauncherProcess) -> None:
         """Kill the launcher after a rank was killed: it would take half a second to end the other ranks."""
         if launcher.phase is not Phase.ENDING and rank_status.any_failed(self.run_dir):
-            time.sleep(_FLUSH_REMOTE_S if self.remote_hosts else _FLUSH_S)
             launcher.kill_group()
 
     def _handle_lost_hosts(self, launcher: LauncherProcess, monitor: HostMonitor) -> list[str]:

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..core.words import INPUT_HINT, NEEDS_INPUT
+from ..core.words import input_hint
 from ..process.rank_status import RankStatus
 from ..process.reaper import EXITED, HANGS
 
@@ -126,8 +126,7 @@ def describe_exit(rank_exit: RankExit, statuses: Sequence[RankStatus], ranks: in
 def describe_error(status: RankStatus, statuses: Sequence[RankStatus], ranks: int) -> str:
     """Return a one-line description of a rank that ended with an exception."""
     error = status.error.splitlines()[0]
-    hint = INPUT_HINT if error.partition(":")[0] in NEEDS_INPUT else ""
-    text = f"ended with {error}{_when(status, statuses)}{hint}"
+    text = f"ended with {error}{_when(status, statuses)}{input_hint(error)}"
     earlier = first_to_finish(statuses)
     if earlier is not None and earlier.ended_at < (status.ended_at or math.inf) and is_secondary_error(status):
         waited = "exited with status 0 while others waited for it"

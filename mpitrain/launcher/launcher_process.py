@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 
 from ..process.reaper import end_with_parent
+from ..process.stream_client import VARIABLE
 from .output_filter import LauncherFilter
 from .stream_server import Source, StreamServer
 from .terminal import say
@@ -34,11 +35,12 @@ class LauncherProcess(subprocess.Popen[bytes]):
     """
 
     def __init__(self, words: Sequence[str], environment: Mapping[str, str], streams: StreamServer) -> None:
-        null, pipe = subprocess.DEVNULL, subprocess.PIPE
-        super().__init__(words, env=environment, stdin=null, stdout=pipe, stderr=pipe, preexec_fn=_begin)
+        source, pipe = subprocess.DEVNULL if VARIABLE in environment else streams.input.descriptor, subprocess.PIPE
+        super().__init__(words, env=environment, stdin=source, stdout=pipe, stderr=pipe, preexec_fn=_begin)
         self.phase, self.phase_began, self.is_reported = Phase.RUNNING, 0.0, False
         self._filters = LauncherFilter(), LauncherFilter()
         assert self.stdout is not None and self.stderr is not None
+        streams.start()
         streams.output.add(os.dup(self.stdout.fileno()), Source("launcher", self._filters[0]))
         streams.errors.add(os.dup(self.stderr.fileno()), Source("launcher", self._filters[1]))
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
-from ..batch_systems.registry import is_allocation
+from ..batch_systems.registry import allocation
 from ..core.cpus import usable_cores
 from ..core.openblas import without_chosen
 from .hosts import Host
@@ -30,9 +30,9 @@ _BINDING_VARIABLES = (
 
 # Launcher arguments by which users choose themselves where output goes, and how it is marked.
 _OUTPUT_WORDS = (
-    *("output", "output-filename", "tag-output", "timestamp-output", "merge-stderr-to-stdout", "xterm", "stdin"),
-    *("l", "prepend-rank", "prepend-pattern", "outfile-pattern", "errfile-pattern", "s", "ordered-output"),
-)
+    "output output-filename tag-output timestamp-output merge-stderr-to-stdout xterm stdin l prepend-rank "
+    "prepend-pattern outfile-pattern errfile-pattern s ordered-output"
+).split()
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class LocalMachine:
     @property
     def allocated(self) -> bool:
         """Whether a scheduler's allocation determines the placement of ranks."""
-        return not self.ignores_allocation and is_allocation(self.environ)
+        return not self.ignores_allocation and allocation(self.environ) is not None
 
 
 class Arguments(NamedTuple):
@@ -163,7 +163,7 @@ def leaves_cores(spec: LaunchSpec, machine: LocalMachine) -> bool:
     return spec.may_spawn and spec.ranks is not None and spec.ranks < machine.cores
 
 
-def passes_output(spec: LaunchSpec) -> bool:
+def chooses_output(spec: LaunchSpec) -> bool:
     """Return whether the user chose how the launcher passes on input and output of ranks."""
     return _has_option(spec, _OUTPUT_WORDS)
 

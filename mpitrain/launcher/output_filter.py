@@ -40,14 +40,15 @@ class LauncherFilter:
     """
 
     def __init__(self) -> None:
-        self.dropped, self.output = b"", b""
+        self.dropped, self.output = b"", bytearray()
         self._block: list[bytes] | None = None
         self._blank = b""  # blank lines, dropped if the next line is dropped
 
     def feed(self, lines: bytes) -> bytes:
         """Return what to show now, of complete lines, or of a part of a line."""
         lines = lines.replace(b"\0", b"")  # Open MPI ends its comments with a null byte
-        self.output = (self.output + lines)[-_KEPT_BYTES:]
+        self.output += lines
+        del self.output[:-_KEPT_BYTES]
         shown = b""
         for line in filter(None, re.split(rb"(?<=\n)", lines)):
             part = self._classify(line)

@@ -26,11 +26,11 @@ def prepare(request: LaunchRequest) -> tuple[LocalMachine, Launcher, LaunchSpec]
     options, workload = request.options, request.workload
     machine, launcher = LocalMachine.detect(), find_launcher()
     spec = replace(make_launch_spec(options, launcher, machine), may_spawn=workload.command == "exec")
-    if machine.allocated and spec.hosts is None:
-        machine = check_allocation(machine, launcher, spec)
+    machine = resolve_allocation(machine, launcher, spec)
     if spec.ranks is not None:
         workload.check_ranks(spec.ranks)
-    check_debug(options, spec)
+        if (options.debug or 0) >= spec.ranks:
+            raise ConfigError(f"--debug {options.debug}: the ranks are 0 to {spec.ranks - 1}")
     check_restarts(options, spec, workload)
     return machine, launcher, spec
 
@@ -80,16 +80,17 @@ def _environment(settings: Sequence[str], machine: LocalMachine) -> dict[str, st
     return variables
 
 
-def check_allocation(machine: LocalMachine, launcher: Launcher, spec: LaunchSpec) -> LocalMachine:
-    """Return the machine, which ignores an allocation of this host alone with too few tasks, or that cannot be used.
+def resolve_allocation(machine: LocalMachine, launcher: Launcher, spec: LaunchSpec) -> LocalMachine:
+    """Return the machine; it ignores the allocation if that is this host alone and has too few tasks, or is not usable.
 
     A notebook or an editor often runs in a job with one task and several cores.
 
     Raises:
         LaunchError: The allocation cannot be used for these ranks.
     """
-    system = allocation(machine.environ)
-    assert system is not None
+    system = allocation(machine.environ) if machine.allocated else None
+    if system is None or spec.hosts is not None or spec.agent is not None:
+        return machine
     node, tasks, ranks = system.only_node(machine.environ), system.allocated_ranks(machine.environ), spec.ranks
     is_here = bool(node) and is_local(node)
     if not system.can_start_ranks(machine.environ):
@@ -106,16 +107,6 @@ def check_allocation(machine: LocalMachine, launcher: Launcher, spec: LaunchSpec
             f"or pass --launcher-args {launcher.oversubscribe_word}"
         )
     return replace(machine, ignores_allocation=True)
-
-
-def check_debug(options: LaunchOptions, spec: LaunchSpec) -> None:
-    """Check that the rank of ``--debug`` exists.
-
-    Raises:
-        ConfigError: It does not.
-    """
-    if options.debug is not None and spec.ranks is not None and options.debug >= spec.ranks:
-        raise ConfigError(f"--debug {options.debug}: the ranks are 0 to {spec.ranks - 1}")
 
 
 def check_restarts(options: LaunchOptions, spec: LaunchSpec, workload: Workload) -> None:

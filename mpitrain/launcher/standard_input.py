@@ -1,4 +1,4 @@
-"""The user's standard input: one rank of a program may read it, and nothing else in a run does."""
+"""The user's standard input: one rank may read it, and nothing else in a run does."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import socket
 import stat
 import struct
 import termios
+import time
 
-from ..process.standard_streams import is_of_foreground
+from ..process.standard_streams import may_read, use_null
 
 _WAIT_S = 0.5
 
@@ -19,40 +20,51 @@ _WAIT_S = 0.5
 class StandardInput:
     """Takes over standard input: this process, and the processes that it starts, get an empty one.
 
-    A rank on this host gets the descriptor itself, and reads only what it needs. Terminals in the background give
-    nothing: the user's shell reads them.
+    A rank on this host gets the descriptor itself, and reads only what it needs. A terminal in the background gives
+    nothing: the user's shell reads it.
 
     Attributes:
         descriptor: The user's standard input.
+        was_read: Whether something was read from a file or a pipe, as of the last ``poll``. A terminal can give more.
     """
 
     def __init__(self) -> None:
-        null = os.open(os.devnull, os.O_RDONLY)
-        self.descriptor = os.dup(0 if is_of_foreground(0) else null)
-        os.dup2(null, 0)
-        os.close(null)
+        if not may_read(0):
+            use_null(0)
+        self.descriptor = os.dup(0)
+        use_null(0)
+        self._settings = termios.tcgetattr(self.descriptor) if os.isatty(self.descriptor) else None
         self._kind = os.fstat(self.descriptor).st_mode
-        self._left = self._count()
-        self._was_read, self._has_ended = False, self._is_at_end()
+        self._left, self._has_ended = self._count(), self._is_at_end()
+        self.was_read = False
 
-    def was_read(self) -> bool:
-        """Return whether something was read from a file or a pipe; call often. A terminal gives more on request."""
+    def poll(self) -> None:
+        """Notice what was read; call often."""
         left = self._count()
-        self._was_read |= left < self._left or (self._is_at_end() and not self._has_ended)
+        if left < self._left or (self._is_at_end() and not self._has_ended):
+            self.was_read = True
         self._left = left
-        return self._was_read
+
+    def restore(self) -> None:
+        """Restore the settings of a terminal, which a rank that was killed may have changed."""
+        if self._settings is not None and may_read(self.descriptor):
+            with contextlib.suppress(termios.error):
+                termios.tcsetattr(self.descriptor, termios.TCSADRAIN, self._settings)
 
     def copy_to(self, connection: socket.socket) -> None:
-        """Send standard input, and its end, to a rank on another host."""
+        """Send standard input, and its end, to a rank on another host, until the rank ends."""
         with contextlib.suppress(OSError):
             while True:
-                ready = select.select([self.descriptor], [], [], _WAIT_S)[0]
-                if not ready or not is_of_foreground(self.descriptor):
+                if not may_read(self.descriptor):
+                    time.sleep(_WAIT_S)
                     continue
+                ready = select.select([self.descriptor, connection.fileno()], [], [])[0]
+                if connection.fileno() in ready:  # it is closed: the rank sends nothing
+                    return
                 data = os.read(self.descriptor, 1 << 16)
                 if not data:
                     break
-                self._was_read = True
+                self.was_read = True
                 connection.sendall(data)
             connection.shutdown(socket.SHUT_WR)
 

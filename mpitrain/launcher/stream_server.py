@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO
 
-from ..process.network import own_addresses
+from ..process.network import address_in, own_addresses
 from ..process.stream_client import ACCEPTED, ALL, HEADER, describe, socket_name
 from .output_filter import LauncherFilter
 from .standard_input import StandardInput
@@ -26,7 +26,8 @@ _PART_S = 0.03  # time after which the beginning of a line is written without th
 _LONGEST_PART = 1 << 20  # maximum number of bytes of a line that are held back
 _CHUNK = 1 << 16
 _HEADER_S = 5.0  # maximum time for a rank to send its header
-_FINISH_S = 1.0  # maximum time for the output of ranks that have ended to arrive
+_SILENCE_S = 1.0  # time without output after which that of ranks that have ended is complete
+_POLL_S = 0.05
 _BACKLOG = 512
 
 
@@ -55,41 +56,36 @@ class MergedOutput(threading.Thread):
 
     def __init__(self, stream: IO[bytes]) -> None:
         super().__init__(daemon=True)
-        self._stream, self._selector = stream, selectors.DefaultSelector()
-        self._added: list[tuple[int, Source]] = []
-        self._is_closing = False
-        self._woken, self._wake = os.pipe()
-        self._selector.register(self._woken, selectors.EVENT_READ)
-        self.start()
+        self._stream, self._selector = stream, selectors.EpollSelector()
+        self._active_at, self._is_writing = 0.0, False
+        ending, self._ending = os.pipe()
+        self.add(ending, Source(None))
 
     def add(self, descriptor: int, source: Source) -> None:
         """Write what can be read from a descriptor, which is closed at its end. From any thread."""
-        self._added.append((descriptor, source))
-        os.write(self._wake, b"+")
+        self._selector.register(descriptor, selectors.EVENT_READ, source)
 
-    def finish(self, timeout: float) -> None:
-        """Wait until all sources have ended, or a timeout in seconds: a process left behind may keep one open."""
-        self._is_closing = True
-        os.write(self._wake, b"+")
-        self.join(timeout)
+    def finish(self, has_given_up: Callable[[], bool]) -> None:
+        """Wait until all sources have ended, or are silent for a second: a process left behind may keep one open."""
+        os.close(self._ending)
+        self._active_at = time.monotonic()
+        while self.is_alive() and (self._is_writing or time.monotonic() < self._active_at + _SILENCE_S):
+            self.join(_POLL_S)
+            if has_given_up():
+                return
 
     def run(self) -> None:
-        sources: dict[int, Source] = {}
-        while sources or self._added or not self._is_closing:
-            is_holding = any(source.part for source in sources.values() if source.filter is None)
-            for key, _ in self._selector.select(_PART_S if is_holding else None):
-                if key.fd == self._woken:
-                    os.read(self._woken, _CHUNK)
-                elif not self._read(key.fd, sources[key.fd]):
+        held: dict[int, Source] = {}  # those that hold the beginning of a line
+        while self._selector.get_map():
+            for key, _ in self._selector.select(_PART_S if held else None):
+                held[key.fd] = key.data
+                if not self._read(key.fd, key.data):
                     self._selector.unregister(key.fd)
                     os.close(key.fd)
-                    del sources[key.fd]
-            while self._added:
-                descriptor, source = self._added.pop()
-                sources[descriptor] = source
-                self._selector.register(descriptor, selectors.EVENT_READ)
-            for source in sources.values():
-                if source.part and source.filter is None and time.monotonic() > source.since + _PART_S:
+                    del held[key.fd]
+            held = {fd: source for fd, source in held.items() if source.part and source.filter is None}
+            for source in held.values():
+                if time.monotonic() > source.since + _PART_S:
                     part, source.part = source.part, b""
                     self._write(source, part)
 
@@ -108,25 +104,28 @@ class MergedOutput(threading.Thread):
         return bool(data)
 
     def _write(self, source: Source, data: bytes) -> None:
+        self._is_writing = True
         forward(self._stream, data if source.filter is None else source.filter.feed(data), source.writer)
+        self._active_at, self._is_writing = time.monotonic(), False
 
 
 class StreamServer:
     """Gives the ranks of one attempt their standard streams; see ``process.stream_client``.
 
     Args:
-        user_input: The user's standard input.
-        input_rank: The rank that may read it; None for no rank.
+        input_rank: The rank that may read the user's standard input; None for no rank.
         is_remote: Whether ranks may run on other hosts.
+        network: Their network, if the user has named it.
 
     Attributes:
+        input: The user's standard input.
         output, errors: What is written to this process's standard output and standard error.
         description: The value of the variable by which ranks find this server.
     """
 
-    def __init__(self, user_input: StandardInput, input_rank: int | None, is_remote: bool) -> None:
-        self._input, self._input_rank, token = user_input, input_rank, secrets.token_hex(16)
-        self._token, self._null = token.encode(), os.open(os.devnull, os.O_RDONLY)
+    def __init__(self, user_input: StandardInput, input_rank: int | None, is_remote: bool, network: str | None) -> None:
+        self.input, self._input_rank, token = user_input, input_rank, secrets.token_hex(16)
+        self._token = token.encode()
         self.output, self.errors = MergedOutput(sys.stdout.buffer), MergedOutput(sys.stderr.buffer)
         local = socket.socket(socket.AF_UNIX)
         local.bind(socket_name(token))
@@ -134,33 +133,39 @@ class StreamServer:
         self._listening, addresses = [local], []
         if is_remote:
             self._listening.append(socket.create_server(("", 0), backlog=_BACKLOG))
-            addresses = [(address, self._listening[1].getsockname()[1]) for address in own_addresses()]
+            preferred = None if network is None else address_in(network)
+            hosts = sorted(own_addresses(), key=lambda address: address != preferred)
+            addresses = [(host, self._listening[1].getsockname()[1]) for host in hosts]
         self.description = describe(token, input_rank, addresses)
-        for listening in self._listening:
-            _start(self._accept, listening)
 
-    def close(self) -> None:
-        """Write what the ranks have written, and accept no more ranks."""
+    def start(self) -> None:
+        """Accept ranks, and write what is written; call after the launcher was forked: this starts threads."""
+        for merged in (self.output, self.errors):
+            merged.start()
+        for listening in self._listening:
+            threading.Thread(target=self._accept, args=(listening,), daemon=True).start()
+
+    def close(self, has_given_up: Callable[[], bool]) -> None:
+        """Accept no more ranks, and wait until their output is written, or the user has given up."""
         for listening in self._listening:
             listening.shutdown(socket.SHUT_RDWR)  # makes the other thread return from ``accept``
             listening.close()
-        self.output.finish(_FINISH_S)
-        self.errors.finish(_FINISH_S)
-        os.close(self._null)
+        for merged in (self.output, self.errors):
+            merged.finish(has_given_up)
 
     def _accept(self, listening: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                _start(self._admit, listening.accept()[0])
+        while listening.fileno() >= 0:
+            try:
+                connection, _ = listening.accept()
+                threading.Thread(target=self._admit, args=(connection,), daemon=True).start()
+            except OSError:  # closed, or a connection was lost, or there are too many descriptors
+                time.sleep(_POLL_S)
 
     def _admit(self, connection: socket.socket) -> None:
         """Give a rank its streams, if it knows the token."""
         with connection, contextlib.suppress(OSError, struct.error):
             connection.settimeout(_HEADER_S)
-            header = connection.recv(HEADER.size)
-            while 0 < len(header) < HEADER.size and (more := connection.recv(HEADER.size - len(header))):
-                header += more
-            token, rank, number = HEADER.unpack(header)
+            token, rank, number = HEADER.unpack(connection.makefile("rb", 0).read(HEADER.size))
             if not hmac.compare_digest(token, self._token):
                 return
             if number == ALL:
@@ -169,23 +174,18 @@ class StreamServer:
             connection.sendall(ACCEPTED)
             connection.settimeout(None)
             if number == 0 and rank == self._input_rank:
-                self._input.copy_to(connection)
+                self.input.copy_to(connection)
             elif number in (1, 2):
                 (self.output, self.errors)[number - 1].add(connection.detach(), Source(rank))
 
     def _send_descriptors(self, connection: socket.socket, rank: int) -> None:
-        """Send a rank on this host its standard input, and pipes for its output."""
-        descriptors = [self._input.descriptor if rank == self._input_rank else self._null]
-        for merged in (self.output, self.errors):
-            reading, writing = os.pipe()
-            descriptors.append(writing)
-            merged.add(reading, Source(rank))
-        try:
-            socket.send_fds(connection, [ACCEPTED], descriptors)
-        finally:
-            for writing in descriptors[1:]:
-                os.close(writing)
-
-
-def _start(function: Callable[[socket.socket], None], argument: socket.socket) -> None:
-    threading.Thread(target=function, args=(argument,), daemon=True).start()
+        """Send a rank on this host pipes for its output, and the user's standard input if it may read that."""
+        with contextlib.ExitStack() as stack:
+            descriptors = []
+            for merged in (self.output, self.errors):
+                reading, writing = os.pipe()
+                stack.callback(os.close, writing)
+                descriptors.append(writing)
+                merged.add(reading, Source(rank))
+            given = [self.input.descriptor] if rank == self._input_rank else []
+            socket.send_fds(connection, [ACCEPTED], [*descriptors, *given])

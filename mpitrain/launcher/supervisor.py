@@ -39,9 +39,9 @@ from .attempt import Attempt, AttemptResult
 from .command_line import compose
 from .hosts import Host, RemoteAgent, is_local
 from .interrupts import Interrupts
-from .mpi_launcher import Launcher, LaunchSpec, LocalMachine, passes_output
+from .mpi_launcher import Launcher, LaunchSpec, LocalMachine, chooses_output
 from .outcome import Kind, Outcome, classify
-from .preparation import make_launch_spec, prepare
+from .preparation import make_launch_spec, prepare, resolve_allocation
 from .restarts import Restarts
 from .saved_states import SavedStates
 from .scaling import ScaleRequest, answer_request, remove_request, remove_requests
@@ -86,10 +86,12 @@ def run(request: LaunchRequest) -> int:
     with _run_dir(request.workload.name, request.workload.run_dir) as launch.run_dir:
         interrupts = Interrupts()
         with interrupts.recorded():
-            supervisor = _Supervisor(launch, interrupts, StandardInput())
+            user_input = StandardInput()
+            supervisor = _Supervisor(launch, interrupts, user_input)
             try:
                 return supervisor.run()
             finally:
+                user_input.restore()
                 supervisor.clean_up()
 
 
@@ -139,6 +141,9 @@ class _Supervisor:
 
     def __init__(self, launch: Launch, interrupts: Interrupts, user_input: StandardInput) -> None:
         self._launch, self._interrupts, self._input = launch, interrupts, user_input
+        self._input_rank = launch.request.options.debug
+        if self._input_rank is None and launch.request.workload.command == "exec":
+            self._input_rank = 0
         self._agent = RemoteAgent(_agent_program(launch))
         self._spec = launch.spec
         self._began = time.monotonic()
@@ -253,8 +258,9 @@ class _Supervisor:
         if columns := terminal_columns():
             ours[COLUMNS_VARIABLE] = str(columns)
         workload = self._workload()
-        streams = StreamServer(self._input, self._input_rank(), spec.hosts is not None or launch.machine.allocated)
-        if not passes_output(spec):
+        is_remote = bool(self._remote_hosts()) or launch.machine.allocated
+        streams = StreamServer(self._input, self._input_rank, is_remote, spec.network)
+        if not chooses_output(spec):
             ours[STREAMS] = streams.description
         spec_of_attempt = replace(spec, env={**spec.env, **ours})
         command = compose(
@@ -272,13 +278,7 @@ class _Supervisor:
             stopping=stopping,
             accepts=self._accepts,
             streams=streams,
-            user_input=self._input,
         )
-
-    def _input_rank(self) -> int | None:
-        """Return the rank that reads the user's standard input; None for no rank."""
-        request = self._launch.request
-        return 0 if request.options.debug is None and request.workload.reads_input else request.options.debug
 
     def _remote_hosts(self) -> list[str]:
         return [host.name for host in self._spec.hosts or () if not is_local(host.name)]
@@ -297,7 +297,8 @@ class _Supervisor:
         """Prepare another attempt and wait for the restart delay; return False if there is no other attempt."""
         restarts, ranks = self._restarts, self._spec.ranks or 1
         why = restarts.reason_not_to_restart(outcome, ranks, self._elapsed_s())
-        if not why and self._input.was_read():
+        self._input.poll()
+        if not why and self._input_rank is not None and self._input.was_read:
             why = "the ranks have read standard input, which cannot be read again"
         if not why and outcome.lost_hosts:
             why = self._exclude_hosts(outcome.lost_hosts)
@@ -331,6 +332,7 @@ class _Supervisor:
             if not workload.keeps_checkpoints:
                 return "the program does not save mpitrain's checkpoints"
             spec = make_launch_spec(options, launch.launcher, launch.machine)
+            launch.machine = resolve_allocation(launch.machine, launch.launcher, spec)
             if spec.ranks is not None:
                 workload.check_ranks(spec.ranks)
         except UserError as error:

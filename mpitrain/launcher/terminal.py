@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import sys
 from typing import IO
 
@@ -17,7 +18,7 @@ _unfinished: dict[tuple[int, int], object] = {}
 _full: set[tuple[int, int]] = set()  # files that cannot be written, which has been reported
 
 
-def forward(stream: IO[bytes], data: bytes, writer: object = None) -> None:
+def forward(stream: IO[bytes], data: bytes, writer: object) -> None:
     """Write output to a stream; begin a new line if another writer has not ended its line.
 
     Args:
@@ -27,8 +28,8 @@ def forward(stream: IO[bytes], data: bytes, writer: object = None) -> None:
         return
     place = _place_of(stream)
     try:
-        stream.write(b"\n" + data if _unfinished.get(place, writer) != writer else data)
-        stream.flush()
+        # Not by the stream's own buffer: a thread that waits in it would abort this process at its exit.
+        _write(stream.fileno(), b"\n" + data if _unfinished.get(place, writer) != writer else data)
     except OSError as error:  # the terminal or the reader of a pipe is gone, but the ranks must not wait
         if error.errno not in (errno.EPIPE, errno.EIO) and place not in _full:
             _full.add(place)
@@ -37,6 +38,15 @@ def forward(stream: IO[bytes], data: bytes, writer: object = None) -> None:
     _unfinished.pop(place, None)
     if not data.endswith((b"\n", _CLEARED)):
         _unfinished[place] = writer
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(descriptor, view) :]
+        except BlockingIOError:  # another program has set the terminal so
+            select.select([], [descriptor], [])
 
 
 def say(line: str) -> None:

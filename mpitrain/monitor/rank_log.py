@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import logging
 import logging.handlers
 import os
@@ -22,6 +23,8 @@ from .console import Console
 
 _FORMAT = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s"
 _TIME = "%Y-%m-%d %H:%M:%S"
+_MOST_FILES = 1000  # maximum number of warnings of a process that are compared with those of other ranks
+_asked = itertools.count()
 _EARLY_MESSAGES = 10_000  # number of messages that are kept until the file is open
 
 
@@ -166,7 +169,7 @@ def _to_stderr() -> logging.Handler:
 def _is_new(text: str) -> bool:
     """Return whether no rank of a run has printed a warning; from now on, this one has."""
     run_dir = os.environ.get(RUN_DIR_VARIABLE)
-    if run_dir is not None:
+    if run_dir is not None and next(_asked) < _MOST_FILES:
         path = folder_of(Path(run_dir)) / f"{WARNED}{hashlib.sha256(text.encode(errors='replace')).hexdigest()}"
         try:
             path.parent.mkdir(exist_ok=True)

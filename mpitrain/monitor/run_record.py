@@ -1,4 +1,4 @@
-"""The record of a run: its options, job file and versions, and every earlier version of these.
+"""The record of a run: its options, job file and versions, all earlier ones, and what has changed since.
 
 ``config.toml`` holds the options of the last start. ``history`` has a directory for each start that differs from the
 previous start. The directory contains ``config.toml`` and the job file. If the job file is in a git checkout, it also

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from .. import nn, optim
-from ..core.words import INPUT_HINT, NEEDS_INPUT, one_line, suggestion
+from ..core.words import input_hint, one_line, suggestion
 from ..data import Split
 from ..data.split import Examples
 from ..errors import DataError, JobError, UserError
@@ -330,8 +330,8 @@ def _describe(path: Path, error: BaseException, source: str) -> str:
 
 def _suggestion(error: BaseException) -> str:
     """Return a hint with the valid name most similar to the invalid name of the error; empty if there is none."""
-    if type(error).__name__ in NEEDS_INPUT:
-        return INPUT_HINT
+    if hint := input_hint(f"{type(error).__name__}: {error}"):
+        return hint
     unknown, known = getattr(error, "name", None), list[str]()
     if isinstance(error, AttributeError):
         known = [*(getattr(error.obj, "__all__", None) or dir(error.obj))]

@@ -73,7 +73,6 @@ class ProgramRequest:
     command = "exec"
     keeps_checkpoints = False
     resumes = True
-    reads_input = True
 
     @property
     def words(self) -> list[str]:

@@ -40,7 +40,6 @@ class Workload(Protocol):
         time_limit: Seconds that the run may take, or None.
         keeps_checkpoints: Whether restarts and later starts resume from checkpoints in the run directory.
         resumes: Whether a later start in the same run directory resumes the run without further options.
-        reads_input: Whether rank 0 may read the user's standard input.
     """
 
     @property
@@ -63,9 +62,6 @@ class Workload(Protocol):
 
     @property
     def resumes(self) -> bool: ...
-
-    @property
-    def reads_input(self) -> bool: ...
 
     def check_ranks(self, ranks: int) -> None:
         """Check that this number of ranks can execute the workload.
@@ -117,7 +113,6 @@ class JobRequest:
 
     command = "train"
     keeps_checkpoints = True
-    reads_input = False
 
     @property
     def name(self) -> str:

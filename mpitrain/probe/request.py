@@ -40,7 +40,7 @@ class ProbeWorkload:
     name = "probe"
     command = "measure"
     keeps_checkpoints = False
-    resumes = reads_input = False
+    resumes = False
 
     def __post_init__(self) -> None:
         if self.job.script_arguments is not None:

@@ -1,11 +1,11 @@
-"""Standard streams that are closed (``command >&-`` in a shell), or cannot be written, or need a prefix."""
+"""Standard streams that are closed (``command >&-`` in a shell), must not be used, or need a prefix."""
 
 from __future__ import annotations
 
 import io
 import os
 import sys
-from typing import TextIO
+from typing import Any, TextIO
 
 
 def open_closed_streams() -> None:
@@ -29,7 +29,7 @@ def open_closed_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def is_of_foreground(descriptor: int) -> bool:
+def may_read(descriptor: int) -> bool:
     """Return whether this process may read a descriptor: false for its terminal, if the shell reads from that."""
     try:
         return not os.isatty(descriptor) or os.tcgetpgrp(descriptor) == os.getpgrp()
@@ -37,58 +37,54 @@ def is_of_foreground(descriptor: int) -> bool:
         return True
 
 
-def discard(stream: TextIO) -> None:
-    """Send the buffered output, and everything printed later, to the null device."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, stream.fileno())
+def use_null(descriptor: int) -> None:
+    """Make a descriptor that of the null device."""
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, descriptor)
     os.close(null)
 
 
-class PrefixedStream(io.TextIOBase):
-    """Writes lines to another stream, each with a prefix.
+def discard(stream: TextIO) -> None:
+    """Send the buffered output, and everything printed later, to the null device."""
+    use_null(stream.fileno())
 
-    Args:
-        stream: The destination; lines are written in one call, so that lines of several ranks do not mix.
-        prefix: The prefix.
-    """
 
-    def __init__(self, stream: TextIO, prefix: str) -> None:
-        self._stream, self._prefix, self._held = stream, prefix, ""
+class _Prefixed(io.RawIOBase):
+    """Writes to a descriptor, each line with a prefix; what is written at once stays together."""
+
+    def __init__(self, descriptor: int, prefix: bytes, name: str) -> None:
+        self._descriptor, self._prefix, self.name = descriptor, prefix, name
         self._is_within = False  # whether the beginning of the line has been written
 
-    def write(self, text: str) -> int:
-        self._held += text
-        if "\n" in text:
-            end = self._held.rindex("\n") + 1
-            lines, self._held = self._held[:end], self._held[end:]
-            self._put(lines)
+    def write(self, data: Any) -> int:
+        text = bytes(data)
+        if text:
+            first = b"" if self._is_within else self._prefix
+            view = memoryview(first + text[:-1].replace(b"\n", b"\n" + self._prefix) + text[-1:])
+            while view:
+                view = view[os.write(self._descriptor, view) :]
+            self._is_within = not text.endswith(b"\n")
         return len(text)
 
-    def flush(self) -> None:
-        """Write buffered text, even an incomplete line."""
-        held, self._held = self._held, ""
-        self._put(held)
-
     def fileno(self) -> int:
-        return self._stream.fileno()
-
-    def isatty(self) -> bool:
-        return False
+        return self._descriptor
 
     def writable(self) -> bool:
         return True
 
-    def _put(self, text: str) -> None:
-        if text:
-            first = "" if self._is_within else self._prefix
-            self._is_within = not text.endswith("\n")
-            self._stream.write(first + text[:-1].replace("\n", f"\n{self._prefix}") + text[-1])
-        self._stream.flush()
+
+def _prefixed(stream: TextIO, prefix: str) -> TextIO:
+    """Return a stream to the same file, each of whose lines begins with a prefix."""
+    stream.flush()
+    raw = _Prefixed(stream.fileno(), prefix.encode(), stream.name)
+    return io.TextIOWrapper(io.BufferedWriter(raw), stream.encoding, stream.errors, line_buffering=True)
 
 
 def set_output_prefix(rank: int | None) -> None:
     """Prefix this process's output with its rank; None, for the chief, removes the prefix."""
     assert sys.__stdout__ is not None and sys.__stderr__ is not None
-    prefix = f"rank {rank}: "
-    sys.stdout = sys.__stdout__ if rank is None else PrefixedStream(sys.__stdout__, prefix)
-    sys.stderr = sys.__stderr__ if rank is None else PrefixedStream(sys.__stderr__, prefix)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    if rank is not None:
+        sys.stdout, sys.stderr = (_prefixed(stream, f"rank {rank}: ") for stream in (sys.stdout, sys.stderr))

@@ -17,6 +17,7 @@ import struct
 import sys
 
 from .launcher_env import launched_rank
+from .standard_streams import use_null
 
 VARIABLE = "MPITRAIN_STREAMS"  # see ``describe``
 HEADER = struct.Struct("!32sII")  # the run's token, the rank, and its stream: 0 to 2, or ``ALL``
@@ -51,13 +52,15 @@ def connect() -> None:
         return
     token, input_rank, addresses = json.loads(value)
     rank = launched_rank(os.environ)
+    if rank != input_rank:
+        use_null(0)
     if input_rank not in (None, rank):
         os.environ.setdefault("PYTHONBREAKPOINT", "0")  # the debugger would end at once: it has nothing to read
     with contextlib.suppress(OSError), _connection(socket_name(token), token, rank, ALL) as local:
         _, descriptors, _, _ = socket.recv_fds(local, 1, 3)
-        for number, descriptor in enumerate(descriptors):
-            _replace(number, descriptor)
         if descriptors:
+            for number, descriptor in zip((1, 2, 0), descriptors, strict=False):
+                _replace(number, descriptor)
             return
     for host, port in addresses:
         with contextlib.suppress(OSError):
@@ -68,10 +71,9 @@ def connect() -> None:
                     raise ConnectionError
                 stream.settimeout(None)
                 _replace(number, stream.detach())
-            if rank != input_rank:
-                _replace(0, os.open(os.devnull, os.O_RDONLY))
             return
-    where = f"{socket.gethostname()} cannot connect to {', '.join(f'{host}:{port}' for host, port in addresses)}"
+    tried = f" at {', '.join(f'{host}:{port}' for host, port in addresses)}" if addresses else ""
+    where = f"{socket.gethostname()} cannot connect to mpitrain run{tried}"
     print(f"mpitrain: rank {rank}: {where}; its output comes through mpirun", file=sys.stderr, flush=True)
 
 

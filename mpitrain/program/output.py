@@ -6,13 +6,15 @@ import os
 import re
 import select
 import threading
+import time
 from pathlib import Path
 
 _KEPT_BYTES = 65_536  # size of the kept end of the standard error
 _LONGEST_LINE = 200  # maximum number of characters of a quoted line
 _LONGEST_PART = 1 << 20  # maximum number of bytes of a line that are held back; a longer line is split
 _PART_S = 0.03  # time after which the beginning of a line is printed without the rest
-_JOIN_S = 2.0  # time for the output of a process that has ended to arrive
+_SILENCE_S = 1.0  # time without output after which that of a process that has ended is complete
+_POLL_S = 0.05
 _TRACEBACK = re.compile(r"^Traceback \(most recent call last\):$", re.MULTILINE)
 # The prefix of each line of a traceback in a process group.
 _TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
@@ -38,6 +40,8 @@ class RankOutput:
         self._threads: list[threading.Thread] = []
         self._log_file = -1
         self._kept = b""  # the latest standard error
+        self._active_at = 0.0
+        self._writing: set[int] = set()  # the streams that are being written
 
     def redirect(self) -> None:
         """Make this process, which becomes the program, write to the pipes."""
@@ -59,10 +63,15 @@ class RankOutput:
             thread.start()
             self._threads.append(thread)
 
-    def close(self) -> None:
-        """Copy the remaining output; wait at most 2 s for each stream, because other processes may keep a pipe open."""
+    def wait(self) -> None:
+        """Copy the remaining output, until it ends or is silent: other processes may keep a pipe open.
+
+        Waits for as long as the reader of the output accepts nothing.
+        """
+        self._active_at = time.monotonic()
         for thread in self._threads:
-            thread.join(_JOIN_S)
+            while thread.is_alive() and (self._writing or time.monotonic() < self._active_at + _SILENCE_S):
+                thread.join(_POLL_S)
 
     @property
     def traceback(self) -> str:
@@ -115,7 +124,10 @@ class RankOutput:
                 lines = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines]
             first = b"" if is_within else self._prefix
             data = first + (b"\n" + self._prefix).join(lines[:-1] if ended else lines) + b"\n" * ended
+        self._writing.add(descriptor)
         _write(descriptor, data)
+        self._active_at = time.monotonic()
+        self._writing.discard(descriptor)
 
 
 def error_in(traceback: str) -> str:

@@ -33,7 +33,7 @@ from ..process.network import interface_of
 from ..process.rank_status import MEETING, RUN_DIR_VARIABLE, RankStatusFile, folder_of
 from ..process.reaper import end_with_parent, fork_rank
 from ..process.run_directory import make_run_dir
-from ..process.standard_streams import is_of_foreground
+from ..process.standard_streams import may_read, use_null
 from ..version import __version__
 from .output import RankOutput
 from .reaper import ProgramRank, ProgramReaper, adopt_orphans
@@ -167,8 +167,8 @@ def _start(own: ProgramRank, variables: Mapping[str, str]) -> NoReturn:
         activity.STACKS_VARIABLE: f"/proc/{os.getpid()}/fd/{stacks}",
         "PYTHONPATH": os.pathsep.join([str(_STARTUP), *filter(None, [os.environ.get("PYTHONPATH")])]),
     }
-    if not is_of_foreground(0):
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    if not may_read(0):
+        use_null(0)
     child = fork_rank()
     if not child:
         environment[launcher_env.SET_FOR_PROGRAM] = ",".join(variables)

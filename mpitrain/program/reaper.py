@@ -27,6 +27,7 @@ from .world import World, any_failed, leave
 
 _SAVING_S = 600.0  # maximum time for the other ranks to save after this rank has saved
 _ENDING_S = 0.5  # time between SIGTERM and SIGKILL to processes that a program leaves behind
+_EXITING_S = 30.0  # maximum time from the end of the interpreter to that of its process
 _WITHOUT_PROGRESS_S = 60.0  # time after which a notice reports that the program is not watched
 
 
@@ -71,6 +72,7 @@ class ProgramReaper(Reaper):
         self._stop_signal = signal.Signals[f"SIG{self._options.signal}"]
         self._is_stopping = self._has_stop_signal = self._has_said = False
         self._launcher = os.getppid()
+        self._exiting_since: float | None = None
         self._started_at, self._recorded_step = time.monotonic(), 0
         rank_status.register_program(own.run_dir, own.rank, child)
         self._heartbeat = (
@@ -88,6 +90,7 @@ class ProgramReaper(Reaper):
             self._ask_to_stop()
             if is_first and self.rank == 0:
                 _say("the time limit is near; the program has been asked to stop")
+        self._end_exiting()
         self._report_without_progress()
         self._reap_orphans()
 
@@ -109,8 +112,9 @@ class ProgramReaper(Reaper):
 
         If the program has stopped on request, the status is 0 under ``mpitrain run``, else 75.
         """
+        self._output.wait()  # also for processes that filter it, and end after the program
         end_orphans()
-        self._output.close()
+        self._output.wait()
         # A launcher sends SIGTERM to the other ranks when one has failed.
         on_request = self._is_stopping and not any_failed(self._own.meeting)
         stopped = status == STOPPED_EARLY or (on_request and killed_by == self._stop_signal)
@@ -145,7 +149,7 @@ class ProgramReaper(Reaper):
         """End the program and the processes that it has started, because the launcher was killed."""
         os.kill(self.child, signal.SIGKILL)
         end_orphans()
-        self._output.close()
+        self._output.wait()
         if self._heartbeat is not None:
             self._heartbeat.end(RunEnd("failed"))
         os._exit(1)
@@ -165,6 +169,19 @@ class ProgramReaper(Reaper):
         if not self._has_stop_signal:
             self._has_stop_signal = True
             self.signal_rank(self._stop_signal)
+
+    def _end_exiting(self) -> None:
+        """End the program, with its own status, if a library hangs in a destructor after the interpreter has ended."""
+        status = self.page.exit_status
+        if status is None or self.page.stacks_pid != self.child:
+            return
+        self._exiting_since = self._exiting_since or time.monotonic()
+        if time.monotonic() > self._exiting_since + _EXITING_S:
+            _say(
+                f"rank {self.rank}: Python has ended with status {status}, but its process not within {_EXITING_S:g} s"
+            )
+            os.kill(self.child, signal.SIGKILL)
+            self.end(0, status)
 
     def _report_without_progress(self) -> None:
         """Print once that hangs are not detected, if the program reports no progress."""

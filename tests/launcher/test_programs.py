@@ -86,6 +86,39 @@ def test_a_program_starts_processes_by_mpi(mpi: Mpi, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "received 42\n"), done.stderr
 
 
+def test_a_rank_that_hangs_after_its_interpreter_has_ended(openmpi: Mpi, tmp_path: Path) -> None:
+    ends = {"pass": 0, "sys.exit(0)": 0, "sys.exit(3)": 1, "raise SystemExit(0)": 1, "raise ValueError": 1}
+    running = []
+    for number, end in enumerate(ends):
+        path = tmp_path / f"{number}.py"
+        path.write_text(
+            "import ctypes, os, sys, time\nlibc = ctypes.CDLL(None)\nlibc.__cxa_atexit(libc.pause, None, None)\n"
+            f"if not os.fork(): sys.exit(5)\nprint('before', flush=True)\n{end}\n"
+        )
+        words = [str(openmpi.python), "-m", "mpitrain", "run", "-n", "1", "--run-dir", str(tmp_path / f"run{number}")]
+        environment = {**os.environ, **LAUNCHER_ENVIRONMENT}
+        running.append(subprocess.Popen([*words, str(path)], env=environment, stderr=subprocess.PIPE, text=True))
+    for process, (end, status) in zip(running, ends.items(), strict=True):
+        _, err = process.communicate(timeout=limit(90))
+        assert process.returncode == status, (end, err)
+        assert "did not exit" in err
+
+
+@pytest.mark.parametrize("work", ["program", "job"])
+def test_where_ranks_run_is_shown(openmpi: Mpi, work: str, tmp_path: Path) -> None:
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    words = ["--", "true"] if work == "program" else [JOBS / "linear.py", "--train-steps", "2"]
+    done = start(openmpi, "-n", 2, "--run-dir", tmp_path / "run", "--show-binding", *words)
+    table = (tmp_path / "run" / "ranks.txt").read_text().splitlines()
+    assert set(table) <= {*done.stdout.splitlines(), *done.stderr.splitlines()}
+    column = table[0].split().index("cores")
+    assert [row.split()[column] for row in table[1:]] == [str(core) for core in cores]
+    assert "share" not in done.stderr
+    crowded = ["taskset", "-c", str(cores[0]), str(openmpi.python), "-m", "mpitrain", "run", "-n", "2"]
+    done = run([*crowded, "--run-dir", str(tmp_path / "crowded"), *map(str, words)])
+    assert "share 1 core" in done.stdout + done.stderr
+
+
 TRAINING = """
 import os, sys, torch
 {before}

@@ -10,6 +10,7 @@ import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -18,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from ..support.launch import JOBS, LAUNCHER_ENVIRONMENT, Mpi
-from ..support.waiting import limit
+from ..support.waiting import limit, wait_until
 
 LINES = ["=" * 90, "", "[train] [[0.1 0.2]", " [0.3 0.4]]", "[mpiexec@me] hello", "-" * 60, "Abort(3) on node 1"]
 LINES += ["WARNING: twice", "WARNING: twice", "\r 10%\r 20%", "tab\tand \x1b[31mred\x1b[0m", "-" * 74, "mpirun: "]
@@ -64,6 +65,46 @@ def test_the_first_rank_reads_standard_input_to_its_end(mpi: Mpi, tmp_path: Path
     text = random.Random(0).randbytes(500_000)
     done = mpitrain_run(mpi, tmp_path, "-n", 2, "--", sys.executable, path, stdin=text)
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, [b"500000 False", b"rank 1: 0 False"])
+
+
+@pytest.mark.parametrize("reader", ["sleep 4; wc -c", "while read -r -N 8192 part; do echo; sleep 0.1; done | wc -l"])
+def test_a_slow_reader_gets_everything(mpi: Mpi, reader: str, tmp_path: Path) -> None:
+    path = script(tmp_path, "import os\nfor i in range(20_000):\n    os.write(1, b'%08d\\n' % i)\n")
+    run = f"{mpi.python} -m mpitrain run -n 2 --run-dir {tmp_path}/run -- {sys.executable} {path}"
+    environment = {**os.environ, **LAUNCHER_ENVIRONMENT}
+    done = subprocess.run(
+        ["bash", "-c", f"{run} | ({reader})"], capture_output=True, timeout=limit(90), env=environment, check=True
+    )
+    size = 20_000 * (9 + 9 + len("rank 1: "))
+    assert int(done.stdout) == (size if "wc -c" in reader else size // 8192)
+
+
+@pytest.mark.parametrize(
+    ("command", "lines"),
+    [
+        ('seq 1 3000 > >(while read l; do echo "[$l]"; done)', 3000),
+        ("(for i in 1 2 3 4 5; do echo $i; sleep 0.2; done) & echo main", 6),
+    ],
+)
+def test_processes_that_end_after_the_program(mpi: Mpi, command: str, lines: int, tmp_path: Path) -> None:
+    done = mpitrain_run(mpi, tmp_path, "-n", 1, "--", "bash", "-c", command)
+    assert len(done.stdout.splitlines()) == lines
+
+
+def test_the_output_of_a_job_is_a_file_on_every_rank(openmpi: Mpi, tmp_path: Path) -> None:
+    text = (JOBS / "linear.py").read_text()
+    use = (
+        "    import os, sys\n    sys.stdout.reconfigure(line_buffering=True)\n"
+        "    sys.stdout.buffer.write(b'by the buffer\\n')\n    print('name', sys.stdout.name, sys.stdout.encoding)\n"
+        "    print()\n    print('a part', end='')\n    sys.stdout.flush()\n    print(' and the rest')\n"
+    )
+    path = script(tmp_path, text.replace("    return Job(", f"{use}    return Job(", 1))
+    done = mpitrain_run(openmpi, tmp_path, "-n", 2, path, "--train-steps", 2)
+    assert done.returncode == 0, done.stderr
+    printed = [line for line in done.stdout.decode().splitlines() if line.startswith("rank 1: ")]
+    assert [line.rstrip() for line in printed] == [
+        f"rank 1: {text}".rstrip() for text in ("by the buffer", "name <stdout> utf-8", "", "a part and the rest")
+    ]
 
 
 @pytest.mark.parametrize("work", ["program", "job"])
@@ -120,6 +161,10 @@ class Terminal:
                 except OSError:  # the other end is closed
                     assert text in self.output, self.output
         self.output = self.output.partition(text)[2]
+
+    @property
+    def echoes(self) -> bool:
+        return bool(termios.tcgetattr(self._descriptor)[3] & termios.ECHO)
 
     def type(self, text: bytes) -> None:
         os.write(self._descriptor, text)
@@ -203,6 +248,16 @@ def test_a_job_in_a_debugger(openmpi: Mpi, terminal: Callable[..., Terminal], tm
     shown = terminal(openmpi, "run", "-n", 2, "--debug", 2, path, "--run-dir", "run2")
     assert shown.wait() == 2
     assert b"--debug 2" in shown.output
+
+
+def test_the_echo_of_a_terminal_comes_back(mpi: Mpi, terminal: Callable[..., Terminal], tmp_path: Path) -> None:
+    path = script(tmp_path, "import getpass\ngetpass.getpass('password? ')")
+    shown = terminal(mpi, "run", "-n", 1, "--run-dir", "run", "--", sys.executable, path)
+    shown.expect(b"password? ")
+    wait_until(lambda: not shown.echoes, "the echo is off")
+    shown.type(b"\x03")
+    assert shown.wait() != 0
+    assert shown.echoes
 
 
 def test_ctrl_c_ends_a_program_that_waits_for_input(

@@ -178,6 +178,8 @@ def test_parameters_that_are_not_clear(tmp_path: Path) -> None:
         ({"net": state, "ema": state}, ["net", "ema"]),
         ({**{f"model.{name}": value for name, value in state.items()}, **state}, [f"model.{first}", first]),
         ({f"backbone.{name}": value for name, value in state.items()}, [f"backbone.{first}", first]),
+        ({**state, first: state[first].to_sparse()}, [first]),
+        ({**state, first: state[first].to("meta")}, [first]),
     ):
         torch.save(content, path)
         with pytest.raises(CheckpointError) as error:

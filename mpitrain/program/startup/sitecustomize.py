@@ -12,17 +12,20 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
+import gc
 import importlib
 import mmap
 import os
 import signal
 import sys
 import time
+from typing import NoReturn
 
 _OTHER_LAUNCHERS = {"torchrun", "torch.distributed.run", "torch.distributed.launch"}
 _GLOO_THREAD = "pt_gloo_runloop"
 _GLOO_S = 1.0  # maximum time for gloo's threads to release their tensors
-_STACKS_PID = 6  # index of the word on the activity page, as in core.activity
+_STACKS_PID, _ENDED = 6, 9  # indexes of words on the activity page, as in core.activity
+_HANGS = 124  # as in process.reaper
 
 
 def _register() -> None:
@@ -31,10 +34,44 @@ def _register() -> None:
         words = memoryview(mmap.mmap(file.fileno(), 0)).cast("q")
     if words[_STACKS_PID] and os.path.exists(f"/proc/{words[_STACKS_PID]}"):
         return
+    atexit.register(_mark_end, words, _recorded_exits())  # called last
     atexit.register(_report_independent_ranks)
     stacks = open(os.environ["MPITRAIN_STACKS"], "ab")  # noqa: SIM115 stays open
     faulthandler.register(signal.SIGRTMIN + 7, file=stacks)
     words[_STACKS_PID] = os.getpid()
+
+
+def _recorded_exits() -> list[object]:
+    """Let ``sys.exit`` record its arguments; return the list of them."""
+    arguments: list[object] = []
+
+    def exit(status: object = None, /) -> NoReturn:
+        arguments.append(status)
+        raise SystemExit(status)
+
+    sys.exit = exit
+    return arguments
+
+
+def _mark_end(words: memoryview, exits: list[object]) -> None:
+    """Mark that the interpreter of this process has ended, and with which status: its libraries may still hang.
+
+    The argument of a SystemExit that was not raised by ``sys.exit`` is not known.
+    """
+    if words[_STACKS_PID] != os.getpid():
+        return  # a process that the program has forked
+    status = exits[-1] if exits else None
+    if hasattr(sys, "last_type"):
+        status = 1
+    elif not exits and _raises_exits(sys.modules["__main__"]):
+        status = _HANGS
+    words[_ENDED] = 1 + (0 if status is None else status & 0xFF if isinstance(status, int) else 1)
+
+
+def _raises_exits(main: object) -> bool:
+    with contextlib.suppress(OSError, AttributeError), open(main.__file__, errors="replace") as source:  # type: ignore[attr-defined]
+        return "SystemExit" in source.read()
+    return False
 
 
 def _warn_of_other_launchers() -> None:
@@ -69,8 +106,11 @@ def _report_independent_ranks() -> None:
 
 
 def _has_trained() -> bool:
-    """Return whether this process has made an optimizer of torch, or has imported another library that trains."""
-    if not {"tensorflow", "jax"}.isdisjoint(sys.modules):
+    """Return whether this process has made an optimizer of torch or Keras, or has imported Optax."""
+    keras = sys.modules.get("keras")
+    if keras is not None and any(isinstance(each, keras.optimizers.Optimizer) for each in gc.get_objects()):
+        return True
+    if "optax" in sys.modules:
         return True
     if "torch.optim.optimizer" not in sys.modules:
         return False
@@ -85,11 +125,10 @@ def _has_communicated() -> bool:
     with open("/proc/self/maps") as maps:
         if "/libmpi" in maps.read():
             return True
-    if "TF_CONFIG" in os.environ or not {"horovod", "deepspeed"}.isdisjoint(sys.modules):
-        return True
     groups, jax = (sys.modules.get(name) for name in ("torch.distributed.distributed_c10d", "jax._src.distributed"))
-    of_torch = groups is not None and (groups.is_initialized() or groups._backend is not None)
-    return of_torch or (jax is not None and jax.global_state.client is not None)
+    of_torch = groups is not None and groups._backend is not None
+    of_jax = jax is not None and jax.global_state.client is not None
+    return of_torch or of_jax or "TF_CONFIG" in os.environ or "horovod" in sys.modules
 
 
 def _wait_for_gloo() -> None:

@@ -10,7 +10,7 @@ import click
 import pytest
 
 from mpitrain.batch_systems.base import JobState
-from mpitrain.batch_systems.registry import SYSTEMS, current_job_ids, is_allocation
+from mpitrain.batch_systems.registry import SYSTEMS, allocation, current_job_ids
 from mpitrain.batch_systems.resources import Resources
 from mpitrain.errors import ConfigError, LaunchError
 from mpitrain.launcher.batch import scheduler
@@ -131,8 +131,9 @@ def test_the_job_of_a_process(environ: dict[str, str], job_ids: list[str]) -> No
 
 
 def test_the_allocations_that_mpirun_recognizes() -> None:
-    assert [is_allocation({name: ""}) for name in ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_JOBID")] == [True] * 3
-    assert not is_allocation({"FLUX_ENCLOSING_ID": "f1", "": ""})
+    found = [allocation({name: ""}) for name in ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_JOBID")]
+    assert found == [SYSTEMS[name] for name in ("slurm", "pbs", "lsf")]
+    assert allocation({"FLUX_ENCLOSING_ID": "f1", "": ""}) is None
 
 
 def test_a_job_of_an_unknown_system_is_not_cancelled() -> None:

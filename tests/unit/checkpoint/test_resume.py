@@ -68,7 +68,9 @@ def test_init_from(folder: Path) -> None:
     resume, init_from, notes = begin(folder, init_from=five)
     assert (resume[0], init_from) == (checkpoint.path_for(folder, 10), None)
     assert len(notes) == 1 and "--init-from" in notes[0]
-    with pytest.raises(CheckpointError, match=f"--init-from {five}: .*; the model has c; the file has a, b"):
+    with pytest.raises(
+        CheckpointError, match=f"--init-from {five}: .*; the model has parameter c; the file has parameters a, b"
+    ):
         begin(folder / "empty", Layout.pack([("c", (7,), "param")]), init_from=five)
 
 

@@ -18,7 +18,7 @@ from mpitrain.launcher.hydra import IntelMpi, Mpich
 from mpitrain.launcher.mpi_flavors import recognize
 from mpitrain.launcher.mpi_launcher import Launcher, LaunchSpec, LocalMachine
 from mpitrain.launcher.open_mpi import OpenMpi
-from mpitrain.launcher.preparation import check_allocation, check_restarts, make_launch_spec
+from mpitrain.launcher.preparation import check_restarts, make_launch_spec, resolve_allocation
 from mpitrain.plan.config import RunConfig
 from mpitrain.plan.launch_options import LaunchOptions
 from mpitrain.process.network import interface_of
@@ -79,7 +79,7 @@ def of_slurm(answer: str, folder: Path, monkeypatch: pytest.MonkeyPatch, changes
 def test_an_allocation_of_this_host_alone(
     answer: str, ranks: int, uses: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = check_allocation(of_slurm(answer, tmp_path, monkeypatch, {}), OPEN, LaunchSpec(ranks))
+    found = resolve_allocation(of_slurm(answer, tmp_path, monkeypatch, {}), OPEN, LaunchSpec(ranks))
     assert found.allocated == uses
     assert ("PRTE_MCA_ras" in OPEN.arguments(LaunchSpec(ranks), found).environment) == (not uses)
     assert ("fork" in MPICH.arguments(LaunchSpec(ranks), found).words) == (not uses)
@@ -102,7 +102,7 @@ def test_an_allocation_that_cannot_be_used(
     answer: str, changes: dict[str, str], ranks: int, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(LaunchError, match=named):
-        check_allocation(of_slurm(answer, tmp_path, monkeypatch, changes), OPEN, LaunchSpec(ranks))
+        resolve_allocation(of_slurm(answer, tmp_path, monkeypatch, changes), OPEN, LaunchSpec(ranks))
 
 
 def test_more_ranks_than_cores_are_not_bound() -> None:

@@ -35,7 +35,8 @@ class Ranks:
         os.dup2(given, 0)
         self.input = StandardInput()
         os.dup2(saved, 0)
-        self.server = StreamServer(self.input, 0, is_remote=True)
+        self.server = StreamServer(self.input, 0, is_remote=True, network=None)
+        self.server.start()
 
     def run(self, *programs: str) -> None:
         """Run a program on each rank, and wait for the end of all."""
@@ -54,7 +55,8 @@ class Ranks:
             running.append(subprocess.Popen([sys.executable, "-c", code], env=environment, stdin=subprocess.DEVNULL))
         for process in running:
             process.wait(limit(30))
-        self.server.close()
+        self.server.close(lambda: False)
+        self.input.poll()
 
     def read(self, name: str) -> bytes:
         return (self.folder / name).read_bytes()
@@ -76,12 +78,12 @@ def test_every_byte_arrives(ranks: Ranks) -> None:
 def test_the_first_rank_reads_the_input_and_its_end(ranks: Ranks) -> None:
     ranks.run("print(len(sys.stdin.read()))", "print('other', repr(sys.stdin.read()))")
     assert sorted(ranks.read("stdout").splitlines()) == [b"130000", b"other ''"]
-    assert ranks.input.was_read()
+    assert ranks.input.was_read
 
 
 def test_input_that_nobody_reads(ranks: Ranks) -> None:
     ranks.run("pass")
-    assert not ranks.input.was_read() or not ranks._local  # what is sent to another host counts as read
+    assert not ranks.input.was_read or not ranks._local  # what is sent to another host counts as read
 
 
 def test_what_a_killed_rank_has_written_arrives(ranks: Ranks) -> None:
@@ -92,8 +94,9 @@ def test_what_a_killed_rank_has_written_arrives(ranks: Ranks) -> None:
 def test_lines_of_ranks_do_not_mix(ranks: Ranks) -> None:
     write = "[os.write(1, part) for _ in range(300) for part in (b'{0}' * 50, b'{0}' * 50 + b'\\n')]"
     ranks.run(*(write.format(letter) for letter in "abc"))
-    lines = ranks.read("stdout").splitlines()
-    assert sorted(lines) == sorted([letter * 100 for letter in (b"a", b"b", b"c")] * 300)
+    output = ranks.read("stdout")
+    assert all(len({*line}) <= 1 for line in output.splitlines())  # a line may be divided if its writer is slow
+    assert [output.count(letter) for letter in (b"a", b"b", b"c")] == [30_000] * 3
 
 
 def test_others_are_refused(ranks: Ranks) -> None:
@@ -129,6 +132,7 @@ def test_without_a_connection_the_streams_stay(tmp_path: Path) -> None:
 def test_a_part_of_a_line_arrives_without_the_rest(tmp_path: Path) -> None:
     with open(tmp_path / "out", "w+b") as file:
         merged, (reading, writing) = MergedOutput(file), os.pipe()
+        merged.start()
         merged.add(reading, Source(0))
         os.write(writing, b"name? ")
         wait_until(lambda: (tmp_path / "out").read_bytes() == b"name? ", "the output")
@@ -138,7 +142,7 @@ def test_a_part_of_a_line_arrives_without_the_rest(tmp_path: Path) -> None:
         wait_until(lambda: (tmp_path / "out").read_bytes() == b"name? \na line\n", "the output")
         os.close(writing)
         os.close(writing_of_other)
-        merged.finish(limit(10))
+        merged.finish(lambda: False)
         assert not merged.is_alive()
 
 
@@ -146,6 +150,7 @@ def test_writers_wait_while_nothing_is_accepted(monkeypatch: pytest.MonkeyPatch)
     blocked, unblock = os.pipe()
     with open(unblock, "wb", buffering=0) as stream:
         merged, (reading, writing) = MergedOutput(stream), os.pipe()
+        merged.start()
         merged.add(reading, Source(0))
         os.set_blocking(writing, False)
         written = 0
@@ -158,6 +163,6 @@ def test_writers_wait_while_nothing_is_accepted(monkeypatch: pytest.MonkeyPatch)
         os.close(writing)
         while len(received) < written:
             received += os.read(blocked, 1 << 16)
-        merged.finish(limit(10))
+        merged.finish(lambda: False)
     assert received == (b"x" * 1023 + b"\n") * (written // 1024)
     os.close(blocked)

@@ -47,7 +47,7 @@ def on_terminal() -> Iterator[list[str]]:
 def test_a_message_has_lines_of_its_own(output: bytes) -> None:
     message = "rank 1 of 2 on a-host-with-a-name, was killed by signal 9, in step 3 (see --run-dir)"
     with on_terminal() as printed:
-        terminal.forward(sys.stderr.buffer, output)
+        terminal.forward(sys.stderr.buffer, output, 0)
         terminal.say(message)
     before, _, after = printed[0].replace("\x1b[?25h", "").partition("mpitrain:")
     assert not before or before.endswith(("\n", "\x1b[2K"))

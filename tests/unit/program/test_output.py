@@ -24,7 +24,7 @@ def copied(
         else:
             time.sleep(part)
     os.close(write_end)
-    output.close()
+    output.wait()
     return capfd.readouterr().out, (folder / "logs" / "rank.log").read_bytes().decode()
 
 
