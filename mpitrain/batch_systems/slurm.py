@@ -15,6 +15,8 @@ from .resources import Resources
 _PREFIX = "#SBATCH"
 _DIRECT = re.compile(r"[A-Za-z0-9_@%+=:,./&|()\[\]{}*!-]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+# After sbatch --export=NONE, srun would start ranks without what the script has set, such as modules.
+_EXPORT = "SLURM_EXPORT_ENV=ALL"
 _END_TIMEOUT_S = 20.0  # long, because a run that does not know its time limit could not save before this limit
 _ALLOCATION_TIMEOUT_S = 4.0
 _STEP_ENDS_S = 60  # time for the other ranks to exit after the first one has exited
@@ -76,7 +78,7 @@ class Slurm(BatchSystem):
 
     def command(self, batch: Batch) -> str:
         if batch.starter == "mpirun":
-            return f"{shell([batch.python, '-m', 'mpitrain', 'run'])} {RUN_DIR} {shell(batch.arguments)}"
+            return f"{_EXPORT} {shell([batch.python, '-m', 'mpitrain', 'run'])} {RUN_DIR} {shell(batch.arguments)}"
         # srun ends all ranks 60 s after the first has exited. The other ranks have enough time to finish their logs,
         # and do not keep the allocation if a rank has died. A program's ranks may end at any time; a rank that fails
         # ends the others.
@@ -88,7 +90,7 @@ class Slurm(BatchSystem):
             rank += ["--ps", str(batch.resources.servers), "--ps-placement", "first"]
         elif batch.resources.cpus_per_task:
             words.append(f"--cpus-per-task={batch.resources.cpus_per_task}")  # srun does not inherit it from sbatch
-        return f"{shell([*words, *rank])} {RUN_DIR} {shell(batch.arguments)}"
+        return f"{_EXPORT} {shell([*words, *rank])} {RUN_DIR} {shell(batch.arguments)}"
 
     def cancel_command(self, job_id: str, running: bool) -> list[str]:
         # The signal is for the batch script, which lets the run save.

@@ -62,7 +62,7 @@ def plan_resume(config: RunConfig, checkpoints: Path, layout: Layout) -> ResumeP
     if not is_torch_file(init_from):
         init_from = _find("--init-from", init_from)
     fit = checkpoint.match_of(init_from, layout)
-    rest = f"; {fit.first_differences()}" if fit.wrong else ""
+    rest = f"; {fit}" if fit.wrong else ""
     note = f"{len(fit.fitting):,} of {len(layout.entries):,} parameters loaded from {init_from}{rest}"
     return begin._replace(init_from=init_from, notes=(note,))
 

@@ -1,4 +1,4 @@
-"""The ``mpitrain`` command."""
+"""The start of every command and rank: which modules it imports, and what errors print."""
 
 from __future__ import annotations
 

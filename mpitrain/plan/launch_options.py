@@ -28,13 +28,19 @@ class LaunchOptions(OptionGroup):
         also="-n",
         is_common=True,
     )
-    hosts: str | None = option(None, "Hosts to run on.", "HOST:RANKS,...", default_text="this host", is_common=True)
-    hostfile: Path | None = option(None, "File with the hosts, one per line.", "FILE")
+    hosts: str | None = option(
+        None, "Hosts to run on.", "HOST:RANKS,...", default_text="this host", is_common=True, names_hosts=True
+    )
+    hostfile: Path | None = option(None, "File with the hosts, one per line.", "FILE", names_hosts=True)
     remote_agent: str | None = option(
-        None, "Program that starts processes on other hosts, such as ssh.", "PROGRAM", default_text="ssh"
+        None,
+        "Program that starts processes on other hosts, such as ssh.",
+        "PROGRAM",
+        default_text="ssh",
+        names_hosts=True,
     )
     network: str | None = option(
-        None, "Network between the hosts: a subnet such as 10.1.0.0/16, or an interface name.", "NET"
+        None, "Network between the hosts: a subnet such as 10.1.0.0/16, or an interface name.", "NET", names_hosts=True
     )
     env: tuple[str, ...] = option(
         (), "Set an environment variable for the ranks; may be repeated.", "NAME[=VALUE]", is_repeated=True

@@ -182,3 +182,37 @@ def test_a_job_that_has_ended(site: Site, openmpi: Mpi) -> None:
     done = run([*start, "--", "true"], env={**site.environment(openmpi), **stale})
     assert done.returncode == 2 and "SLURM_JOB_ID" in one_line(done.stderr)
     assert time.monotonic() - began < limit(5)
+
+
+def test_doctor_checks_nodes(site: Site, openmpi: Mpi) -> None:
+    words = [
+        str(openmpi.python),
+        "-m",
+        "mpitrain",
+        "doctor",
+        "--nodes",
+        "3",
+        "--json",
+        "--run-dir",
+        str(site.folder / "d"),
+    ]
+    findings = json.loads(run(words, env=site.environment(openmpi), cwd=site.folder, timeout=150).stdout)
+    hosts = {each["check"] for each in findings if each["topic"] == "Ranks" and each["check"].startswith("host ")}
+    assert hosts == {"host n1", "host n2", "host n3"}
+
+
+@pytest.mark.parametrize("starter", LAUNCHERS)
+def test_ranks_see_what_the_setup_has_set(site: Site, mpi: Mpi, starter: str) -> None:
+    flags = [
+        "--nodes",
+        "2",
+        "--launcher",
+        starter,
+        "--sbatch=--export=NONE",
+        "--setup",
+        f"export PATH={mpi.python.parent}:$PATH",
+    ]
+    flags += ["--setup", "export FROM_SETUP=seen", "--", "bash", "-c", "echo $RANK is $FROM_SETUP"]
+    job = site.submit(mpi, f"setup-{mpi.name}-{starter}", *flags)
+    assert site.cluster.wait(job.number) == "COMPLETED", job.log()
+    assert {"0 is seen", "rank 1: 1 is seen"} <= set(job.log().splitlines())
