@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import time
@@ -18,6 +19,7 @@ from .terminal import say
 
 _GRACE_S = 3.0  # time between SIGTERM and SIGKILL
 _POLL_S = 0.05
+_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)  # the user's limits: soft, hard
 
 
 class Phase(Enum):
@@ -37,6 +39,8 @@ class LauncherProcess(subprocess.Popen[bytes]):
     def __init__(self, words: Sequence[str], environment: Mapping[str, str], streams: StreamServer) -> None:
         source, pipe = subprocess.DEVNULL if VARIABLE in environment else streams.input.descriptor, subprocess.PIPE
         super().__init__(words, env=environment, stdin=source, stdout=pipe, stderr=pipe, preexec_fn=_begin)
+        # Each rank needs two descriptors here; ranks keep the user's limit.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (_FILES[1], _FILES[1]))
         self.phase, self.phase_began, self.is_reported = Phase.RUNNING, 0.0, False
         self._filters = LauncherFilter(), LauncherFilter()
         assert self.stdout is not None and self.stderr is not None
@@ -94,4 +98,5 @@ def _begin() -> None:
     # A session without a terminal: Ctrl-C reaches only the parent, which decides what to pass on, and an ssh that asks
     # for a password fails at once. A rank may read the terminal of another session, even in the background.
     os.setsid()
+    resource.setrlimit(resource.RLIMIT_NOFILE, _FILES)
     end_with_parent(signal.SIGTERM)  # lets the launcher end its ranks

@@ -166,3 +166,21 @@ def test_writers_wait_while_nothing_is_accepted(monkeypatch: pytest.MonkeyPatch)
         merged.finish(lambda: False)
     assert received == (b"x" * 1023 + b"\n") * (written // 1024)
     os.close(blocked)
+
+
+def test_two_files_per_rank_may_exceed_the_limit_which_ranks_keep() -> None:
+    code = (
+        "import os, resource\n"
+        "from mpitrain.launcher.launcher_process import LauncherProcess\n"
+        "from mpitrain.launcher.standard_input import StandardInput\n"
+        "from mpitrain.launcher.stream_server import StreamServer\n"
+        "streams = StreamServer(StandardInput(), None, False, None)\n"
+        "with LauncherProcess(['bash', '-c', 'echo $(ulimit -Sn)'], os.environ, streams) as launcher:\n"
+        "    pipes = [os.pipe() for _ in range(60)]\n"
+        "streams.close(lambda: False)\n"
+    )
+    command = f'ulimit -Sn 64; exec "{sys.executable}" -c "$0"'
+    done = subprocess.run(
+        ["bash", "-c", command, code], capture_output=True, text=True, timeout=limit(30), stdin=subprocess.DEVNULL
+    )
+    assert (done.returncode, done.stdout) == (0, "64\n"), done.stderr
