@@ -70,7 +70,7 @@ class ProgramReaper(Reaper):
         super().__init__(own.run_dir, own.rank, child, page, stacks)
         self._own, self._output, self._options = own, output, own.request.options
         self._stop_signal = signal.Signals[f"SIG{self._options.signal}"]
-        self._is_stopping = self._has_stop_signal = self._has_said = False
+        self._is_stopping = self._is_ended = self._has_stop_signal = self._has_said = False
         self._launcher = os.getppid()
         self._exiting_since: float | None = None
         self._started_at, self._recorded_step = time.monotonic(), 0
@@ -103,7 +103,9 @@ class ProgramReaper(Reaper):
         else:
             # Under mpitrain run a request comes as SIGUSR1; SIGTERM usually comes from the launcher, which ends the
             # ranks.
-            self._is_stopping |= number in (signal.SIGTERM, signal.SIGINT) and ATTEMPT not in os.environ
+            is_request = ATTEMPT not in os.environ
+            self._is_stopping |= number in (signal.SIGTERM, signal.SIGINT) and is_request
+            self._is_ended |= number == signal.SIGTERM and not is_request
             self._has_stop_signal |= number == self._stop_signal
             self.signal_rank(number)
 
@@ -119,6 +121,8 @@ class ProgramReaper(Reaper):
         on_request = self._is_stopping and not any_failed(self._own.meeting)
         stopped = status == STOPPED_EARLY or (on_request and killed_by == self._stop_signal)
         done = stopped or not (killed_by or status)
+        if self._is_ended and not done and status != HANGS:
+            killed_by, status = signal.SIGTERM, 0  # the status is that of a handler, not the cause
         traceback = "" if done or status == HANGS else self._output.traceback
         rank_status.record_step(self._own.run_dir, self.rank, self.page.read().step)
         if traceback:
@@ -160,7 +164,8 @@ class ProgramReaper(Reaper):
         if recorded is not None and recorded.state != "failed":
             with contextlib.suppress(OSError):
                 heartbeat.write(self._own.run_dir, replace(recorded, state="failed"))
-        if not self._is_stopping:  # otherwise the other ranks may still be saving
+        # If this rank was asked to stop, others may still be saving; if the launcher has ended it, it is not the cause.
+        if not (self._is_stopping or self._is_ended):
             rank_status.record_failed(self._own.run_dir)
 
     def _ask_to_stop(self) -> None:

@@ -25,11 +25,14 @@ def test_the_rank_that_makes_the_others_wait_is_named(action: str, openmpi: Mpi,
         assert done.returncode == 1 and failure is not None and failure.rank == 1, done.stderr
 
 
-def test_a_rank_that_exits_before_mpi_ends_fails_the_run(mpi: Mpi, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "waits", ["comm.Barrier()", "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5)); time.sleep(60)"]
+)
+def test_a_rank_that_exits_before_mpi_ends_fails_the_run(mpi: Mpi, waits: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "import os\nfrom mpi4py import MPI\ncomm = MPI.COMM_WORLD\ncomm.Barrier()\n"
-        "if comm.rank == 1:\n    os._exit(0)\ncomm.Barrier()\n"
+        "import os, signal, sys, time\nfrom mpi4py import MPI\ncomm = MPI.COMM_WORLD\ncomm.Barrier()\n"
+        f"if comm.rank == 1:\n    os._exit(0)\n{waits}\n"
     )
     done = run([str(mpi.python), "-m", "mpitrain", "run", "-n", "2", "--run-dir", str(tmp_path / "run"), str(script)])
     failure = read_failure(tmp_path / "run")
