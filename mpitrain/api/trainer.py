@@ -379,7 +379,8 @@ class Trainer(ScriptTraining):
                     )
             parts: Parts = {}
             dtype, loop = np.dtype(self._config.training.dtype), self._loop
-            with span("validate"), inference(self.model) if loop is None else loop.inference():
+            measuring = inference(self.model) if loop is None else loop.inference()
+            with span("validate"), measuring, group.agree("computing the outputs for trainer.evaluate"):
                 for number, batch in share:
                     parts[number] = outputs_of(self.model, batch, dtype, self.device)
             values = metrics_of(group, joined, metrics, parts)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import resource
 import subprocess
 import sys
+import time
 from typing import Any
 
 from .container import memory_file
@@ -96,7 +98,7 @@ def _limit(size: int) -> None:
     with open("/proc/self/statm", encoding="ascii") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
     limits = {
-        resource.RLIMIT_CPU: _seconds(size),
+        resource.RLIMIT_CPU: math.ceil(time.process_time()) + _seconds(size),
         resource.RLIMIT_AS: used + _MEMORY_BYTES + _BYTES_PER_BYTE * size,
         resource.RLIMIT_FSIZE: min(_ANSWER_BYTES + _BYTES_PER_BYTE * size, _MAX_ANSWER_BYTES),
         resource.RLIMIT_NOFILE: 0,
