@@ -1,11 +1,16 @@
-"""Check that this checkout computes the same bits as another: parameters, optimizer slots, losses of whole runs.
+"""Check that whole runs have the same bits: as those of another checkout, or on any number of ranks.
 
     python bench/same_bits.py --baseline DIR [--cases sync-2 local-2]
+    python bench/same_bits.py --virtual [--cases cnn gpt] [--steps 200]
 
 Both checkouts train a job on this machine, or on two hosts in network namespaces (as root). This checkout then resumes
 the baseline's checkpoint of half of the steps, which must give the results of the baseline without interruption. All
 arrays of the last checkpoints and the losses at every logged step are compared. The exit status is 1 if anything
 differs.
+
+With ``--virtual``, jobs train with 8 virtual workers on 1, 2, 3, 5 and 8 ranks, and on two hosts; then once more, with
+stops at random steps, after each of which the run resumes on another number of ranks. Everything in the last
+checkpoints, and all recorded numbers except times, are compared with the run on one rank.
 """
 
 from __future__ import annotations
@@ -15,9 +20,12 @@ import functools
 import json
 import math
 import os
+import random
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -67,6 +75,20 @@ CASES = {
 COMPARED = ("loss", "validation_loss", "validation_accuracy")
 
 
+VIRTUAL = {
+    "mlp": ("jobs/mnist_mlp.py", []),
+    "averages": ("bench/jobs/clipped_mlp.py", ["--decay", "0.99"]),
+    "cnn": ("jobs/fashion_cnn.py", []),  # with BatchNorm and dropout
+    "images": ("jobs/images.py", ["--folder"]),  # with augmentation; the data follows
+    "tabular": ("jobs/tabular.py", ["--table"]),
+    "texts": ("jobs/texts.py", []),
+    "gpt": ("jobs/torch_gpt.py", []),
+    "loop": ("bench/jobs/clipped_loop.py", []),
+}
+MADE = {"images": "digits", "tabular": "loans.parquet"}  # data that the job file writes
+RANKS = (1, 2, 3, 5, 8)
+
+
 @dataclass(frozen=True)
 class Result:
     """The results of a run: each dataset of the last checkpoint, by name; losses by step and name."""
@@ -91,6 +113,61 @@ def train(checkout: Checkout, hosts: Callable[[], Any], name: str, run_dir: Path
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     losses = {(line["step"], key): line[key] for line in lines for key in COMPARED if key in line}
     return Result(arrays_of(saved(run_dir, case.steps)), losses)
+
+
+def virtual_words(case: str, folder: Path, steps: int) -> list[str | Path]:
+    """Return the arguments of ``mpitrain run`` for a run with 8 virtual workers, without ranks and run directory."""
+    job, flags = VIRTUAL[case]
+    data = [folder / MADE[case]] if case in MADE else []
+    if data and not data[0].exists():
+        THIS.run(BENCH.parent / job, data[0])
+    options: list[str | Path] = ["--virtual-workers", "8", "--device", "cpu", "--log-steps", "10", "--save-steps", "20"]
+    if case == "loop":
+        return [*options, BENCH.parent / job, str(steps)]
+    options += ["--batch-size", "16", "--validate-steps", "50", "--train-steps", str(steps)]
+    return [*options, BENCH.parent / job, *flags, *data]
+
+
+def run_virtually(words: list[str | Path], ranks: int, run_dir: Path, kill_at: int | None = None) -> None:
+    """Train on this checkout; kill the run when ``metrics.jsonl`` has a line of step ``kill_at`` or later."""
+    command = [THIS.python, "-m", "mpitrain", "run", "-n", str(ranks), "--run-dir", str(run_dir), *map(str, words)]
+    environment = {**os.environ, "PYTHONPATH": str(THIS.folder)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as process:
+        while kill_at is not None and process.poll() is None:
+            if any(step >= kill_at for step, _ in losses_of(run_dir)):
+                process.kill()
+            time.sleep(0.01)
+        process.communicate(timeout=900)
+    assert process.returncode in (0, -signal.SIGKILL), f"exit status {process.returncode}"
+
+
+def losses_of(run_dir: Path) -> dict[tuple[int, str], float]:
+    path = run_dir / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
+    return {(line["step"], key): value for line in lines for key, value in line.items() if key in COMPARED}
+
+
+def compare_virtual(case: str, steps: int, rng: random.Random, hosts: Callable[[], Any], folder: Path) -> bool:
+    """Print whether runs of a case with virtual workers have the same results, and return it."""
+
+    def result(run_dir: Path) -> Result:
+        return Result(arrays_of(saved(run_dir, steps)), losses_of(run_dir))
+
+    words, passed = virtual_words(case, folder, steps), True
+    for ranks in RANKS:
+        run_virtually(words, ranks, folder / str(ranks))
+        if ranks > 1:
+            passed &= report(f"{case}, {ranks} ranks", result(folder / str(ranks)), result(folder / "1"))
+    path = ["--env", f"PYTHONPATH={THIS.folder}", "--run-dir", str(folder / "hosts")]
+    environment = {**os.environ, **hosts().environment, "PYTHONPATH": str(THIS.folder)}
+    command = hosts().run(Path(THIS.python), [2, 1], *path, *words)
+    subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, timeout=900)
+    passed &= report(f"{case}, 2 hosts", result(folder / "hosts"), result(folder / "1"))
+    killed = sorted(rng.sample(range(10, steps, 10), 2))
+    for kill_at in [*killed, None]:
+        run_virtually(words, rng.choice(RANKS), folder / "killed", kill_at)
+    again = f"{case}, killed at {' and '.join(map(str, killed))}"
+    return passed & report(again, result(folder / "killed"), result(folder / "1"), after=steps - 1)
 
 
 def saved(run_dir: Path, step: int) -> Path:
@@ -132,17 +209,24 @@ def report(case: str, ours: Result, theirs: Result, after: int = 0) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--baseline", type=Path, metavar="DIR", required=True, help="another checkout")
-    parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--baseline", type=Path, metavar="DIR", help="another checkout")
+    which.add_argument("--virtual", action="store_true", help="runs with virtual workers, on several numbers of ranks")
+    parser.add_argument("--cases", nargs="*", choices=[*CASES, *VIRTUAL], help="default: all")
+    parser.add_argument("--steps", type=int, default=STEPS, help="of the runs with virtual workers")
     arguments = parser.parse_args()
     one_thread_and_own_kernels()
     use_this_checkout()
     from tests.support.hosts.network import make_hosts
 
-    baseline, passed = Checkout(arguments.baseline.resolve()), True
+    passed = True
     with ExitStack() as stack:
         hosts = functools.cache(lambda: stack.enter_context(make_hosts(Path(sys.executable), 2)))
-        for case in arguments.cases:
+        for case in (arguments.cases or VIRTUAL) if arguments.virtual else ():
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            passed &= compare_virtual(case, arguments.steps, random.Random(case), hosts, folder)
+        baseline = None if arguments.virtual else Checkout(arguments.baseline.resolve())
+        for case in () if baseline is None else arguments.cases or CASES:
             half = CASES[case].steps // 2
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             theirs = train(baseline, hosts, case, folder / "theirs")

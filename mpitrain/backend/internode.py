@@ -44,7 +44,7 @@ def reduce_chunk(chunk: Tensor, reduction: Reduction, internode: MPI.Intracomm) 
     ranges = [aligned_range(0, chunk.numel(), node, n_nodes) for node in range(n_nodes)]
     exchange = Exchange(internode, [(width * lo, width * hi) for lo, hi in ranges], np.uint8, reduce, np.empty)
     exchange.start(memory)
-    yield exchange.request
+    yield exchange.requests[0]
     exchange.finish(memory)
     yield exchange.share(memory)
 

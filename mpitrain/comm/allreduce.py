@@ -11,6 +11,7 @@ from ..core.layout import Array, row_stride
 from ..core.ranges import Bucket
 from .hierarchy import Hierarchy
 from .internode import CompressedSums, DividedSums, NodeSums, OneNodeSums
+from .sum_order import sum_order
 from .vector_codec import VectorCodec
 
 
@@ -57,6 +58,7 @@ class RangeAllreduce:
     ) -> None:
         self._lo, self._hi = lo, hi
         self._hierarchy, self._rows, self._result, self._scale = hierarchy, rows, result, scale
+        self._order = sum_order(hierarchy, leaves=None)
         self._apply = self._set if apply is None else apply
         self._sums = self._make_sums(codec)
         self._bytes_sent = hierarchy.comm.allreduce(self._sums.bytes_sent)
@@ -98,7 +100,7 @@ class RangeAllreduce:
         if self._hierarchy.n_nodes == 1:
             return OneNodeSums(self._hierarchy, buckets)
         if codec is None:
-            return DividedSums(self._hierarchy, buckets, own, self._result[part])
+            return DividedSums(self._hierarchy, buckets, self._rows[:, part], self._order, self._result[part])
         return CompressedSums(self._hierarchy, buckets, own, codec.part(self._lo, self._hi))
 
     def _exchange(self) -> Iterator[_Condition]:
@@ -107,11 +109,11 @@ class RangeAllreduce:
         yield self._node_barrier()
         if hierarchy.n_nodes == 1:
             chunk = hierarchy.chunk(self._lo, self._hi)
-            sum_in_place(self._rows, *chunk, self._scale, hierarchy.node.rank)
+            sum_in_place(self._rows, self._order.order, *chunk, self._scale, hierarchy.node.rank)
             self._call(*chunk)
         else:
             for lo, hi in sums.parts[0]:
-                sum_in_place(self._rows, self._lo + lo, self._lo + hi, 1.0, hierarchy.node.rank)
+                sum_in_place(self._rows, self._order.order, self._lo + lo, self._lo + hi, 1.0, hierarchy.node.rank)
             sums.start(0)
             yield _Condition(lambda: sums.is_summed(0), lambda: None)
             sums.finish(0)

@@ -8,6 +8,7 @@ order of the ranks, so that a sum depends neither on the MPI library nor on timi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,17 @@ from ..core.layout import Array
 from ..core.ranges import Range
 from .mpi import MPI, mpi_type
 
+Add = Callable[[Array, Array], None]  # writes the sum of the first argument's rows to the second argument
+
 
 def add_rows(rows: Array, out: Array) -> None:
     """Set ``out``, shape (m,), to the sum of ``rows``, shape (n, m), in their order."""
-    sum_rows(rows, np.arange(len(rows)), 0, rows.shape[1], 1.0, out)
+    in_order(np.arange(len(rows)))(rows, out)
+
+
+def in_order(order: Array) -> Add:
+    """Return ``add_rows`` for another order; see ``core.sum_tree``."""
+    return lambda rows, out: sum_rows(rows, order, 0, rows.shape[1], 1.0, out)
 
 
 class Exchange:
@@ -31,13 +39,14 @@ class Exchange:
     Args:
         ranges: The range that each rank adds up. If these are the whole vector, nothing need be shared.
         dtype: The data type of the vectors.
-        add: Called as ``add(rows, out)`` to write the sum of ``rows``, shape (comm.size, hi - lo), to ``out``, shape
+        add: Called as ``add(rows, out)`` to write the sum of ``rows``, shape (sum(counts), hi - lo), to ``out``, shape
             (hi - lo,).
+        counts: The number of vectors of each rank, whose ranges are consecutive rows; by default 1.
         allocate: Returns memory for ``rows``, from a shape and a data type; the vectors are in the same kind of memory.
 
     Attributes:
         lo, hi: This rank's range.
-        request: The operation that ``start`` has begun; complete before that.
+        requests: The operations that ``start`` has begun.
         bytes_scattered, bytes_shared: Number of bytes that ``start`` and ``share`` send to other ranks.
     """
 
@@ -46,26 +55,43 @@ class Exchange:
         comm: MPI.Intracomm,
         ranges: Sequence[Range],
         dtype: Any,
-        add: Callable[[Array, Array], None] = add_rows,
+        add: Add = add_rows,
         allocate: Callable[[tuple[int, int], Any], Array] = np.zeros,
+        counts: Sequence[int] | None = None,
     ) -> None:
         self._comm, self._add, self._type = comm, add, mpi_type(np.dtype(dtype))
         self._pieces = pieces_of(ranges)
         self.lo, self.hi = ranges[comm.rank]
-        count, n = self.hi - self.lo, comm.size
-        self._rows = allocate((n, count), dtype)
-        self._received = [self._rows, ([count] * n, [count * rank for rank in range(n)]), self._type]
+        counts = counts or [1] * comm.size
+        count, first = self.hi - self.lo, [*accumulate(counts, initial=0)]
+        self._rows = allocate((first[-1], count), dtype)
+        # The message that receives the vectors with the same index of all ranks that have so many.
+        self._received = [
+            [
+                self._rows,
+                ([count * (index < n) for n in counts], [count * min(row + index, first[-1]) for row in first[:-1]]),
+                self._type,
+            ]
+            for index in range(max(counts))
+        ]
         width = np.dtype(dtype).itemsize
-        self.bytes_scattered, self.bytes_shared = width * (sum(self._pieces[0]) - count), width * count * (n - 1)
-        self.request = MPI.REQUEST_NULL
+        self.bytes_scattered = width * (sum(self._pieces[0]) - count) * counts[comm.rank]
+        self.bytes_shared = width * count * (comm.size - 1)
+        self.requests: list[MPI.Request] = []
 
-    def start(self, vector: Array) -> None:
-        """Send every rank its range of ``vector``, which must not change until ``finish``."""
-        self.request = self._comm.Ialltoallv(self.message(vector), self._received)
+    def start(self, *vectors: Array) -> None:
+        """Send every rank its range of this rank's vectors, which must not change until ``finish``."""
+        nothing = [vectors[0], ([0] * self._comm.size, self._pieces[1]), self._type]
+        messages = [*map(self.message, vectors), *[nothing] * (len(self._received) - len(vectors))]
+        self.requests = [*map(self._comm.Ialltoallv, messages, self._received)]
+
+    def has_arrived(self) -> bool:
+        """Let MPI move data; return whether ``finish`` would not wait."""
+        return bool(MPI.Request.Testall(self.requests))
 
     def finish(self, out: Array) -> None:
         """Wait, and write the sum of this rank's range to ``out[lo:hi]``."""
-        self.request.Wait()
+        MPI.Request.Waitall(self.requests)
         if self.lo < self.hi:
             self._add(self._rows, out[self.lo : self.hi])
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from ..core.layout import Array
 from ..core.ranges import Range, aligned_range
 from .cluster import Cluster
-from .exchange import Exchange, pieces_of
+from .exchange import Add, Exchange, add_rows, pieces_of
 from .mpi import MPI, mpi_type
 from .phase_barrier import PhaseBarrier
 from .shared_memory import SharedArrays, sharing_problem
@@ -37,6 +39,7 @@ class Hierarchy:
             nothing, because another node has fewer ranks.
         n_chunks: Number of chunks of a vector: the number of ranks on the smallest node.
         n_nodes: Number of nodes.
+        members: The ranks of each node, by their numbers in ``comm``; nodes and ranks in their order.
         internode_bytes: Bytes that all ranks have sent to other nodes in the exchanges that were counted.
         uncompressed_bytes: Bytes that the ranks would have sent without a codec.
     """
@@ -52,7 +55,9 @@ class Hierarchy:
         internode: Any = comm.Split(node.rank if owns else MPI.UNDEFINED, key=leader)
         if owns:
             self.internode = internode
-        self.n_nodes = len(set(comm.allgather(leader)))
+        places = sorted((*place, number) for number, place in enumerate(comm.allgather((leader, node.rank))))
+        self.members = [[number for *_, number in group] for _, group in groupby(places, key=itemgetter(0))]
+        self.n_nodes = len(self.members)
         self.internode_bytes = self.uncompressed_bytes = 0
 
     def count_exchange(self, nbytes: int, bytes_sent: int) -> None:
@@ -76,10 +81,16 @@ class Hierarchy:
         """Return the ranges of this rank's chunk of [lo, hi) that its owners have, one per node."""
         return [aligned_range(*self.chunk(lo, hi), node, self.n_nodes) for node in range(self.n_nodes)]
 
-    def exchange(self, lo: int, hi: int, dtype: Any) -> Exchange:
-        """Return an exchange that sums this rank's chunk of [lo, hi) over the nodes. Local; only for owners."""
+    def exchange(
+        self, lo: int, hi: int, dtype: Any, add: Add = add_rows, counts: Sequence[int] | None = None
+    ) -> Exchange:
+        """Return an exchange that sums this rank's chunk of [lo, hi) over the nodes. Local; only for owners.
+
+        Args:
+            add, counts: See ``Exchange``.
+        """
         assert self.internode is not None
-        return Exchange(self.internode, self.owned_ranges(lo, hi), dtype)
+        return Exchange(self.internode, self.owned_ranges(lo, hi), dtype, add, counts=counts)
 
     @property
     def n_owners(self) -> int:

@@ -28,9 +28,10 @@ from ..core.extra_state import ExtraState, Value, Versioned, values_of
 from ..core.layout import Array
 from ..core.ranges import Bucket, Range
 from .backoff import Backoff
-from .exchange import Exchange, add_rows
+from .exchange import Exchange, add_rows, in_order
 from .hierarchy import Hierarchy
 from .mpi import MPI
+from .sum_order import SumOrder
 from .vector_codec import VectorCodec
 
 NAMESPACE = "compression"  # namespace of the extra state
@@ -132,33 +133,38 @@ class DividedSums(NodeSums):
     """Sums unchanged gradients, and returns parameters or sums.
 
     Args:
-        grads: Shape (layout.size,): this rank's row of the node's gradients.
+        rows: Shape (order.n_rows, layout.size): the node's gradients; sums are written to this rank's last row.
+        order: How they are added.
         returned: Shape (layout.size,): the vector whose owned ranges ``share`` sends to the other nodes.
     """
 
     is_replicated = False
 
-    def __init__(self, hierarchy: Hierarchy, buckets: Sequence[Bucket], grads: Array, returned: Array) -> None:
-        self._grads, self._returned = grads, returned
+    def __init__(
+        self, hierarchy: Hierarchy, buckets: Sequence[Bucket], rows: Array, order: SumOrder, returned: Array
+    ) -> None:
+        self._grads, self._returned = rows[order.own[-1]], returned
+        self._vectors = [rows[row] for row, _ in order.sums]
         self.parts = [[hierarchy.chunk(*bucket)] for bucket in buckets]
         self.owned = [[hierarchy.owned_range(*bucket)] for bucket in buckets]
         self._exchanges: list[Exchange] = []
         self._gathers: dict[int, MPI.Request] = {}
         self._comm: MPI.Intracomm | None = None
         if hierarchy.internode is not None:
-            self._comm = hierarchy.internode.Dup()
-            self._exchanges = [hierarchy.exchange(*bucket, grads.dtype) for bucket in buckets]
+            self._comm, add = hierarchy.internode.Dup(), in_order(order.of_nodes)
+            self._exchanges = [hierarchy.exchange(*bucket, rows.dtype, add, order.counts) for bucket in buckets]
             self.bytes_sent = sum(each.bytes_scattered + each.bytes_shared for each in self._exchanges)
 
     def start(self, index: int) -> None:
         if self._comm is not None:
-            self._exchanges[index].start(self._grads)
+            self._exchanges[index].start(*self._vectors)
 
     def progress(self) -> None:
-        MPI.Request.Testall([exchange.request for exchange in self._exchanges] + list(self._gathers.values()))
+        pending = [request for exchange in self._exchanges for request in exchange.requests]
+        MPI.Request.Testall([*pending, *self._gathers.values()])
 
     def is_summed(self, index: int) -> bool:
-        return self._comm is None or bool(self._exchanges[index].request.Test())
+        return self._comm is None or self._exchanges[index].has_arrived()
 
     def finish(self, index: int) -> None:
         if self._comm is not None:
@@ -263,7 +269,7 @@ class _CompressedBucket:
         self._exchange = Exchange(hierarchy.internode, [*pairwise(ends)], np.uint8, self._add)
         lo, hi = owned[self._node]
         self._rows = np.zeros((len(owned), hi - lo), grads.dtype)
-        self._request = MPI.REQUEST_NULL
+        self._requests: list[MPI.Request] = []
         self.bytes_sent = self._exchange.bytes_scattered + self._exchange.bytes_shared
 
     def send_parts(self) -> None:
@@ -272,16 +278,16 @@ class _CompressedBucket:
             if node != self._node:
                 self._codecs[node].encode(self._grads[part], self._residual[part], self._encoded[node])
         self._exchange.start(self._codes)
-        self._request = self._exchange.request
+        self._requests = self._exchange.requests
 
     def has_arrived(self) -> bool:
         """Return whether the last exchange has ended."""
-        return bool(self._request.Test())
+        return bool(MPI.Request.Testall(self._requests))
 
     def return_sum(self) -> None:
         """Begin the second exchange: send the sum of this node's range to all others."""
         self._exchange.finish(self._codes)
-        self._request = self._exchange.share(self._codes, self._second)
+        self._requests = [self._exchange.share(self._codes, self._second)]
 
     def _add(self, received: Array, out: Array) -> None:
         """Encode the sum of this node's gradient, which it has not sent, and of the gradients of the other nodes."""

@@ -105,12 +105,17 @@ def prefetch(typing_context: Any, row: Any, index: Any) -> Any:
 
 @kernel
 def sum_rows(rows: Array, order: Array, start: int, stop: int, scale: float, out: Array) -> None:
-    """Set out = scale * (rows[order[0]] + rows[order[1]] + ...)[start:stop], added in that order.
+    """Set out = scale * (rows[order[0]] + rows[order[1]] + ...)[start:stop], added in that order; see ``sum_tree``.
 
     ``out``, shape (stop - start,), must not overlap ``rows``: compiled loops over overlapping arrays do not vectorize.
     """
     n = order.size
     factor = out.dtype.type(scale)
+    if order[n - 1] < 0:
+        _sum_tree(rows, order, start, stop, out)
+        for i in range(out.size):
+            out[i] = factor * out[i]
+        return
     if n == 1:
         a = rows[order[0], start:stop]
         for i in range(out.size):
@@ -128,20 +133,65 @@ def sum_rows(rows: Array, order: Array, start: int, stop: int, scale: float, out
             out[i] = then * (out[i] + c[i])
 
 
+@kernel
+def _sum_tree(rows: Array, order: Array, start: int, stop: int, out: Array) -> None:
+    """Set ``out`` to the sum by a tree; ``order`` is in postfix notation."""
+    # A tree of n rows needs at most log2(n) + 1 partial sums; ``out`` is the first one.
+    stack = np.empty((_depth(order) - 1, out.size), out.dtype)
+    top, place, n = -1, 0, order.size
+    while place < n:
+        word = order[place]
+        place += 1
+        if word < 0:
+            top -= 1
+            _add(stack[top - 1] if top else out, stack[top])
+        elif place < n and order[place] < 0:  # a row that is added at once need not be copied
+            place += 1
+            _add(stack[top - 1] if top else out, rows[word, start:stop])
+        else:
+            top += 1
+            _copy(stack[top - 1] if top else out, rows[word, start:stop])
+
+
+@kernel
+def _depth(order: Array) -> int:
+    """Return the largest number of partial sums at a time."""
+    depth = most = 0
+    for word in order:
+        depth += 1 if word >= 0 else -1
+        most = max(depth, most)
+    return most
+
+
+@kernel
+def _add(total: Array, x: Array) -> None:
+    for i in range(total.size):
+        total[i] += x[i]
+
+
+@kernel
+def _copy(out: Array, x: Array) -> None:
+    for i in range(out.size):
+        out[i] = x[i]
+
+
 _BLOCK = 4096  # elements summed at a time: the sum of a block stays in the L1 cache
 
 
 @kernel
-def sum_in_place(rows: Array, lo: int, hi: int, scale: float, row: int) -> None:
-    """Set rows[row][lo:hi] = scale * (rows[0] + rows[1] + ...)[lo:hi], added in that order."""
-    if len(rows) == 2:
+def sum_in_place(rows: Array, order: Array, lo: int, hi: int, scale: float, row: int) -> None:
+    """Set rows[row][lo:hi] = scale * (rows[order[0]] + rows[order[1]] + ...)[lo:hi], added in that order.
+
+    ``row`` must be in ``order``.
+    """
+    if order.size == 2:
         # Addition commutes, so the bits are the same. Without a copy the vector is read only once.
         factor = rows.dtype.type(scale)
-        total, other = rows[row, lo:hi], rows[1 - row, lo:hi]
+        total, other = rows[row, lo:hi], rows[order[0] + order[1] - row, lo:hi]
         for i in range(total.size):
             total[i] = factor * (total[i] + other[i])
         return
-    scratch, order = np.empty(_BLOCK, rows.dtype), np.arange(len(rows))
+    scratch = np.empty(_BLOCK, rows.dtype)
     for start in range(lo, hi, _BLOCK):
         stop = min(start + _BLOCK, hi)
         block, target = scratch[: stop - start], rows[row, start:stop]

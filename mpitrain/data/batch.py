@@ -74,6 +74,7 @@ class Loading(NamedTuple):
         dtype: Type of the examples in a batch of arrays; None to keep their type.
         check: Called with the examples and labels of a batch of arrays, and their indices or the index of the first
             example; raises DataError.
+        period: Number of batches that this rank loads for a step.
     """
 
     workers: int = 0
@@ -82,6 +83,7 @@ class Loading(NamedTuple):
     shares: int = 1
     dtype: Any = None
     check: Callable[[Array, Array, Any], None] | None = None
+    period: int = 1
 
 
 class BatchSource(Protocol):

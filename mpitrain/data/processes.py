@@ -11,6 +11,7 @@ import select
 import signal
 import sys
 from collections import deque
+from itertools import accumulate, cycle, islice
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -104,8 +105,8 @@ class ProcessLoader(DatasetLoader):
     """Makes batches in processes; see ``data.BatchSource``.
 
     The processes are forked by the constructor, before the rank has threads that may hold locks, and share the
-    dataset's memory. The loader predicts the next requests from the distance between the last two, and loads them
-    ahead. The result does not depend on which process loads a batch.
+    dataset's memory. The loader predicts the next requests, and loads them ahead: the distances between requests repeat
+    with every ``loading.period`` of them. The result does not depend on which process loads a batch.
 
     The arrays of a batch are in shared memory, which is used again when the last object that refers to them is deleted.
     A rank that keeps batches receives the next batches through a pipe.
@@ -123,6 +124,7 @@ class ProcessLoader(DatasetLoader):
         atexit.register(self.close)  # runs before multiprocessing waits for the processes
         self._loading_ahead: dict[Request, tuple[_Submitted, _Process]] = {}
         self._last: Request | None = None
+        self._distances: deque[int] = deque(maxlen=loading.period)  # between the last requests
 
     def close(self) -> None:
         """End the processes."""
@@ -170,8 +172,12 @@ class ProcessLoader(DatasetLoader):
         if end is not None:
             starts = range(position + length, end, length)[:number]
             return [Request(start, min(length, end - start), end) for start in starts]
-        distance = 0 if last is None or last[1:] != request[1:] else position - last.position
-        return [Request(position + distance * (i + 1), length) for i in range(number)] if distance > 0 else []
+        is_alike = last is not None and last[1:] == request[1:]
+        self._distances.append(position - last.position if last is not None and is_alike else 0)
+        if len(self._distances) < self._loading.period or min(self._distances) <= 0:
+            return []
+        following = islice(accumulate(cycle(self._distances), initial=position), 1, number + 1)
+        return [Request(start, length) for start in following]
 
     def _submit(self, request: Request) -> None:
         """Submit a batch to the process that has the fewest batches to load."""

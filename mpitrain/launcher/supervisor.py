@@ -18,11 +18,11 @@ from ..batch_systems.registry import remote_agent
 from ..core import openblas
 from ..core.cpus import SHOW_BINDING
 from ..core.words import counted
-from ..errors import LaunchError, UserError
+from ..errors import ConfigError, LaunchError, UserError
 from ..monitor import heartbeat as status
 from ..monitor.console import COLUMNS_VARIABLE, terminal_columns
-from ..monitor.run_record import recorded_kernels
-from ..plan.request import LaunchRequest, Workload
+from ..monitor.run_record import recorded_kernels, recorded_virtual_workers
+from ..plan.request import JobRequest, LaunchRequest, Workload
 from ..process import fork_server, host_watcher, launcher_env, rank_status, state_folder
 from ..process.pid import is_alive
 from ..process.run_directory import (
@@ -146,6 +146,9 @@ class _Supervisor:
             self._input_rank = 0
         self._agent = RemoteAgent(_agent_program(launch))
         self._spec = launch.spec
+        recorded = recorded_virtual_workers(launch.run_dir) if launch.request.workload.resumes else None
+        self._first_ranks = recorded or launch.spec.ranks
+        self._is_scaled = False
         self._began = time.monotonic()
         options, workload = launch.request.options, launch.request.workload
         self._restarts = Restarts(options.max_restarts, workload.keeps_checkpoints, workload.time_limit)
@@ -177,7 +180,7 @@ class _Supervisor:
                 if self._interrupts.received:
                     return self._interrupted()
             elif outcome.kind is Kind.STOPPED and self._next_spec is not None and not self._interrupts.received:
-                self._spec, self._next_spec = self._next_spec, None
+                self._spec, self._next_spec, self._is_scaled = self._next_spec, None, True
                 remove_request(run_dir)
                 self._restarts.forget_failures()
                 say(f"continuing from {self._saved.describe()}, with {self._describe()}")
@@ -246,6 +249,8 @@ class _Supervisor:
             ours[launcher_env.RESTARTS_SINCE] = str(interruption.restarts)
             if interruption.step is not None:
                 ours[launcher_env.FAILED_STEP] = str(interruption.step)
+        if self._first_ranks is not None and (self._is_scaled or launch.request.options.min_ranks is not None):
+            ours[launcher_env.FIRST_RANKS] = str(self._first_ranks)
         if launch.keeps_state:
             ours[launcher_env.KEEPS_STATE] = "1"
         resumes = self._continues or launch.request.workload.resumes
@@ -335,11 +340,26 @@ class _Supervisor:
             launch.machine = resolve_allocation(launch.machine, launch.launcher, spec)
             if spec.ranks is not None:
                 workload.check_ranks(spec.ranks)
+                self._check_step(spec.ranks)
         except UserError as error:
             return str(error)
         unreachable = self._agent.unreachable(spec.hosts or ())
         self._next_spec = None if unreachable else spec
         return "; ".join(f"host {host} does not answer: {error}" for host, error in unreachable.items())
+
+    def _check_step(self, ranks: int) -> None:
+        """Check that ``ranks`` can compute the steps of the run as its first ranks did.
+
+        Raises:
+            ConfigError: They are more than these.
+        """
+        workload, recorded = self._launch.request.workload, recorded_virtual_workers(self._launch.run_dir)
+        first = self._first_ranks if recorded is None else recorded
+        if isinstance(workload, JobRequest) and workload.keeps_step and first and ranks > first:
+            raise ConfigError(
+                f"a step of the run has {counted(first, 'virtual worker')}, so that at most {first} ranks can compute "
+                "it; a run that may grow needs more --virtual-workers, or --virtual-workers 0, at its start"
+            )
 
     def _exclude_hosts(self, lost_hosts: Sequence[str]) -> str:
         """Remove lost hosts from the launch if ``--min-ranks`` allows it; return why not, or an empty string."""

@@ -1,10 +1,12 @@
-"""The gradient of a batch, computed for one micro-batch after the other, to save memory."""
+"""The gradient of a step, computed for one micro-batch after the other."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import Any, SupportsFloat
+from typing import Any
+
+import numpy as np
 
 from ..core.layout import Array
 from ..core.ranges import OnReady, announce_nothing
@@ -13,90 +15,126 @@ from .base import Model
 
 
 class GradientAccumulation:
-    """Computes the loss and the gradient of a batch by adding up the losses and gradients of its micro-batches. Local.
+    """Computes the loss and the gradient of a step by adding up the losses and gradients of its micro-batches. Local.
 
-    ``forward`` and ``backward`` compute the loss and gradient of a batch. A loop that computes losses by itself calls
+    A step consists of ``forward`` for each batch, and ``backward``. A loop that computes losses by itself calls
     ``begin``, then ``add`` for each micro-batch, and ``backward``.
 
     Args:
         model: Computes the loss and gradient of a micro-batch.
-        grads: The gradient that the model writes.
+        grads: The gradient that the model writes, and the last sum.
+        additions: See ``plan.progress.Share``.
+        other_sums: Memory for all sums but the last, shape (layout.size,) each.
+        rounds_losses: Whether losses are rounded to float32. Their sum in float64 is then exact, and does not depend on
+            the order, if none is more than 2**20 times as large as another.
     """
 
-    def __init__(self, model: Model, grads: Array) -> None:
-        self._model, self._grads = model, grads
-        self._accumulated: Any = None
-        self._remaining = 0  # micro-batches of this step
-        self._total: Any = 0.0  # the loss of earlier micro-batches of this step
-        self._has_accumulated = False  # whether their gradients are in ``_accumulated``
+    def __init__(
+        self,
+        model: Model,
+        grads: Array,
+        additions: Sequence[Sequence[int]] = ((0,),),
+        other_sums: Sequence[Array] = (),
+        rounds_losses: bool = False,
+    ) -> None:
+        self._model, self._grads, self._rounds_losses = model, grads, rounds_losses
+        self._additions = [count for of_sum in additions for count in of_sum]
+        ends = accumulate(map(len, additions))
+        self._sum_after = dict(zip((end - 1 for end in ends), other_sums, strict=False))
+        self._done = len(self._additions)  # micro-batches of this step
+        self._total: Any = 0.0  # their loss
+        self._partial: list[Array] = []  # sums of their gradients
+        self._unused: list[Array] = []  # memory for such sums
 
-    def forward(self, batch: Batch, micro_batches: Sequence[int]) -> SupportsFloat:
-        """Return the loss of a batch, divided as in ``begin``; see ``Model.compute_loss``."""
-        parts, loss = self.begin(batch, micro_batches), None
-        if len(parts) == 1:
-            return self._model.compute_loss(batch)  # type: ignore[no-any-return]
-        for part in parts:
-            loss = self.add(self._model.compute_loss(part))
-        return loss  # type: ignore[return-value]
+    @property
+    def has_begun(self) -> bool:
+        """Whether some micro-batches of this step have been added, and others follow."""
+        return 0 < self._done < len(self._additions)
 
-    def begin(self, batch: Batch, micro_batches: Sequence[int]) -> list[Batch]:
-        """Prepare a step, whose parameters may have changed; return the micro-batches.
+    def forward(self, batch: Batch, micro_batches: Sequence[int]) -> Any:
+        """Add a batch, divided as in ``parts``.
 
-        Args:
-            micro_batches: Number of examples of each of them.
+        Returns:
+            The loss of the step if this was its last batch; else None.
         """
+        if self._done == len(self._additions):
+            self.begin(batch)
+        loss = None
+        for part in self.parts(batch, micro_batches):
+            loss = self.add(self._model.compute_loss(part))
+        return loss
+
+    def begin(self, batch: Batch) -> None:
+        """Prepare a step, whose parameters may have changed; ``batch`` is its first one."""
         self._model.load_params()
         self._model.begin_step(batch)
+        self._done, self._total = 0, 0.0
+        self._unused += self._partial
+        self._partial = []
+
+    def parts(self, batch: Batch, micro_batches: Sequence[int]) -> list[Batch]:
+        """Return the micro-batches of a batch, which have the given numbers of examples."""
         if len(micro_batches) == 1:
-            parts = [batch]
-        else:
-            parts = [batch.part(*ends) for ends in pairwise(accumulate(micro_batches, initial=0))]
-        self._remaining, self._total, self._has_accumulated = len(parts), 0.0, False
-        return parts
+            return [batch]
+        return [batch.part(*ends) for ends in pairwise(accumulate(micro_batches, initial=0))]
 
     def add(self, loss: Any) -> Any:
         """Add a micro-batch, whose loss the model has just computed.
 
         Returns:
-            The loss of the batch if this was the last micro-batch, whose gradient ``backward`` computes; else None.
+            The loss of the step if this was its last micro-batch, whose gradient ``backward`` computes; else None.
         """
-        self._remaining -= 1
-        if not self._remaining and not self._has_accumulated:  # the only micro-batch
+        if self._rounds_losses:
+            loss = float(np.float32(float(loss)))
+        index, self._done = self._done, self._done + 1
+        if len(self._additions) == 1:
             return loss
         with self._model.activate():
             self._total = self._model.add_loss(self._total, loss)
-        if not self._remaining:
+        if self._done == len(self._additions):
             return self._total
         self._model.compute_grads(announce_nothing)
         with self._model.activate():
-            self._accumulate()
-        self._has_accumulated = True
+            self._keep(index)
         return None
 
     def backward(self, on_ready: OnReady) -> None:
-        """Compute the gradient of the last batch. Parts of the gradient may become final one after the other."""
-        if not self._has_accumulated:
+        """Compute the gradient of the last micro-batch. Parts of the sum may become final one after the other."""
+        count = self._additions[-1]
+        if not count:
             self._model.compute_grads(on_ready)
             on_ready(0)
             return
         done = len(self._grads)
 
-        def add_accumulated(start: int) -> None:
+        def add_partial(start: int) -> None:
             nonlocal done
             if start == done:
                 return
             with self._model.activate():
-                self._grads[start:done] += self._accumulated[start:done]
+                for partial in reversed(self._partial[-count:]):
+                    self._grads[start:done] += partial[start:done]
             done = start
             on_ready(start)
 
-        self._model.compute_grads(add_accumulated)
-        add_accumulated(0)
+        self._model.compute_grads(add_partial)
+        add_partial(0)
 
-    def _accumulate(self) -> None:
-        if self._accumulated is None:
-            self._accumulated = self._grads.copy()
-        elif not self._has_accumulated:
-            self._accumulated[...] = self._grads
-        else:
-            self._accumulated += self._grads
+    def _keep(self, index: int) -> None:
+        """Make the additions after a micro-batch, and keep the result."""
+        total, count = self._grads, self._additions[index]
+        for _ in range(count):
+            partial = self._partial.pop()
+            partial += total
+            if total is not self._grads:
+                self._unused.append(total)
+            total = partial
+        kept = self._sum_after.get(index)
+        if kept is None and total is self._grads:
+            kept = self._unused.pop() if self._unused else self._grads.copy()
+        if kept is not None:
+            kept[...] = total
+        if index not in self._sum_after:
+            self._partial.append(total if kept is None else kept)
+        elif total is not self._grads:
+            self._unused.append(total)

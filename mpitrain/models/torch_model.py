@@ -76,7 +76,8 @@ class TorchModel(Model):
         if device.torch_device.type != "cpu":
             with device.activate():
                 network.model.to(device.torch_device)
-        self._params, self._buffers = TorchParams(network.model, plan, device, state, announces), Buffers(network.model)
+        self._params = TorchParams(network.model, plan, device, state, announces)
+        self._buffers = Buffers(network.model, keeps_first=plan.config.virtual_workers is not None)
         self._passes = TorchPasses(network.model, plan, device, self._params, self._buffers)
         self._exact, self._sum_over_workers = plan.config.training.exact_mean, sum_over_workers
         self._factor: float | None = None  # of the sum of the losses of a micro-batch, if the mean is exact
@@ -99,6 +100,7 @@ class TorchModel(Model):
             param.requires_grad = not flag
 
     def begin_step(self, batch: Batch) -> None:
+        self._buffers.begin_step()
         if self._exact:
             with self._device.activate():
                 if isinstance(batch, IndexBatch):

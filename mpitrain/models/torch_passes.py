@@ -50,7 +50,7 @@ class TorchPasses:
         """See ``SteppedModel``; the device must be active."""
         seed_torch(self._seed, position, self._device.torch_device)
         if not pending:
-            self._buffers.load()
+            self._buffers.begin_forward()
         self._gradients.begin_forward()
         self._versions = [param._version for param in self._params]
 
@@ -122,6 +122,7 @@ class TorchPasses:
     def inference(self) -> Iterator[None]:
         """Prepare the module for inference with the bound parameters."""
         with self._device.activate():
+            self._buffers.begin_step()
             self._buffers.load()
             self._copies.load()
             with inference(self._module), self.autocast():

@@ -59,7 +59,11 @@ class RunRecord:
         for table in ("run", "job") if before else ():
             old, new = before.get(table, {}), now[table]
             names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-            changed += [f"{flag(name)}: {old.get(name, 'none')} -> {new.get(name, 'none')}" for name in names]
+            changed += [
+                f"{flag(name)}: {old.get(name, 'none')} -> {new.get(name, 'none')}"
+                + (", so results may differ" if name == "threads" and new.get("virtual_workers") else "")
+                for name in names
+            ]
         old_kernels, new_kernels = _kernels(before), _kernels(now)
         if old_kernels and old_kernels != new_kernels:
             changed.append(f"kernels of OpenBLAS: {old_kernels} -> {new_kernels or 'none'}, so results may differ")
@@ -143,6 +147,12 @@ def recorded_job(run_dir: Path, step: int) -> RecordedJob:
 def recorded_kernels(run_dir: Path) -> str:
     """Return the name of the OpenBLAS kernels of a run's last start; empty if its record names none."""
     return _kernels(_read(run_dir / CONFIG))
+
+
+def recorded_virtual_workers(run_dir: Path) -> int | None:
+    """Return the number of virtual workers of a run's last start; 0 if it cannot have any, None if it had none."""
+    workers = _read(run_dir / CONFIG).get("run", {}).get("virtual_workers")
+    return workers if isinstance(workers, int) else None
 
 
 def _kernels(tables: Mapping[str, Mapping[str, Any]]) -> str:

@@ -184,18 +184,23 @@ class Updater:
         rows: Array,
         out: Array,
         step: int,
-        add_up: Callable[[Array], Array],
+        add_up: Callable[[Array], Array] | None = None,
+        order: Array | None = None,
+        measured: Sequence[tuple[int, int]] | None = None,
         rate_scale: float = 1.0,
     ) -> Any:
         """Update ranges by ``prepare`` and ``finish``, on the CPU; return the whole gradient's squared norm.
 
         Args:
-            add_up: Gets the sums over these ranges, and returns those over the whole vector.
+            add_up: Gets the sums over the ranges that were measured, and returns those over the whole vector; None
+                if these ranges are the whole vector.
+            order: As for ``update``.
+            measured: The ranges to measure, by default those to update.
         """
         own = np.zeros(self.n_sums)
-        for lo, hi in ranges:
-            own += self.prepare(lo, hi, rows, out, step)
-        sums = add_up(own)
+        for lo, hi in ranges if measured is None else measured:
+            own += self.prepare(lo, hi, rows, out, step, order=order)
+        sums = own if add_up is None else add_up(own)
         for lo, hi in ranges:
             self.finish(lo, hi, out, sums, step, rate_scale=rate_scale)
         return self.squared_norm(sums)

@@ -53,6 +53,7 @@ class RunConfig:
         self._check_modes()
         self._check_pairs()
         self._check_compression()
+        self._check_virtual_workers()
         self.parallel.check_outer_optimizer(self.mode)
         self._check_device()
         self._check_goal()
@@ -87,6 +88,18 @@ class RunConfig:
             raise ConfigError(
                 f"--compress {parallel.compress} has no effect with --dtype {self.training.dtype}; remove --compress"
             )
+
+    def _check_virtual_workers(self) -> None:
+        """Reject options whose result depends on the number of workers."""
+        for option, is_given in (
+            (f"--compress {self.parallel.compress}", self.compression is not None),
+            ("--exact-mean", self.training.exact_mean),
+        ):
+            if self.virtual_workers is not None and is_given:
+                raise ConfigError(
+                    f"--virtual-workers {self.virtual_workers} does not work with {option}, whose result depends on "
+                    "the number of workers; remove one"
+                )
 
     def _check_goal(self) -> None:
         """Reject options of early stopping if other options that they need are missing."""
@@ -177,6 +190,11 @@ class RunConfig:
                 f"--no-shared-memory: {ranks} ranks cannot share the parameters of --mode {parallel.mode}; "
                 f"set --ps 1 or more, or remove --no-shared-memory"
             )
+        if self.virtual_workers is not None and workers > self.virtual_workers:
+            raise ConfigError(
+                f"--virtual-workers is {self.virtual_workers} with {counted(workers, 'worker')}: start at most "
+                f"{counted(self.virtual_workers + ps, 'rank')}, or set --virtual-workers {workers} or more"
+            )
         if parallel.backup_workers is not None and parallel.backup_workers >= workers:
             raise ConfigError(
                 f"--backup-workers is {parallel.backup_workers} with {counted(workers, 'worker')}: "
@@ -188,8 +206,13 @@ class RunConfig:
         if self.mode.is_asynchronous:
             return 1
         if not self.mode.drops_late_gradients:
-            return workers
+            return self.virtual_workers or workers
         return workers - self.parallel.spare_workers(workers)
+
+    @property
+    def virtual_workers(self) -> int | None:
+        """The number of virtual workers; None if there are none."""
+        return self.parallel.n_virtual_workers or None
 
     @property
     def mode(self) -> Mode:

@@ -62,6 +62,7 @@ class Job:
             PyTorch module, tensors on the CPU), and return a number or a dict of numbers. Metrics of torchmetrics can
             be used in place of functions.
         train_epochs: Number of epochs to train, instead of ``train_steps``.
+        virtual_workers: The workers of a step, which may be computed by fewer; ``--virtual-workers`` overrides it.
         source: The file and the line that made this object, for errors.
 
     Until the plan is made, a job file may replace fields by other objects: ``network`` is made again after ``model`` or
@@ -81,6 +82,7 @@ class Job:
     pins: Pins | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     train_epochs: int | None = None
+    virtual_workers: int | None = None
     source: tuple[str, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -122,7 +124,7 @@ class Job:
 
     def completed(self, config: RunConfig) -> RunConfig:
         """Return the options of a run, with this job's values for those that are None."""
-        values: dict[str, object] = {"batch_size": self.batch_size}
+        values: dict[str, object] = {"batch_size": self.batch_size, "virtual_workers": self.virtual_workers}
         if config.training.train_steps is None and config.training.train_epochs is None:
             steps = 1000 if self.train_steps is None else self.train_steps
             values |= {"train_steps": steps} if self.train_epochs is None else {"train_epochs": self.train_epochs}

@@ -51,6 +51,11 @@ class Mode:
         """Whether every step uses the mean of all workers' gradients, without servers."""
         return not self.uses_servers and not self.averages_params
 
+    @property
+    def keeps_steps(self) -> bool:
+        """Whether a run has virtual workers by default, if it may continue on fewer ranks."""
+        return self.averages_gradients and self.name in MODES
+
 
 # In the order in which help and messages list them.
 MODES = {

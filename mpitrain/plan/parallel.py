@@ -29,6 +29,14 @@ class ParallelConfig(OptionGroup):
         is_simulated=True,
         change="mode",
     )
+    virtual_workers: int | None = option(
+        None,
+        "Workers of a step, computed by as many workers as there are, with the same result; 0: those that there are.",
+        "V",
+        minimum=0,
+        if_none=0,
+        modes=lambda mode: mode.averages_gradients,
+    )
     staleness: int | None = option(
         None,
         "Maximum number of steps that a worker may be ahead of the slowest worker.",
@@ -156,6 +164,7 @@ class ParallelConfig(OptionGroup):
         tried_in=lambda mode: mode.averages_gradients,
     )
 
+    n_virtual_workers = value_of("virtual_workers")
     max_staleness = value_of("staleness")
     steps_per_average = value_of("local_steps")
     first_local_step = value_of("local_after")

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..core.layout import Array, Layout
 from ..core.ranges import Bucket, buckets_of, split_batch
+from ..core.sum_tree import additions, share, subtrees
 from ..core.words import counted
 from ..errors import ConfigError, DataError, JobError
 from ..optim import Optimizer, Updater, momentum, moving_average
@@ -93,8 +94,16 @@ class Plan:
         The shares may differ, as every example has the same ``weight`` and gradients are sums. In modes with servers,
         each gradient is a share of its own, which begins at a position that the coordinator assigns.
         """
-        parts = split_batch(self.batch, self.config.training.accumulate_steps)
-        return Share(worker * self.batch, tuple(stop - start for start, stop in parts))
+        parts = [stop - start for start, stop in split_batch(self.batch, self.config.training.accumulate_steps)]
+        of_batch = [0, *[1] * (len(parts) - 1)]  # micro-batches of one batch are added in their order
+        if (leaves := self.config.virtual_workers) is None:
+            return Share(worker * self.batch, 1, tuple(parts), (tuple(of_batch),))
+        lo, hi = share(leaves, worker, self.workers)
+        sums = (
+            [n for more in additions(tree) for n in (*of_batch[:-1], of_batch[-1] + more)]
+            for tree in subtrees((0, leaves), range(lo, hi))
+        )
+        return Share(lo * self.batch, hi - lo, tuple(parts), tuple(map(tuple, sums)))
 
     @property
     def vectors(self) -> list[str]:
@@ -156,6 +165,7 @@ def make_plan(job: Job, config: RunConfig, workers: int) -> Plan:
     if not config.mode.uses_servers:  # in other modes, workers take batches in no fixed order
         job.train_split.check_step(training.batch_size * gradients_per_step)
     _check_devices(config)
+    check_virtual_workers(job, config)
     _check_validation(job, config)
     _check_goal(job, config)
     if training.exact_mean and not job.network.counts_labels:
@@ -273,6 +283,28 @@ def _check_devices(config: RunConfig) -> None:
             f"--devices-per-rank {devices} exceeds the {examples} of a worker's {source}; "
             "increase --batch-size or use fewer devices"
         )
+
+
+def check_virtual_workers(job: Job, config: RunConfig) -> None:
+    """Reject jobs whose result depends on the number of workers.
+
+    Raises:
+        ConfigError: The run has virtual workers, and cannot have any.
+    """
+    trust = job.rule.trust_ratio
+    for what, is_used in (
+        ("BatchNorm statistics of all workers, because their sums depend on it", job.network.synchronizes_statistics),
+        (f"{job.train_split.source}, of which every process reads a share", job.train_split.is_stream),
+        (
+            f"the optimizer {job.rule.name}, because it updates its slots in parts",
+            trust is not None and trust.after_rule,
+        ),
+    ):
+        if config.virtual_workers is not None and is_used:
+            raise ConfigError(
+                f"--virtual-workers {config.virtual_workers} gives the same result on any number of workers; it does "
+                f"not work with {what}: remove --virtual-workers, or change the job"
+            )
 
 
 def _check_mode(job: Job, config: RunConfig, workers: int) -> None:

@@ -61,29 +61,41 @@ class RunLength:
 
 
 class Share(NamedTuple):
-    """What a worker computes of a step: consecutive micro-batches, whose gradients it adds up.
+    """What a worker computes of a step: consecutive batches, divided into micro-batches, whose gradients it adds up.
 
     Attributes:
         offset: Index of its first example among those of the step.
-        micro_batches: Number of examples of each micro-batch.
+        batches: Number of batches: 1 without virtual workers.
+        micro_batches: Number of examples of each micro-batch of a batch.
+        additions: For each sum of gradients that the worker computes, usually one: how many additions follow each of
+            its micro-batches; see ``core.sum_tree.additions``.
     """
 
     offset: int
+    batches: int
     micro_batches: tuple[int, ...]
+    additions: tuple[tuple[int, ...], ...]
 
 
 class WorkItem(NamedTuple):
-    """A batch for which a worker computes a gradient.
+    """Consecutive batches for which a worker computes a gradient.
 
     Attributes:
         step: The 0-based step that the gradient is for.
-        position: Index of the batch's first example in the endless stream of examples.
-        micro_batches: Number of examples of each micro-batch; the batch has their sum.
+        position: Index of the first example in the endless stream of examples.
+        micro_batches: Number of examples of each micro-batch of a batch; the batch has their sum.
+        batches: Number of batches.
     """
 
     step: int
     position: int
     micro_batches: tuple[int, ...]
+    batches: int = 1
+
+    def batch(self, index: int) -> tuple[int, int]:
+        """Return the position of the first example of a batch, and its number of examples."""
+        count = sum(self.micro_batches)
+        return self.position + index * count, count
 
 
 class ConsistentPoint(NamedTuple):

@@ -131,6 +131,12 @@ class JobRequest:
     def resumes(self) -> bool:
         return self.config.run.resume == "auto"
 
+    @property
+    def keeps_step(self) -> bool:
+        """Whether a step of the run stays the same on fewer ranks, unless the job cannot have virtual workers."""
+        explicit, mode = self.config.parallel.virtual_workers, self.config.mode
+        return mode.keeps_steps and explicit != 0 and (self.script_arguments is None or bool(explicit))
+
     def check_ranks(self, ranks: int) -> None:
         self.config.check_ranks(ranks)
 

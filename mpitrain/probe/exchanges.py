@@ -18,6 +18,7 @@ from ..comm.internode import DividedSums, NodeSums
 from ..comm.mpi import MPI
 from ..comm.powersgd import PowerSums, compresses_any
 from ..comm.rpc import Routes, RpcClient, RpcServer, open_rpc
+from ..comm.sum_order import sum_order
 from ..core.layout import Array, row_stride
 from ..plan.compression import CODECS, parse_compression
 from ..plan.plan import Plan
@@ -43,9 +44,10 @@ def measure_exchanges(cluster: Cluster, plan: Plan, gradient: Gradient) -> Excha
         return None
     hierarchy = hierarchy_of(cluster, (cluster.node.size + 1) * plan.nbytes, plan.config.parallel.shared_memory)
     size = plan.layout.size
-    grads = hierarchy.shared.allocate((hierarchy.node.size, row_stride(size)), plan.dtype)[hierarchy.node.rank, :size]
-    params = hierarchy.shared.allocate((size,), plan.dtype)
-    sums: NodeSums = DividedSums(hierarchy, plan.buckets, grads, params)
+    rows = hierarchy.shared.allocate((hierarchy.node.size, row_stride(size)), plan.dtype)[:, :size]
+    grads, params = rows[hierarchy.node.rank], hierarchy.shared.allocate((size,), plan.dtype)
+    order = sum_order(hierarchy, leaves=None)
+    sums: NodeSums = DividedSums(hierarchy, plan.buckets, rows, order, params)
     sum_s = _median_exchange(hierarchy, sums, plan, grads, gradient)
     low_rank_s = 0.0
     if compresses_any(plan.layout, LOW_RANK):

@@ -18,6 +18,8 @@ MAX_RESTARTS = "MPITRAIN_MAX_RESTARTS"
 ATTEMPT = "MPITRAIN_ATTEMPT"  # identifier of this attempt
 NETWORK = "MPITRAIN_NETWORK"  # the value of --network
 KEEPS_STATE = "MPITRAIN_KEEPS_STATE"  # set if the newest state is kept in memory
+# The number of ranks at the start of a run that may continue, or does, on another number.
+FIRST_RANKS = "MPITRAIN_FIRST_RANKS"
 # Variables of a restart.
 FAILED_AT = "MPITRAIN_FAILED_AT"  # time of the interruption, in seconds since the epoch
 FAILED_STEP = "MPITRAIN_FAILED_STEP"  # number of completed steps at the interruption
@@ -34,6 +36,7 @@ _OF_RUN: tuple[str, ...] = (
     ATTEMPT,
     NETWORK,
     KEEPS_STATE,
+    FIRST_RANKS,
     FAILED_AT,
     FAILED_STEP,
     RESTARTS_SINCE,

@@ -240,6 +240,7 @@ def environment_of(world: World, rank: int, run_dir: Path, environ: Mapping[str,
         "MASTER_PORT": str(world.port),
         "TORCHELASTIC_RUN_ID": run_dir.name,
         "TORCHELASTIC_RESTART_COUNT": environ.get(launcher_env.RESTART_COUNT, "0"),
+        "MPITRAIN_FIRST_WORLD_SIZE": environ.get(launcher_env.FIRST_RANKS, size),
         "TORCHELASTIC_MAX_RESTARTS": environ.get(launcher_env.MAX_RESTARTS, "0"),
     }
     defaults = {

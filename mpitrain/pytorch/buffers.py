@@ -23,13 +23,15 @@ class Buffers:
 
     Averaged are buffers of finite floating-point numbers that ``state_dict`` contains, such as running statistics. They
     are part of the flat vectors; each worker's changes are averaged. Each worker keeps its own values of all other
-    buffers; checkpoints contain the chief's.
+    buffers; checkpoints contain the chief's. In a step with several forward passes, all of them begin with the same
+    values of those if ``keeps_first``, and the values after the first pass are kept: the chief's then do not depend on
+    the number of passes that it makes.
 
     Attributes:
         averaged: The averaged buffers, by the names of ``state_dict``.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, keeps_first: bool = False) -> None:
         averaged, kept, group_of = dict[str, Tensor](), dict[str, Tensor](), {}
         persistent = model.state_dict(keep_vars=True)
         for name, tensor in model.named_buffers():
@@ -42,6 +44,10 @@ class Buffers:
         self.averaged, self._group_of = averaged, group_of
         self._averaged_in, self._kept_in = owners_of(model, averaged), owners_of(model, kept)
         self._initial = {name: (buffer, buffer._version) for name, buffer in kept.items()}
+        self._keeps_first, self._passes = keeps_first, 0  # number of forward passes of this step
+        self._before: dict[int, Tensor] = {}  # values before and after the first pass, by index in ``_kept_in``
+        self._after: dict[int, Tensor] = {}
+        self._changing: set[int] | None = None  # the indices of those that change; None before this is known
         self._values: list[Tensor] = []  # of the averaged buffers, in the bound parameters
         self._increments: list[Tensor] = []  # their changes, in the bound gradient
 
@@ -56,6 +62,49 @@ class Buffers:
             with torch.no_grad():
                 torch._foreach_copy_([owner[key] for owner, key in self._averaged_in], self._values)
 
+    def begin_step(self) -> None:
+        """Begin a step, which may have several forward passes."""
+        if self._keeps_first and self._passes == 1:
+            self._end_first_pass()
+        elif self._keeps_first and self._passes > 1:
+            self._restore(self._after)
+        self._passes = 0
+
+    def begin_forward(self) -> None:
+        """Prepare the buffers for a forward pass of a step."""
+        if self._keeps_first:
+            if self._passes == 0:
+                self._before = self._copies()
+            elif self._passes == 1:
+                self._end_first_pass()
+            if self._passes:
+                self._restore(self._before)
+            self._passes += 1
+        self.load()
+
+    def _end_first_pass(self) -> None:
+        if self._changing is None:
+            self._changing = {index for index, value in self._before.items() if self._differs(index, value)}
+        self._after = self._copies()
+
+    def _copies(self) -> dict[int, Tensor]:
+        indices = range(len(self._kept_in)) if self._changing is None else self._changing
+        return {index: buffer.clone() for index in indices if (buffer := self._kept(index)) is not None}
+
+    def _kept(self, index: int) -> Tensor | None:
+        owner, key = self._kept_in[index]
+        return owner.get(key)
+
+    def _differs(self, index: int, value: Tensor) -> bool:
+        buffer = self._kept(index)
+        return buffer is None or not torch.equal(buffer, value)
+
+    def _restore(self, values: Mapping[int, Tensor]) -> None:
+        for index, value in values.items():
+            if self._differs(index, value):
+                owner, key = self._kept_in[index]
+                owner[key] = value.clone()
+
     def store_increments(self, share: float) -> None:
         """Write how the forward pass has changed the averaged buffers, weighted by this worker's share."""
         if not self._values:
@@ -66,6 +115,7 @@ class Buffers:
 
     def extra_state(self) -> ExtraState:
         """Return the buffers that this worker keeps; those that ``state_dict`` omits only if they have changed."""
+        self.begin_step()  # with the values after the first pass
         groups: dict[str, dict[str, Array]] = {}
         for (name, (initial, version)), (owner, key) in zip(self._initial.items(), self._kept_in, strict=True):
             buffer, group = owner.get(key), self._group_of[name]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, SupportsFloat
 
 from ..checkpoint.snapshot import Snapshot
@@ -136,6 +136,8 @@ class Strategy(ABC):
         params: Shape (layout.size,): the parameters that the model computes with; read-only. On the worker's device or
             in host memory.
         grads: Shape (layout.size,): written by the model's backward pass; in the same kind of memory as ``params``.
+        other_sums: Like ``grads``: the sums of micro-batches that are added up separately, written before the backward
+            pass of the last one; see ``plan.progress.Share.additions``.
         initial_vectors: ``plan.vectors`` by name, shape (layout.size,) each, in host memory; None on ranks
             that share another rank's vectors.
         progress: The progress of training.
@@ -150,15 +152,18 @@ class Strategy(ABC):
             is ``grads``.
         updates_whole_tensors: Whether the strategy can update with a ``WholeTensorOptimizer``.
         shares_params: Whether other ranks use the same copy of the parameters, so that a script must not change it.
+        has_virtual_workers: Whether gradients are added up as virtual workers need it (``comm.sum_order``).
         compresses_grads: Whether ``average`` compresses gradients as ``--compress`` requests.
     """
 
     has_ended = False
     averages_grads = sums_grads = has_slots = updates_whole_tensors = shares_params = compresses_grads = False
+    has_virtual_workers = False
     synchronous: bool
     plan: Plan
     params: Array
     grads: Array
+    other_sums: Sequence[Array] = ()
     initial_vectors: dict[str, Array] | None
     progress: Progress
     last_result = StepResult(math.nan, True)

@@ -86,8 +86,8 @@ class BulkSynchronous(Strategy):
             return point
         if self.has_ended:
             return None
-        offset, micro_batches = self._share
-        return WorkItem(self.progress.step, self.progress.data_cursor + offset, micro_batches)
+        share, (step, data_cursor) = self._share, self.progress
+        return WorkItem(step, data_cursor + share.offset, share.micro_batches, share.batches)
 
     def begin(self, loss: SupportsFloat) -> None:
         self.loss = loss

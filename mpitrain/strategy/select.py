@@ -51,11 +51,15 @@ def make_strategy(cluster: Cluster, plan: Plan, devices: Sequence[Device], state
         missing = [name for name in _ATTRIBUTES if not hasattr(strategy, name)]
         if missing:
             raise ConfigError(f"--mode {mode.name}: the constructor must set {', '.join(missing)}")
-        if plan.config.compression is not None and mode.name not in MODES and not strategy.compresses_grads:
-            raise ConfigError(
-                f"--compress works with --mode {mode.name} only if its class is a subclass of "
-                "mpitrain.strategy.sync.Sync; derive it from Sync, or remove --compress"
-            )
+        for option, has_effect in (
+            ("--compress", plan.config.compression is None or strategy.compresses_grads),
+            ("--virtual-workers", plan.config.virtual_workers is None or strategy.has_virtual_workers),
+        ):
+            if mode.name not in MODES and not has_effect:
+                raise ConfigError(
+                    f"{option} works with --mode {mode.name} only if its class is a subclass of "
+                    f"mpitrain.strategy.sync.Sync; derive it from Sync, or remove {option}"
+                )
         vectors = strategy.initial_vectors
         if vectors is not None and set(vectors) != set(plan.vectors):
             raise ConfigError(
@@ -76,8 +80,14 @@ def sync_strategy(cluster: Cluster, plan: Plan, devices: Sequence[Device], state
     """Return the strategy for ``sync``. Collective over the workers.
 
     Raises:
-        ConfigError: The run requests compression, and the workers use GPUs; on all workers.
+        ConfigError: The run requests compression or virtual workers, and workers use GPUs; on all workers.
     """
+    virtual = plan.config.virtual_workers
+    if virtual is not None and cluster.workers.allreduce(devices[0].is_gpu, op=MPI.LOR):
+        raise ConfigError(
+            f"--virtual-workers {virtual} needs workers on CPUs; pass --device cpu, or remove --virtual-workers",
+            on_all_ranks=True,
+        )
     if not trains_on_gpus(cluster, plan, devices):
         return Sync(cluster, plan, devices, state)
     if plan.config.compression is not None:

@@ -37,6 +37,7 @@ from ..comm.cluster import Cluster
 from ..comm.hierarchy import hierarchy_of
 from ..comm.internode import CompressedSums, DividedSums, NodeSums, OneNodeSums
 from ..comm.powersgd import PowerSums
+from ..comm.sum_order import sum_order
 from ..core.device import Device
 from ..core.extra_state import ExtraState
 from ..core.kernels import sum_in_place
@@ -62,22 +63,27 @@ _WAIT, _AVERAGE = span("wait"), span("average")
 class Sync(BulkSynchronous):
     """Synchronous data parallel training, overlapped with the backward pass; see ``base`` for the methods."""
 
-    averages_grads = sums_grads = has_slots = updates_whole_tensors = compresses_grads = True
+    averages_grads = sums_grads = has_slots = updates_whole_tensors = compresses_grads = has_virtual_workers = True
 
     def __init__(self, cluster: Cluster, plan: Plan, devices: Sequence[Device], state: TrainingState) -> None:
         super().__init__(cluster, plan)
-        nbytes = (cluster.training.node.size + len(plan.vectors) + 1) * plan.nbytes
+        virtual = plan.config.virtual_workers
+        n_rows = cluster.training.node.size if virtual is None else virtual
+        nbytes = (n_rows + len(plan.vectors) + 1) * plan.nbytes
         self._hierarchy = hierarchy = hierarchy_of(cluster, nbytes, plan.config.parallel.shared_memory)
         node, shared, size = hierarchy.node, hierarchy.shared, plan.layout.size
-        self._rows = shared.allocate((node.size, row_stride(size)), plan.dtype)
+        self._order = order = sum_order(hierarchy, virtual)
+        self._rows = shared.allocate((order.n_rows, row_stride(size)), plan.dtype)
         self._vectors = {name: shared.allocate((row_stride(size),), plan.dtype)[:size] for name in plan.vectors}
         self.initial_vectors = self._vectors if node.rank == 0 else None
         self.shared_vectors, self.shares_params = SharedVectors(node, self._vectors), node.size > 1
-        self.params, self.grads = self._vectors["params"], self._rows[node.rank, :size]
-        self.grads[:] = 0  # gaps between parameters must stay zero
+        *self.other_sums, self.grads = [self._rows[row, :size] for row in order.own]
+        self.params, self.grads[:] = self._vectors["params"], 0  # gaps between parameters must stay zero
         self._agreement = Agreement(hierarchy, lambda: self._sums.progress())
-        self._is_fused = not (plan.shows_grads or isinstance(plan.optimizer, WholeTensorOptimizer))
-        self._shown = ShownGradient(hierarchy, plan, self._agreement, self._rows, is_used=not self._is_fused)
+        self._measures_whole = virtual is not None  # norms do not depend on the ranges of the ranks
+        needs_whole = self._measures_whole and (plan.optimizer.needs_sums or plan.config.output.log_grad_norm)
+        self._is_fused = not (plan.shows_grads or isinstance(plan.optimizer, WholeTensorOptimizer) or needs_whole)
+        self._shown = ShownGradient(hierarchy, plan, self._agreement, self._rows, order, is_used=not self._is_fused)
         self.shown_grads = None if self._shown.values is self.grads else self._shown.values
         self._updater, self._buckets = plan.updater(self._vectors, state.frozen), plan.buckets
         self._partials = shared.allocate((node.size, self._updater.n_sums), np.float64)
@@ -102,7 +108,7 @@ class Sync(BulkSynchronous):
             return OneNodeSums(hierarchy, self._buckets)
         if compression is None or not compress:
             returned = self.params if self._is_fused else self._shown.mean
-            return DividedSums(hierarchy, self._buckets, self.grads, returned)
+            return DividedSums(hierarchy, self._buckets, self._rows[:, : len(self.grads)], self._order, returned)
         if compression.rank:
             seed = self.plan.config.training.seed
             return PowerSums(hierarchy, self._buckets, self.plan.layout, self.grads, compression.rank, seed)
@@ -175,10 +181,10 @@ class Sync(BulkSynchronous):
                 self.tensors.update(self._shown.values, None if part is None else part.names)
                 self._agreement.node_barrier()
             if self._updater.needs_sums:
-                self._update_by_sums(self._shown.rows)
+                self._update_by_sums(*self._shown.rows)
             else:
                 for index in range(len(self._buckets)):
-                    self._update_bucket(index, self._shown.rows)
+                    self._update_bucket(index, *self._shown.rows)
         self._agreement.node_barrier()
 
     def end_step(self, updated: bool, complete: bool) -> None:
@@ -232,7 +238,7 @@ class Sync(BulkSynchronous):
             if self._hierarchy.n_nodes > 1:
                 self._reduce(self._handled)
             elif self._is_fused and not self._needs_norm and all(map(math.isfinite, barrier.losses.tolist())):
-                self._update_bucket(self._handled, self._rows)
+                self._update_bucket(self._handled, self._rows, self._order.order)
             else:
                 return  # left to ``update``
             self._handled += 1
@@ -241,9 +247,10 @@ class Sync(BulkSynchronous):
     @span("average")
     def _reduce(self, index: int) -> None:
         """Sum this rank's part of a bucket over the node, and start to sum it between nodes."""
-        if len(self._rows) > 1:
-            for lo, hi in self._sums.parts[index]:
-                sum_in_place(self._rows, lo, hi, 1.0, self._hierarchy.node.rank)
+        for row, order in self._order.sums:
+            if len(order) > 1:
+                for lo, hi in self._sums.parts[index]:
+                    sum_in_place(self._rows, order, lo, hi, 1.0, row)
         self._sums.start(index)
 
     @property
@@ -255,18 +262,18 @@ class Sync(BulkSynchronous):
         """Update each bucket that is not updated yet when its sum is complete, and return it to the other nodes."""
         sums, needs_norm, is_one_node = self._sums, self._needs_norm, self._hierarchy.n_nodes == 1
         # On one node, the update sums the rows; on several, this rank's own row has the sum over all ranks.
-        rows = self._rows if is_one_node else self.grads[np.newaxis]
+        rows = (self._rows, self._order.order) if is_one_node else (self.grads[np.newaxis], None)
         late = None if sums.is_replicated else self._late
         if needs_norm:
             sums.finish_all()
-            norm = self._update_by_sums(rows)
+            norm = self._update_by_sums(*rows)
             if self.measures_norm:
                 self.grad_norm = norm
         for index in range(self._handled if is_one_node else 0, len(self._buckets)):
             if not needs_norm:
                 with _AVERAGE:
                     sums.finish(index)
-                self._update_bucket(index, rows)
+                self._update_bucket(index, *rows)
             if late is None:
                 sums.share(index)
         if late is not None:
@@ -281,17 +288,32 @@ class Sync(BulkSynchronous):
         return self._sums.owned if self._is_fused or self._sums.is_replicated else self._sums.parts
 
     @span("update")
-    def _update_bucket(self, index: int, rows: Array) -> None:
-        """Update this rank's ranges of a bucket with the sum of ``rows``."""
+    def _update_bucket(self, index: int, rows: Array, order: Array | None) -> None:
+        """Update this rank's ranges of a bucket with the sum of ``rows`` in this order; None is that of the rows."""
         for lo, hi in self._ranges[index]:
             if lo < hi:
-                self._updater.update(lo, hi, rows, self.rule_step)
+                self._updater.update(lo, hi, rows, self.rule_step, order=order)
 
     @span("update")
-    def _update_by_sums(self, rows: Array) -> float:
+    def _update_by_sums(self, rows: Array, order: Array | None) -> float:
         """Update all ranges of this rank with sums over the gradients of all owners; return the gradient's norm."""
         ranges = [(lo, hi) for lo, hi in chain.from_iterable(self._ranges) if lo < hi]
-        return math.sqrt(self._updater.update_by_sums(ranges, rows, self.grads, self.rule_step, self._sum_partials))
+        if not self._measures_whole:
+            return math.sqrt(
+                self._updater.update_by_sums(ranges, rows, self.grads, self.rule_step, self._sum_partials, order)
+            )
+        self._shown.fetch_grads()
+        values, whole = self._shown.values, [(lo, hi) for lo, hi in self._buckets if lo < hi]
+        return math.sqrt(
+            self._updater.update_by_sums(
+                ranges, values[np.newaxis], values, self.rule_step, self._await_node, measured=whole
+            )
+        )
+
+    def _await_node(self, sums: Array) -> Array:
+        """Return the sums when all ranks of the node have measured the parameters, which then may change."""
+        self._agreement.node_barrier()
+        return sums
 
     def _sum_partials(self, partial: Array) -> Array:
         """Return the sum of all owners' partial sums, in a fixed order."""

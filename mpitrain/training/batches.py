@@ -51,14 +51,14 @@ class Batches:
             arrays = split.dataset.split
             split = split.with_dataset(StoredExamples(arrays, dataset.load(arrays)))
         batch_dtype = None if model is not None and model.accepts_raw else dtype
-        processes = training.n_data_workers, training.batches_ahead
-        loading = Loading(*processes, workers.rank, workers.size, batch_dtype, check)
+        processes, batches = (training.n_data_workers, training.batches_ahead), plan.share_of(workers.rank).batches
+        loading = Loading(*processes, workers.rank, workers.size, batch_dtype, check, batches)
         if (own := split.own_loader(seed, loading)) is not None:
             return own
         storage = dataset.load(split, check)
         if model is None:
             return Loader(split, storage, seed, dtype, reuse=reuses_batches)
-        memory = model.memory if training.accumulate_steps == 1 else own_buffers
+        memory = model.memory if training.accumulate_steps * batches == 1 else own_buffers
         loader = Loader(split, storage, seed, batch_dtype, memory, plan.step_examples, reuses_batches)
         if not reuses_batches or not isinstance(storage, InMemory):
             return loader

@@ -47,6 +47,8 @@ class Evaluator:
         self._vector = "params" if plan.moving_average is None else "average"
         # Examples per batch: as many as a micro-batch of training.
         self._batch_size = -(-plan.batch // plan.config.training.accumulate_steps)
+        # With virtual workers, the batches do not depend on the number of workers.
+        self._unit = self._batch_size if plan.config.virtual_workers else 1
 
     @span("validate")
     def evaluate(self) -> dict[str, float]:
@@ -55,8 +57,9 @@ class Evaluator:
         Raises:
             JobError: No label counts in the loss; or a metric fails, or returns no number.
         """
-        comm, count = self._workers.comm, len(self._loader)
-        start, stop = (count * (comm.rank + i) // comm.size for i in (0, 1))
+        comm, count, unit = self._workers.comm, len(self._loader), self._unit
+        units = -(-count // unit)
+        start, stop = (min(units * (comm.rank + i) // comm.size * unit, count) for i in (0, 1))
         strategy, model = self._strategy, self._model
         with _WAIT:
             vector = strategy.vector(self._vector)
@@ -64,9 +67,8 @@ class Evaluator:
         parts: Parts = {}
         own = self._measure(start, stop, parts)
         model.bind(strategy.params, strategy.grads)
-        all_workers = np.empty((comm.size, len(own)))
         with _WAIT:
-            comm.Allgather(own, all_workers)
+            all_workers = np.concatenate(comm.allgather(own if unit > 1 else own.sum(axis=0, keepdims=True)))
         with self._workers.agree("computing the validation loss"):
             values = Totals(*all_workers.sum(axis=0).tolist()).means()
         values |= metrics_of(self._workers, self._network.joined, self._metrics, parts)
@@ -79,17 +81,17 @@ class Evaluator:
             parts: Filled with outputs and labels, if there are metrics.
 
         Returns:
-            The ``Totals``, shape (4,), float64.
+            The ``Totals`` of each batch, shape (n, 4), float64.
         """
-        sums = np.zeros(len(Totals._fields))
+        totals: list[Totals] = []
         for lo in range(start, stop, self._batch_size):
 
             def keep(outputs: Any, labels: Any, lo: int = lo) -> None:
                 parts[lo] = outputs, labels
 
             batch = self._loader.sequential(lo, min(lo + self._batch_size, stop), stop)
-            sums += self._model.evaluate(batch, keep if self._metrics else None)
-        return sums
+            totals.append(self._model.evaluate(batch, keep if self._metrics else None))
+        return np.array(totals, np.float64).reshape(-1, len(Totals._fields))
 
 
 def metrics_of(

@@ -255,10 +255,11 @@ class Loop:
         """Compute one gradient of this worker and submit it."""
         strategy, model = self._strategy, self._accumulation
         with STEP, self._model.activate():
-            with LOAD:
-                batch = self._loader.batch(work.position, sum(work.micro_batches))
-            with FORWARD:
-                loss = model.forward(batch, work.micro_batches)
+            for index in range(work.batches):
+                with LOAD:
+                    batch = self._loader.batch(*work.batch(index))
+                with FORWARD:
+                    loss = model.forward(batch, work.micro_batches)
             self.compute_s += time.perf_counter() - self._step_began
             strategy.begin(loss)  # a loss that is not finite is known before any update
             with BACKWARD:

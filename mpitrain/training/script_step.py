@@ -7,6 +7,8 @@ from typing import Any
 
 from ..core.layout import Array, Layout
 from ..core.ranges import announce_nothing
+from ..errors import JobError
+from ..models.accumulation import GradientAccumulation
 from ..models.base import SteppedModel
 from ..strategy.base import Part, Strategy
 from .loop import BACKWARD
@@ -25,6 +27,8 @@ class ScriptStep:
         layout: The layout of ``strategy.grads``.
         workers: The number of workers.
         names: The names of the parameters that each optimizer updates; None for all.
+        virtual: Adds up the gradients of the micro-batches if there are virtual workers, else None. Every micro-batch
+            then has one backward pass: averages of several passes would depend on the number of workers.
     """
 
     def __init__(
@@ -34,8 +38,11 @@ class ScriptStep:
         layout: Layout,
         workers: int,
         names: Sequence[Collection[str] | None],
+        virtual: GradientAccumulation | None = None,
     ) -> None:
-        self._strategy, self._names = strategy, names
+        self._strategy, self._names, self._virtual = strategy, names, virtual
+        if virtual is not None and len(names) > 1:
+            raise _not_with_virtual_workers(f"a Trainer with {len(names)} optimizers", "use one optimizer")
         self._model, self._workers = model, workers if strategy.sums_grads else 1
         shown = strategy.grads if strategy.shown_grads is None else strategy.shown_grads
         # State such as buffers, in the parameters, and its changes, in the gradient.
@@ -45,6 +52,7 @@ class ScriptStep:
         # The optimizers with a gradient that no update has applied; the gradients of other optimizers begin at zero.
         self._pending: set[int] = set()
         self._is_local = False  # whether a pending gradient is not averaged
+        self._has_added = False  # whether this micro-batch has had a backward pass, with virtual workers
         self._begin()
         if strategy.shown_grads is not None:
             model.show_grads_in(strategy.shown_grads, strategy.fetch_grads)
@@ -55,8 +63,8 @@ class ScriptStep:
 
     @property
     def has_gradient(self) -> bool:
-        """Whether there is a gradient that no update has applied."""
-        return bool(self._pending)
+        """Whether there is a gradient that no update has applied, to which the next backward pass adds."""
+        return bool(self._pending) and self._virtual is None
 
     def can_update(self, optimizers: Sequence[int]) -> bool:
         """Whether this step has had a backward pass, and one of the given optimizers has a gradient to apply."""
@@ -72,6 +80,9 @@ class ScriptStep:
             averages: Whether to average.
             hides: Whether the script must not see the gradient, because it is that of a part of a batch.
         """
+        if self._virtual is not None:
+            self._add_micro_batch(self._virtual, loss, count, averages or hides)
+            return
         strategy, model, kept = self._strategy, self._model, None
         if self._pending:
             model.collect_grads(strategy.fetch_grads)
@@ -97,6 +108,32 @@ class ScriptStep:
             model.hide_grads()
         else:
             self._show()
+
+    def _add_micro_batch(self, virtual: GradientAccumulation, loss: Any, count: int, averages: bool) -> None:
+        """Add the gradient of a micro-batch; after the last one of a step, average."""
+        strategy, model = self._strategy, self._model
+        if not averages:
+            raise _not_with_virtual_workers("trainer.no_sync", "remove it")
+        if not virtual.has_begun:
+            if self._pending:
+                raise _not_with_virtual_workers(
+                    "a second backward pass without a step", "call step after each backward"
+                )
+            strategy.begin_backward(None, averages=True)
+        elif self._has_added:
+            raise _not_with_virtual_workers("a second backward pass for a batch", "add up the losses")
+        self._has_added, self._has_computed = True, True
+        self._pending.add(0)
+        total = virtual.add(model.end_forward(loss, count))
+        if total is None:
+            model.hide_grads()
+            return
+        self._loss = total
+        strategy.begin(total)  # a loss that is not finite is known before any update
+        with BACKWARD:
+            virtual.backward(strategy.ready)
+        strategy.average()
+        self._show()
 
     def _show(self) -> None:
         """Show the gradient to the script, if it sees copies."""
@@ -131,16 +168,20 @@ class ScriptStep:
         self._has_updated = True
         self._pending -= indices
 
+    def begin_micro_batch(self) -> None:
+        """Prepare for a forward pass on a new micro-batch. Local."""
+        self._has_added = False
+
     def begin_batch(self) -> None:
         """Prepare for a forward pass on a new batch. Local."""
-        if not self.has_gradient:
+        if not self._pending:
             self._strategy.begin_batch()
             self._model.hide_grads()
 
     def change_params(self, change: Callable[[], object]) -> None:
         """Call a function that applies the gradients; see ``Strategy.change_params``."""
         self._average_local()
-        strategy, has_increments = self._strategy, self._has_computed and self.has_gradient
+        strategy, has_increments = self._strategy, self._has_computed and bool(self._pending)
 
         def change_and_store() -> None:
             change()
@@ -160,10 +201,18 @@ class ScriptStep:
             self._strategy.begin(self._loss)
         if not self._strategy.averages_grads:
             self._strategy.ready(0)
-        self._strategy.end_step(self._has_updated, complete=not self.has_gradient)
+        self._strategy.end_step(self._has_updated, complete=not self._pending)
         self._begin()
 
     def _names_of(self, optimizers: Iterable[int]) -> Collection[str] | None:
         """Return the names of the parameters that these optimizers update; None for all parameters of the model."""
         parts = [self._names[index] for index in optimizers]
         return None if None in parts else [name for names in parts for name in names or ()]
+
+
+def _not_with_virtual_workers(what: str, fix: str) -> JobError:
+    return JobError(
+        f"{what} does not work with --virtual-workers, because its result would depend on the number of workers: "
+        f"{fix}, or remove --virtual-workers",
+        on_all_ranks=True,
+    )

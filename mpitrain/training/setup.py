@@ -18,7 +18,7 @@ from ..core import activity
 from ..core.cpus import SHOW_BINDING
 from ..core.device import Device
 from ..core.extra_state import HasExtraState
-from ..errors import CheckpointError
+from ..errors import CheckpointError, ConfigError
 from ..gpu.discovery import choose_devices
 from ..monitor import heartbeat
 from ..monitor.console import Console, terminal_columns
@@ -28,11 +28,11 @@ from ..monitor.metrics import last_step
 from ..monitor.run_record import RunRecord
 from ..plan.config import RunConfig, plain
 from ..plan.job import Job, errors_located
-from ..plan.plan import Plan, make_plan
+from ..plan.plan import Plan, check_virtual_workers, make_plan
 from ..plan.progress import Progress
 from ..plan.roles import HOW_ROLES_ARE_GIVEN
 from ..process.fork_server import import_in_server
-from ..process.launcher_env import FAILED_AT
+from ..process.launcher_env import FAILED_AT, FIRST_RANKS, RESTART_COUNT
 from ..process.rank_status import RUN_DIR_VARIABLE, RankStatusFile
 from ..process.run_directory import cannot_write, check_files, new_run_dir
 from ..process.standard_streams import set_output_prefix
@@ -103,9 +103,13 @@ def set_up(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile)
         set_output_prefix(None if cluster.chief else cluster.rank)
     devices, notes = choose_devices(cluster, config)
     threads = limit_threads(cluster, config.device.threads, len(devices))
+    on_gpus = cluster.any(devices[0].is_gpu)
     with cluster.agree("making the job"):
         job = request.make()
-        config = job.completed(config)
+        config, more = _with_virtual_workers(cluster, request, job, job.completed(config), on_gpus)
+        if config.virtual_workers is not None and config.device.threads is None:
+            # The order of the sums in matrix products may depend on the number of threads.
+            threads, config = limit_threads(cluster, 1, 1), config.merged({"threads": 1})
         with errors_located(request.job_file, job):
             plan = make_plan(job, config, len(cluster.worker_ranks))
             facts = {**config.as_toml(), **job.facts()}
@@ -121,12 +125,42 @@ def set_up(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile)
     device = " ".join(each.name for each in devices)
     rows, crowding = cluster.table(device)
     ranks = format_table(_RANK_COLUMNS, rows)
-    notes = [*notes, *crowding, *([ranks] if SHOW_BINDING in os.environ else [])]
+    notes = [*notes, *more, *crowding, *([ranks] if SHOW_BINDING in os.environ else [])]
     files, resume_plan = _find_run(cluster, request, job, plan, ranks)
     if "TF_CONFIG" in os.environ:
         notes = [*notes, f"TF_CONFIG is not used. {HOW_ROLES_ARE_GIVEN}"]
     notes = [*notes, *resume_plan.notes, *notes_on_data(job), *notes_on_patience(job, plan)]
     return Setup(cluster, request, job, plan, devices, threads, ranks, files, resume_plan, notes)
+
+
+def _with_virtual_workers(
+    cluster: Cluster, request: TrainRequest, job: Job, config: RunConfig, on_gpus: bool
+) -> tuple[RunConfig, list[str]]:
+    """Return the options of a run with as many virtual workers as it has begun with, and notes. Local.
+
+    This concerns a run that may continue on fewer ranks, if no number of virtual workers is given. If it cannot have
+    any, the options say so.
+    """
+    first, mode = os.environ.get(FIRST_RANKS), config.mode
+    if config.parallel.virtual_workers is not None or mode.uses_servers:
+        return config, []
+    if not mode.keeps_steps:
+        problem = f"--mode {mode.name} has no virtual workers"
+    elif request.script is not None:  # which could do what does not work with them
+        problem = "for a script, pass --virtual-workers N"
+    elif on_gpus:
+        problem = "GPUs have no virtual workers"
+    else:
+        try:
+            candidate = config.merged({"virtual_workers": int(first or len(cluster.worker_ranks))})
+            check_virtual_workers(job, candidate)
+            return candidate if first else config, []
+        except ConfigError as error:
+            problem = str(error)
+    if mode.keeps_steps and request.script is None:
+        config = config.merged({"virtual_workers": 0})
+    is_first_start = first is not None and os.environ.get(RESTART_COUNT, "0") == "0"
+    return config, [f"on fewer ranks, a step will use fewer examples: {problem}"] if is_first_start else []
 
 
 def _find_run(cluster: Cluster, request: TrainRequest, job: Job, plan: Plan, ranks: str) -> tuple[RunFiles, ResumePlan]:

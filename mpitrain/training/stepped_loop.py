@@ -59,7 +59,8 @@ class SteppedLoop(Loop):
     # Whether the script must not change parameters, because other ranks share them or the model has copies of them.
     _checks_params = False
     _work: WorkItem | None = None  # the work item, until its step is finished
-    _parts: list[Batch]  # the unfinished micro-batches of this step
+    _parts: list[Batch]  # the unfinished micro-batches of a batch
+    _batches_left = 0  # batches of this step that are not loaded yet
     _phase = _Phase.WAITS  # of ``_parts[0]``
     # The spans that are open between two calls: that of the step, and that of the forward pass inside it.
     _step_span: contextlib.ExitStack
@@ -75,7 +76,9 @@ class SteppedLoop(Loop):
         self._step_span, self._forward_span = contextlib.ExitStack(), contextlib.ExitStack()
         model = self._stepped_model = self._model.stepped
         model.use_device()
-        self._script_step = ScriptStep(self._strategy, model, self.plan.layout, self.cluster.workers.size, optimizers)
+        virtual = self._accumulation if self.plan.config.virtual_workers else None
+        workers = self.cluster.workers.size
+        self._script_step = ScriptStep(self._strategy, model, self.plan.layout, workers, optimizers, virtual)
         self._checks_params = self._strategy.shares_params or model.copies_params
         self._begin()
         self._record_params()
@@ -108,7 +111,7 @@ class SteppedLoop(Loop):
         """
         if self._n_optimizers > 1:
             self.finish_pending()
-        if self._parts:
+        if self._parts or self._batches_left:
             raise JobError(
                 "trainer.evaluate was called between backward and step: call it after step, or after an epoch",
                 on_all_ranks=self.synchronous,
@@ -188,16 +191,23 @@ class SteppedLoop(Loop):
         """Return the examples of the work item, or of its next part, and prepare the model's forward pass."""
         assert self._work is not None
         if not self._parts:
-            self._check_params()  # before copies of the parameters are made again
-            self._step_span.enter_context(STEP)
+            is_first = not self._batches_left
+            if is_first:
+                self._check_params()  # before copies of the parameters are made again
+                self._step_span.enter_context(STEP)
+                self._batches_left = self._work.batches
             with LOAD:
-                batch = self._loader.batch(self._work.position, sum(self._work.micro_batches))
-            self._parts = self._accumulation.begin(batch, self._work.micro_batches)
+                batch = self._loader.batch(*self._work.batch(self._work.batches - self._batches_left))
+            self._batches_left -= 1
+            if is_first:
+                self._accumulation.begin(batch)
+            self._parts = self._accumulation.parts(batch, self._work.micro_batches)
             self._script_step.begin_batch()
         part = self._parts[0]
         if self._phase is _Phase.WAITS:
             self._forward_span.enter_context(FORWARD)
             self._phase = _Phase.FORWARD
+            self._script_step.begin_micro_batch()
         self._stepped_model.begin_forward(part.position, self._script_step.has_gradient)
         return part
 
@@ -215,7 +225,7 @@ class SteppedLoop(Loop):
         if self._phase is _Phase.WAITS:
             raise JobError("backward was called without a batch, or after step: call it before step, for each batch")
         self._check_params()
-        is_last = len(self._parts) == 1
+        is_last = self._is_last
         if self._phase is _Phase.FORWARD:
             self._forward_span.close()
             if is_last:
@@ -235,7 +245,7 @@ class SteppedLoop(Loop):
         self._check_params()
         self.n_updates += 1
         with np.errstate(all="ignore"):
-            if len(self._parts) == 1:
+            if self._is_last:
                 self._script_step.update(optimizers)
                 self._record_params()
             if self._n_optimizers == 1:
@@ -243,9 +253,9 @@ class SteppedLoop(Loop):
 
     def _finish_part(self) -> None:
         """End a micro-batch; after the last one, end the step, show the parameters to the script, and call hooks."""
-        self._phase = _Phase.WAITS
+        self._phase, is_last = _Phase.WAITS, self._is_last
         self._parts.pop(0)
-        if self._parts:
+        if not is_last:
             return
         self._script_step.end()
         self._stepped_model.show_params()
@@ -255,6 +265,11 @@ class SteppedLoop(Loop):
             for after_step in self._after_step:
                 after_step(self)
         self._record_params()
+
+    @property
+    def _is_last(self) -> bool:
+        """Whether the micro-batch is the last one of the step."""
+        return len(self._parts) == 1 and not self._batches_left
 
     @property
     def grads(self) -> Array:

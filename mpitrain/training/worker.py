@@ -79,7 +79,12 @@ class Worker:
         self._stop = Stop(self._strategy, signals, limit, self._checkpoints)
         self._open_files(beginning)
         hooks = self._hooks(state, best, beginning, rank_status)
-        accumulation = GradientAccumulation(self._model, self._strategy.grads)
+        additions, rounds_losses = (
+            plan.share_of(cluster.workers.rank).additions,
+            plan.config.virtual_workers is not None,
+        )
+        others = self._strategy.other_sums
+        accumulation = GradientAccumulation(self._model, self._strategy.grads, additions, others, rounds_losses)
         self.loop = request.loop(
             cluster, plan, self._strategy, self._model, accumulation, self._batches.training, setup.files, hooks
         )

@@ -21,7 +21,9 @@ from mpitrain.process.signals import STOPPED_EARLY
 from ..support.hosts.runs import FOREVER, Run
 from ..support.hosts.training import Hosts
 from ..support.launch import Mpi
+from ..support.results import SMALL, assert_same_bits, final
 from ..support.waiting import limit
+from ..support.world.controller import World
 
 
 class StartRun(Protocol):
@@ -58,6 +60,22 @@ def test_a_run_continues_without_a_lost_host(runs: StartRun, mpi: Mpi) -> None:
     table = [line.split() for line in (run.run_dir / "ranks.txt").read_text().splitlines()[1:]]
     assert [row[1] for row in table] == ["h1", "h3"]
     assert max(checkpoint.steps(run.run_dir / "checkpoints")) == 3000
+
+
+def test_a_run_without_a_lost_host_ends_with_the_bits_of_an_undisturbed_one(
+    runs: StartRun, openmpi: Mpi, world: World, tmp_path: Path
+) -> None:
+    """The run has as many virtual workers as it had ranks at first."""
+    run = runs(openmpi, "--max-restarts", "2", "--min-ranks", "2", "--no-joint", steps="3000")
+    run.wait_for_ranks(step=300)
+    run.gone.write_text("2\n")
+    run.network.kill(2)
+    status, out, err = run.end()
+    assert status == 0, out + "\n".join(err)
+    assert len((run.run_dir / "ranks.txt").read_text().splitlines()) == 3
+    flags = ("--virtual-workers", "3", "--no-joint", "--validate-steps", "0", "--train-steps", "3000")
+    world.train(1, SMALL, *flags, "--run-dir", tmp_path / "alone", timeout=120)
+    assert_same_bits(final(run.run_dir), final(tmp_path / "alone"))
 
 
 def test_a_run_without_a_lost_host_continues_from_memory(runs: StartRun, openmpi: Mpi) -> None:

@@ -16,6 +16,7 @@ from mpitrain import checkpoint
 from ..support.hosts.training import Hosts
 from ..support.launch import JOBS, missing, one_line, run
 from ..support.results import SMALL, assert_close, assert_same_bits, final
+from ..support.world.controller import World
 
 
 @pytest.mark.parametrize("flags", [(), ("--bucket-bytes", "0"), ("--no-shared-memory",)], ids=" ".join)
@@ -25,6 +26,17 @@ def test_hosts_agree_with_one_rank(hosts: Hosts, alone, ranks: list[int], flags:
     done = hosts.train(ranks, SMALL, "--dtype", "float64", "--batch-size", batch, "--run-dir", tmp_path, *flags)
     assert f"on {len(ranks)} nodes" in done.stdout
     assert_close(final(tmp_path), alone("--dtype", "float64"), 1e-12)
+
+
+@pytest.mark.parametrize("flags", [(), ("--bucket-bytes", "0"), ("--clip-norm", "0.2")], ids=" ".join)
+@pytest.mark.parametrize("ranks", [[1, 1, 1], [2, 2], [2, 1, 1]], ids=str)
+def test_virtual_workers_give_the_same_bits_on_any_hosts(
+    hosts: Hosts, world: World, ranks: list[int], flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    words = ("--no-joint", "--virtual-workers", "7", "--batch-size", "3", "--validate-steps", "50", *flags)
+    hosts.train(ranks, SMALL, *words, "--run-dir", tmp_path / "hosts")
+    world.train(1, SMALL, *words, "--run-dir", tmp_path / "alone")
+    assert_same_bits(final(tmp_path / "hosts"), final(tmp_path / "alone"))
 
 
 @pytest.mark.parametrize("more", [(), ("--histogram-steps", "7"), ("--validate-steps", "7")], ids=" ".join)

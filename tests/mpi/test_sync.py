@@ -55,7 +55,11 @@ def test_every_way_to_average_gives_the_same(
     assert_close(train(world, 3, tmp_path, *how, *what), alone(*what), 1e-12)
 
 
-_UNEQUAL_SHARES = [Share(0, (4, 1)), Share(5, (1,)), Share(6, (3, 3))]  # of the 12 examples of a step
+_UNEQUAL_SHARES = [
+    Share(0, 1, (4, 1), ((0, 1),)),
+    Share(5, 1, (1,), ((0,),)),
+    Share(6, 1, (3, 3), ((0, 1),)),
+]  # of the 12 examples of a step
 
 
 def _train_unequally(*words: str) -> None:

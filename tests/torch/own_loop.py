@@ -71,6 +71,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tensors", action="store_true")
     parser.add_argument("--in-order", action="store_true")
     parser.add_argument("--accumulate-steps", type=int, default=1)
+    parser.add_argument("--normalize", default="sync")
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--scheduler", default="")
     parser.add_argument("--interval", default="epoch")
@@ -143,7 +144,7 @@ def main() -> None:
         arguments.dtype = "bfloat16"
     rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", 0))
     torch.manual_seed(rank)  # the chief's initial values are used
-    model = models.make(arguments.kind, dropout=arguments.dropout)
+    model = models.make(arguments.kind, arguments.normalize, arguments.dropout)
     model.to(getattr(torch, arguments.dtype))
     examples, labels = models.arrays(arguments.kind)
     dataset: object = data.from_arrays(examples, labels)

@@ -97,8 +97,9 @@ class Local:
         self.state_of_run = TrainingState(self.plan.layout, self.job.network.frozen)
         self.model = make_model(self.job, self.plan, devices, self.state_of_run)
         self.model.bind(self.params, self.grads)
-        self.accumulation = GradientAccumulation(self.model, self.grads)
-        self.micro_batches = self.plan.share_of(0).micro_batches
+        share = self.plan.share_of(0)
+        self.accumulation = GradientAccumulation(self.model, self.grads, share.additions)
+        self.micro_batches = share.micro_batches
         self.updater = self.plan.updater(self.vectors, self.state_of_run.frozen)
         split = self.job.train_split
         self.loader = split.own_loader(SEED)

@@ -133,14 +133,14 @@ class HostTransport:
             self._summed.publish(self._phase + chunk + 1)
             return
         if hierarchy.node.size > 1:
-            sum_in_place(self._rows, *hierarchy.chunk(lo, hi), 1.0, hierarchy.node.rank)
+            sum_in_place(self._rows, self._in_order, *hierarchy.chunk(lo, hi), 1.0, hierarchy.node.rank)
         if self._exchanges:
             self._exchanges[chunk].start(self._own)
 
     def _progress(self) -> None:
         """Let MPI make progress between nodes, also for exchanges that other ranks wait for."""
         for exchange in self._exchanges[: self._added]:
-            exchange.request.Test()
+            exchange.has_arrived()
         self._hierarchy.comm.Iprobe()
 
 

@@ -106,7 +106,7 @@ class Shard:
             if self._updater.optimizer.layerwise:
                 full = self._full_length(grads)
                 rows = full[np.newaxis]
-                self._updater.update_by_sums(self.ranges, rows, full, version, lambda sums: sums, rate_scale)
+                self._updater.update_by_sums(self.ranges, rows, full, version, rate_scale=rate_scale)
             else:
                 for lo, hi, origin in self._origins(compact=len(grads) == self.size):
                     self._updater.update(

@@ -12,6 +12,7 @@ def job(
     clip_norm: float = 0.0,
     optimizer: str = "adam",
     normalize: bool = True,
+    joint: bool = True,
 ) -> Job:
     """Train on the embedded digits.
 
@@ -20,7 +21,8 @@ def job(
         learning_rate: The optimizer's learning rate.
         clip_norm: Largest norm of the gradient; 0 for any.
         optimizer: Name of an optimizer.
-        normalize: Whether there is a BatchNorm layer, with statistics over all workers.
+        normalize: Whether there is a BatchNorm layer.
+        joint: Whether its statistics are those of all workers.
     """
     digits = data.mnist(None)
     make = getattr(optim, optimizer)
@@ -28,7 +30,7 @@ def job(
         model=nn.Sequential(
             # The gradient of a bias before BatchNorm is only rounding error, which Adam would turn into steps.
             nn.Dense(digits.features, hidden_units, bias=not normalize),
-            *([nn.BatchNorm(hidden_units, sync=True)] if normalize else []),
+            *([nn.BatchNorm(hidden_units, sync=joint)] if normalize else []),
             nn.ReLU(),
             nn.Dropout(0.2),
             nn.Residual(nn.Dense(hidden_units, hidden_units), nn.Tanh()),

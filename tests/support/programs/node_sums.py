@@ -18,6 +18,7 @@ from mpitrain.comm.hierarchy import Hierarchy
 from mpitrain.comm.internode import CompressedSums, DividedSums, NodeSums
 from mpitrain.comm.mpi import start
 from mpitrain.comm.powersgd import PowerSums
+from mpitrain.comm.sum_order import sum_order
 from mpitrain.comm.vector_codec import VectorCodec
 from mpitrain.core.kernels import sum_in_place
 from mpitrain.core.layout import Layout
@@ -45,10 +46,12 @@ def total_of(step: int) -> np.ndarray:
     return np.sum([grads_of(step, rank).astype(np.float64) for rank in range(comm.size)], axis=0)
 
 
-def sums_of(text: str, hierarchy: Hierarchy, grads: np.ndarray) -> NodeSums:
+def sums_of(text: str, hierarchy: Hierarchy, rows: np.ndarray) -> NodeSums:
+    grads = rows[hierarchy.node.rank]
     compression = parse_compression(text) if text else None
     if compression is None:
-        return DividedSums(hierarchy, BUCKETS, grads, hierarchy.shared.allocate((LAYOUT.size,), np.float32))
+        returned = hierarchy.shared.allocate((LAYOUT.size,), np.float32)
+        return DividedSums(hierarchy, BUCKETS, rows, sum_order(hierarchy, None), returned)
     if compression.rank:
         return PowerSums(hierarchy, BUCKETS, LAYOUT, grads, compression.rank, seed=3)
     codec = VectorCodec(make_codec(compression, grads.dtype), LAYOUT.gaps())
@@ -62,7 +65,7 @@ def step_of(sums: NodeSums, hierarchy: Hierarchy, rows: np.ndarray, result: np.n
     node.Barrier()
     for index in range(len(BUCKETS)):
         for lo, hi in sums.parts[index]:
-            sum_in_place(rows, lo, hi, 1.0, node.rank)
+            sum_in_place(rows, np.arange(len(rows)), lo, hi, 1.0, node.rank)
         sums.start(index)
         sums.progress()
     for index in range(len(BUCKETS)):
@@ -81,7 +84,7 @@ def check(text: str, tolerance: float, in_thread: bool) -> None:
     hierarchy = Hierarchy(comm, node, node.size if in_thread else cores)
     rows = hierarchy.shared.allocate((node.size, LAYOUT.size), np.float32)
     result = hierarchy.shared.allocate((LAYOUT.size,), np.float32)
-    sums = in_background(sums_of(text, hierarchy, rows[node.rank]), hierarchy, 1 << 30 if in_thread else 0)
+    sums = in_background(sums_of(text, hierarchy, rows), hierarchy, 1 << 30 if in_thread else 0)
     has_thread = in_thread and "powersgd" not in text
     assert sum(thread.name == "mpitrain-progress" for thread in threading.enumerate()) == has_thread
     received = np.zeros(LAYOUT.size)
@@ -101,7 +104,7 @@ def check(text: str, tolerance: float, in_thread: bool) -> None:
     assert len(errors) == (hierarchy.n_nodes if text else 0)
     sent = sum(total_of(step) for step in range(STEPS))
     np.testing.assert_allclose(received + sum(errors), sent, rtol=0, atol=tolerance)
-    exact = sums_of("", hierarchy, rows[node.rank])
+    exact = sums_of("", hierarchy, rows)
     assert comm.allreduce(sums.bytes_sent) < comm.allreduce(exact.bytes_sent) or not text
     for used in (exact, sums, hierarchy):
         used.free()

@@ -32,7 +32,7 @@ def test_sum_in_place_adds_in_the_order_of_rows(n: int, lo: int, hi: int, dtype:
             total += rows[r, lo:hi]
         expected[row, lo:hi] = dtype(0.25) * total
         changed = rows.copy()
-        sum_in_place(changed, lo, hi, 0.25, row)
+        sum_in_place(changed, np.arange(n), lo, hi, 0.25, row)
         assert changed.tobytes() == expected.tobytes()
 
 

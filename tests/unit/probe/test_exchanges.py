@@ -130,6 +130,7 @@ def test_the_time_of_a_byte_that_a_node_sends(monkeypatch: pytest.MonkeyPatch, l
         free=lambda: kinds.append("freed"),
     )
     monkeypatch.setattr(exchanges, "hierarchy_of", lambda cluster, nbytes, share: hierarchy)
+    monkeypatch.setattr(exchanges, "sum_order", lambda hierarchy, leaves: None)
     monkeypatch.setattr(exchanges, "DividedSums", lambda *arguments: "divided")
     monkeypatch.setattr(exchanges, "PowerSums", lambda *arguments: "low rank")
     monkeypatch.setattr(exchanges, "_median_exchange", median_exchange)

@@ -54,7 +54,8 @@ def test_gradients_that_nobody_uses_early_are_not_announced(options: dict[str, i
     """Replicas announce nothing, and only the last micro-batch does: a module may then read parameters late."""
     ours = Local(making(DetachedFirst), bucket_bytes=0, **options)
     batch = ours.loader.batch(0, 4)
-    parts = ours.accumulation.begin(batch, ours.micro_batches)
+    ours.accumulation.begin(batch)
+    parts = ours.accumulation.parts(batch, ours.micro_batches)
     for part in parts[:-1] or parts:
         for _ in range(3):  # the first backward pass only counts the parts of each gradient
             ours.model.compute_loss(part)

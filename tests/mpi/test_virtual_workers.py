@@ -1,0 +1,83 @@
+"""Runs with virtual workers have the same bits on any number of ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ..support.results import SMALL, assert_same_bits, final
+from ..support.world.controller import World
+
+_TIMES = ("_s", "examples_per", "steps_per")
+
+
+def train(world: World, n: int, run_dir: Path, *flags: str) -> dict[str, np.ndarray]:
+    """Return the arrays of the last checkpoint and everything that was recorded, except times."""
+    words = ("--virtual-workers", "6", "--batch-size", "4", "--no-joint", "--train-steps", "30", "--log-steps", "10")
+    world.train(n, SMALL, *words, "--validate-steps", "15", "--run-dir", run_dir, *flags)
+    results = final(run_dir)
+    for line in map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines()):
+        for name, value in line.items():
+            if isinstance(value, float) and not any(part in name for part in _TIMES):
+                results[f"{name} at step {line['step']}"] = np.float64(value)
+    assert any(name.startswith("validation_loss") for name in results) and "loss at step 20" in results
+    return results
+
+
+@pytest.mark.quick
+def test_ranks_of_one_node(each_world: World, tmp_path: Path) -> None:
+    alone = train(each_world, 1, tmp_path / "1")
+    for n in (2, 4, 6):
+        assert_same_bits(train(each_world, n, tmp_path / str(n)), alone)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--bucket-bytes", "0"],
+        ["--accumulate-steps", "3"],
+        ["--virtual-workers", "11", "--dtype", "float64"],
+        ["--clip-norm", "0.2", "--log-grad-norm"],
+        ["--optimizer", "lars", "--clip-norm", "0.2"],
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("nodes", [[], ["--no-shared-memory"]], ids=" ".join)
+def test_what_is_computed(world: World, flags: list[str], nodes: list[str], tmp_path: Path) -> None:
+    alone = train(world, 1, tmp_path / "1", *flags)
+    for n in (4, 5):
+        assert_same_bits(train(world, n, tmp_path / str(n), *flags, *nodes), alone)
+
+
+def test_resuming_on_other_ranks(world: World, tmp_path: Path) -> None:
+    whole = train(world, 3, tmp_path / "whole")
+    for n, steps in ((5, 8), (1, 17), (6, 24), (2, 30)):
+        world.train(
+            n,
+            *(SMALL, "--virtual-workers", "6", "--batch-size", "4", "--no-joint", "--train-steps", str(steps)),
+            *("--run-dir", tmp_path / "parts"),
+        )
+    parts = final(tmp_path / "parts")
+    assert_same_bits(parts, {name: whole[name] for name in parts})
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("n", "flags", "word"),
+    [
+        (3, ["--virtual-workers", "2"], "--virtual-workers"),
+        (2, ["--virtual-workers", "4", "--mode", "local"], "--mode sync"),
+        (2, ["--virtual-workers", "4", "--compress", "int8"], "--compress"),
+        (2, ["--virtual-workers", "4", "--exact-mean"], "--exact-mean"),
+        (2, ["--virtual-workers", "4", "--joint"], "BatchNorm"),
+        (2, ["--virtual-workers", "4", "--optimizer", "lamb", "--no-joint"], "lamb"),
+    ],
+    ids=str,
+)
+def test_what_depends_on_the_number_of_workers_is_refused(
+    world: World, n: int, flags: list[str], word: str, tmp_path: Path
+) -> None:
+    assert word in world.refusal(n, SMALL, "--run-dir", tmp_path, *flags)

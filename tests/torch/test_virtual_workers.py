@@ -1,0 +1,94 @@
+"""PyTorch modules, and loops of scripts, with virtual workers: the same bits on any number of ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from mpitrain.pytorch.buffers import Buffers
+
+from ..support.world.controller import World
+from . import test_trainer
+from .support import JOB, assert_same_bits, newest
+
+FLAGS = ("--virtual-workers", "6", "--batch-size", "4", "--validate-steps", "10")
+
+
+def train(world: World, n: int, run_dir: Path, *flags: str) -> dict[str, np.ndarray]:
+    world.train(n, JOB, "--run-dir", run_dir, *FLAGS, *flags, timeout=120)
+    return newest(run_dir)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--kind", "cnn", "--normalize", "own", "--dropout", "0.3", "--dataset", "tensors"],
+        ["--kind", "gpt", "--dropout", "0.3", "--optimizer", "adamw", "--clip-norm", "0.2"],
+        ["--kind", "lstm", "--average", "--accumulate-steps", "2"],
+        ["--kind", "cnn", "--normalize", "own", "--dataset", "tensors", "--data-workers", "2", "--no-shared-memory"],
+    ],
+    ids=" ".join,
+)
+def test_modules(world: World, flags: list[str], tmp_path: Path) -> None:
+    alone = train(world, 1, tmp_path / "1", *flags)
+    assert "buffers/2.num_batches_tracked" not in alone or alone["buffers/2.num_batches_tracked"] == 20
+    for n in (2, 4, 6):
+        assert_same_bits(train(world, n, tmp_path / str(n), *flags), alone)
+
+
+@pytest.mark.parametrize(
+    ("flags", "launch"),
+    [
+        (["--kind", "cnn", "--normalize", "own", "--clip-in-loop", "0.2", "--scheduler", "cosine"], []),
+        (["--kind", "mlp", "--dropout", "0.3", "--tensors", "--accumulate-steps", "2"], []),
+        (["--kind", "mlp", "--clip-norm", "0.2", "--interval", "step", "--scheduler", "steps"], ["--no-shared-memory"]),
+        (["--kind", "gpt", "--optimizer", "adafactor"], []),
+        (["--kind", "mlp", "--dtype", "bfloat16"], []),
+    ],
+    ids=" ".join,
+)
+def test_loops_of_scripts(world: World, flags: list[str], launch: list[str], tmp_path: Path) -> None:
+    flags, launch = [*flags, "--batch-size", "2"], ["--virtual-workers", "6", *launch]
+    alone = test_trainer.train(world, 1, tmp_path / "1", *flags, launch=tuple(launch))
+    for n in (2, 4, 6):
+        assert_same_bits(test_trainer.train(world, n, tmp_path / str(n), *flags, launch=tuple(launch)), alone)
+
+
+def test_a_loop_trains_as_a_plain_loop_does(world: World, tmp_path: Path) -> None:
+    launch = ("--virtual-workers", "4")
+    stored = test_trainer.train(world, 3, tmp_path, "--kind", "mlp", "--batch-size", "3", launch=launch)
+    test_trainer.assert_close(stored, test_trainer.plain_loop("mlp", "adam", 2), 1e-10)
+
+
+@pytest.mark.parametrize(
+    ("flags", "word"),
+    [
+        (["--optimizer", "two", "--fault", "step twice"], "2 optimizers"),
+        (["--fault", "no step"], "call step after each backward"),
+    ],
+)
+def test_loops_whose_result_would_depend_on_the_ranks(
+    world: World, flags: list[str], word: str, tmp_path: Path
+) -> None:
+    assert word in test_trainer.refusal(world, 2, tmp_path, *flags, launch=("--virtual-workers", "4"))
+
+
+@pytest.mark.parametrize("passes", [1, 2, 5])
+def test_buffers_that_each_worker_keeps_are_those_after_the_first_pass(passes: int) -> None:
+    module = nn.BatchNorm1d(2)
+    module.register_buffer("last", torch.zeros(1, dtype=torch.int64))
+    buffers = Buffers(module, keeps_first=True)
+    buffers.bind(*({name: torch.zeros_like(value) for name, value in buffers.averaged.items()} for _ in range(2)))
+    for step in range(4):
+        buffers.begin_step()
+        for number in range(passes):
+            buffers.begin_forward()
+            assert module.num_batches_tracked == step and module.last == (10 * step - 9 if step else 0)
+            module(torch.ones(2, 2))
+            module.last = module.last * 0 + 10 * step + 1 + number
+    buffers.begin_step()
+    assert module.num_batches_tracked == 4 and module.last == 31
