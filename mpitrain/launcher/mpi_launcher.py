@@ -47,6 +47,7 @@ class LaunchSpec:
         network: Network between the hosts, as ``10.1.0.0/16`` or an interface name; None for the launcher's choice.
         env: Variables for the ranks.
         words: Extra arguments for the launcher.
+        spares: Hosts without ranks, which can replace others.
         may_spawn: Whether ranks may start further processes by MPI, which need cores that no rank is bound to.
     """
 
@@ -56,6 +57,7 @@ class LaunchSpec:
     network: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     words: Sequence[str] = ()
+    spares: Sequence[Host] = ()
     may_spawn: bool = False
 
 

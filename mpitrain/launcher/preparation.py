@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from ..batch_systems.registry import allocated_hosts, allocated_ranks, allocation
 from ..core.words import counted
@@ -12,9 +13,11 @@ from ..errors import ConfigError, LaunchError
 from ..plan.launch_options import LaunchOptions
 from ..plan.request import LaunchRequest, Workload
 from ..process.network import parse_subnet
+from . import bad_hosts
 from .hosts import Host, assign_ranks, is_local, parse_hosts, read_hostfile
 from .mpi_flavors import find_launcher
 from .mpi_launcher import Launcher, LaunchSpec, LocalMachine
+from .terminal import say
 
 
 def prepare(request: LaunchRequest) -> tuple[LocalMachine, Launcher, LaunchSpec]:
@@ -25,7 +28,9 @@ def prepare(request: LaunchRequest) -> tuple[LocalMachine, Launcher, LaunchSpec]
     """
     options, workload = request.options, request.workload
     machine, launcher = LocalMachine.detect(), find_launcher()
-    spec = replace(make_launch_spec(options, launcher, machine), may_spawn=workload.command == "exec")
+    can_do_without = options.min_ranks is not None or options.spare_hosts
+    bad = bad_hosts.read(workload.run_dir) if workload.run_dir is not None and can_do_without else {}
+    spec = replace(make_launch_spec(options, launcher, machine, bad), may_spawn=workload.command == "exec")
     machine = resolve_allocation(machine, launcher, spec)
     if spec.ranks is not None:
         workload.check_ranks(spec.ranks)
@@ -35,8 +40,13 @@ def prepare(request: LaunchRequest) -> tuple[LocalMachine, Launcher, LaunchSpec]
     return machine, launcher, spec
 
 
-def make_launch_spec(options: LaunchOptions, launcher: Launcher, machine: LocalMachine) -> LaunchSpec:
+def make_launch_spec(
+    options: LaunchOptions, launcher: Launcher, machine: LocalMachine, bad: Mapping[str, str] = MappingProxyType({})
+) -> LaunchSpec:
     """Convert the flags to a launch spec.
+
+    Args:
+        bad: Hosts that are not used, with the reasons.
 
     Raises:
         LaunchError: The flags contradict each other, or the launcher does not support them.
@@ -48,8 +58,19 @@ def make_launch_spec(options: LaunchOptions, launcher: Launcher, machine: LocalM
         named = parse_hosts(options.hosts)
     elif options.hostfile is not None:
         named = read_hostfile(options.hostfile)
-    elif options.min_ranks is not None:  # a restart without lost hosts must name the other hosts
+    elif options.min_ranks is not None or options.spare_hosts:  # a restart must name hosts
         named = [Host(*host) for host in allocated_hosts(machine.environ)] or None
+    if named is not None and (left_out := [host.name for host in named if host.name in bad]):
+        say(f"not used, because of {bad_hosts.FILE}: {', '.join(f'{name} ({bad[name]})' for name in left_out)}")
+        named = [host for host in named if host.name not in bad]
+    spares: Sequence[Host] = ()
+    if options.spare_hosts:
+        if named is None or len(named) <= options.spare_hosts:
+            raise LaunchError(
+                f"--spare-hosts {options.spare_hosts} leaves no host of {len(named or ())}; name more by --hosts, "
+                "--hostfile or an allocation of Slurm"
+            )
+        named, spares = named[: -options.spare_hosts], named[-options.spare_hosts :]
     hosts = None if named is None else assign_ranks(named, options.ranks)
     ranks = options.ranks if hosts is None else sum(host.slots for host in hosts)
     if ranks is None:
@@ -64,7 +85,7 @@ def make_launch_spec(options: LaunchOptions, launcher: Launcher, machine: LocalM
         words = shlex.split(options.launcher_args or "")
     except ValueError as error:
         raise LaunchError(f"--launcher-args {options.launcher_args!r}: {error}") from error
-    return LaunchSpec(ranks, hosts, agent, network, _environment(options.env, machine), words)
+    return LaunchSpec(ranks, hosts, agent, network, _environment(options.env, machine), words, spares)
 
 
 def _environment(settings: Sequence[str], machine: LocalMachine) -> dict[str, str]:
@@ -110,7 +131,7 @@ def resolve_allocation(machine: LocalMachine, launcher: Launcher, spec: LaunchSp
 
 
 def check_restarts(options: LaunchOptions, spec: LaunchSpec, workload: Workload) -> None:
-    """Check that ``--min-ranks`` and ``--recover`` can be satisfied.
+    """Check that ``--min-ranks``, ``--spare-hosts`` and ``--recover`` can be satisfied.
 
     Raises:
         ConfigError: They cannot be satisfied, or have no effect.
@@ -120,6 +141,8 @@ def check_restarts(options: LaunchOptions, spec: LaunchSpec, workload: Workload)
             raise ConfigError(f"--recover {options.recover} has no effect without --max-restarts N; add --max-restarts")
         if not workload.keeps_checkpoints:
             raise ConfigError(f"--recover {options.recover} has no effect: a program resumes from its own checkpoints")
+    if options.spare_hosts and not options.max_restarts:
+        raise ConfigError("--spare-hosts has no effect without --max-restarts N; add it, or remove --spare-hosts")
     if options.min_ranks is None:
         return
     if not options.max_restarts:

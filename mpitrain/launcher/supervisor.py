@@ -35,6 +35,7 @@ from ..process.run_directory import (
 )
 from ..process.signals import STOPPED_EARLY
 from ..process.stream_client import VARIABLE as STREAMS
+from . import bad_hosts
 from .attempt import Attempt, AttemptResult
 from .command_line import compose
 from .hosts import Host, RemoteAgent, is_local
@@ -362,11 +363,16 @@ class _Supervisor:
             )
 
     def _exclude_hosts(self, lost_hosts: Sequence[str]) -> str:
-        """Remove lost hosts from the launch if ``--min-ranks`` allows it; return why not, or an empty string."""
+        """Replace lost hosts by spare hosts, or remove them if ``--min-ranks`` allows it; return why not, or ""."""
         least = self._launch.request.options.min_ranks
         assert self._spec.hosts is not None
+        self._replace_hosts(lost_hosts)
+        if least is not None or self._launch.spec.spares:
+            bad_hosts.record(self._launch.run_dir, dict.fromkeys(lost_hosts, "did not answer"))
         left = [host for host in self._spec.hosts if host.name not in lost_hosts]
         ranks = sum(host.slots for host in left)
+        if len(left) == len(self._spec.hosts):
+            return ""
         if least is None:
             say("waiting for the lost hosts; pass --min-ranks M to restart on the other hosts with at least M ranks")
             return ""
@@ -374,6 +380,17 @@ class _Supervisor:
             return f"the remaining hosts have {counted(ranks, 'slot')}, fewer than --min-ranks {least}"
         self._spec = replace(self._spec, hosts=left, ranks=ranks)
         return ""
+
+    def _replace_hosts(self, lost_hosts: Sequence[str]) -> None:
+        """Replace lost hosts by spare hosts that answer, as far as there are any."""
+        assert self._spec.hosts is not None
+        silent = self._unreachable(self._spec.spares)
+        spares, hosts = [host for host in self._spec.spares if host.name not in silent], list(self._spec.hosts)
+        for index, host in enumerate(hosts):
+            if host.name in lost_hosts and spares:
+                hosts[index] = host._replace(name=spares.pop(0).name)
+                say(f"host {hosts[index].name} replaces {host.name}; {counted(len(spares), 'spare host')} left")
+        self._spec = replace(self._spec, hosts=hosts, spares=spares)
 
     def _interrupted(self) -> int:
         """Return the exit status of a run that a signal ended."""

@@ -67,6 +67,13 @@ class LaunchOptions(OptionGroup):
         minimum=1,
         is_for_restarts=True,
     )
+    spare_hosts: int = option(
+        0,
+        "Leave the last N hosts idle; a host that is lost is replaced by one of them at the restart.",
+        "N",
+        minimum=0,
+        is_for_restarts=True,
+    )
     link_timeout: float = option(30.0, "End the ranks if another host has not answered for S seconds.", "S", minimum=5)
     show_binding: bool = option(
         False, "Print rank, host, cores, NUMA nodes and devices of every rank before they work.", has_negative=False

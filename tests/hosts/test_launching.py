@@ -16,6 +16,8 @@ import pytest
 
 from mpitrain import checkpoint
 from mpitrain.checkpoint.memory import newest_state
+from mpitrain.launcher import bad_hosts
+from mpitrain.process import rank_status
 from mpitrain.process.signals import STOPPED_EARLY
 
 from ..support.hosts.runs import FOREVER, Run
@@ -76,6 +78,22 @@ def test_a_run_without_a_lost_host_ends_with_the_bits_of_an_undisturbed_one(
     flags = ("--virtual-workers", "3", "--no-joint", "--validate-steps", "0", "--train-steps", "3000")
     world.train(1, SMALL, *flags, "--run-dir", tmp_path / "alone", timeout=120)
     assert_same_bits(final(run.run_dir), final(tmp_path / "alone"))
+
+
+def test_a_spare_host_replaces_a_lost_one(runs: StartRun, mpi: Mpi, world: World, tmp_path: Path) -> None:
+    flags = ("--max-restarts", "2", "--spare-hosts", "1", "--no-joint")
+    run = runs(mpi, *flags, steps="3000")
+    run.wait_until(lambda: [entry for entry in rank_status.read(run.run_dir) if entry.step > 300])
+    assert sorted(entry.host for entry in rank_status.read(run.run_dir)) == ["h1", "h2"]
+    run.gone.write_text("2\n")
+    run.network.kill(2)
+    status, out, err = run.end()
+    assert status == 0, out + "\n".join(err)
+    table = [line.split() for line in (run.run_dir / "ranks.txt").read_text().splitlines()[1:]]
+    assert [row[1] for row in table] == ["h1", "h3"]
+    assert list(bad_hosts.read(run.run_dir)) == [f"{run.network.net}.2"]
+    world.train(2, SMALL, "--no-joint", "--validate-steps", "0", "--train-steps", "3000", "--run-dir", tmp_path / "two")
+    assert_same_bits(final(run.run_dir), final(tmp_path / "two"))
 
 
 def test_a_run_without_a_lost_host_continues_from_memory(runs: StartRun, openmpi: Mpi) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from mpitrain.comm.mpi import check_launcher
 from mpitrain.errors import ConfigError, LaunchError
+from mpitrain.launcher import bad_hosts
 from mpitrain.launcher.command_line import compose
 from mpitrain.launcher.hosts import Host, assign_ranks, is_local, parse_hosts, read_hostfile
 from mpitrain.launcher.hydra import IntelMpi, Mpich
@@ -387,10 +388,31 @@ def test_flags_as_they_are_meant() -> None:
     assert spec.words == ["--x", "y z"]
 
 
+def test_spare_hosts_have_no_ranks_and_bad_hosts_are_not_used() -> None:
+    options = LaunchOptions(hosts="a:2,b:2,c:2,d:2", spare_hosts=1)
+    spec = make_launch_spec(options, OPEN, machine())
+    assert (spec.ranks, [host.name for host in spec.hosts or ()], spec.spares) == (6, ["a", "b", "c"], [Host("d", 2)])
+    spec = make_launch_spec(options, OPEN, machine(), bad={"b": "did not answer", "x": "no disk"})
+    assert (spec.ranks, [host.name for host in spec.hosts or ()], spec.spares) == (4, ["a", "c"], [Host("d", 2)])
+    for other in (replace(options, spare_hosts=4), LaunchOptions(spare_hosts=1)):
+        with pytest.raises(LaunchError, match="--spare-hosts"):
+            make_launch_spec(other, OPEN, machine())
+
+
+def test_bad_hosts_are_kept_with_their_reasons(tmp_path: Path) -> None:
+    assert bad_hosts.read(tmp_path) == {}
+    bad_hosts.record(tmp_path, {"n1": "did not answer"})
+    (tmp_path / bad_hosts.FILE).write_text("# by hand\n" + (tmp_path / bad_hosts.FILE).read_text() + "\nn2\n")
+    bad_hosts.record(tmp_path, {"n3": "had no disk"})
+    assert list(bad_hosts.read(tmp_path)) == ["n1", "n2", "n3"]
+    assert bad_hosts.read(tmp_path)["n3"] == "had no disk"
+
+
 @pytest.mark.parametrize(
     ("options", "pattern"),
     [
         (LaunchOptions(min_ranks=1), "--max-restarts"),
+        (LaunchOptions(hosts="a:1,b:1", spare_hosts=1), "--max-restarts"),
         (LaunchOptions(min_ranks=1, max_restarts=1), "--hosts"),
         (LaunchOptions(min_ranks=9, max_restarts=1, hosts="a:8"), "--min-ranks 9 .* 8"),
     ],
