@@ -242,6 +242,7 @@ class _Supervisor:
         ours = {
             rank_status.RUN_DIR_VARIABLE: str(launch.run_dir),
             launcher_env.ATTEMPT: secrets.token_hex(8),
+            launcher_env.STARTED_AT: str(time.time()),
             launcher_env.RESTART_COUNT: str(self._restarts.count),
             launcher_env.MAX_RESTARTS: str(self._restarts.max_restarts),
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import logging
@@ -18,7 +19,7 @@ _LINE_BYTES = 1 << 20  # upper limit of a line's length
 RECORDED = frozenset(
     "step time_s resumed restarts repeated_steps restart_s loss learning_rate examples_per_s step_s skipped_steps "
     "staleness_mean staleness_max staleness_histogram dropped moved_bytes internode_bytes saved_bytes workers "
-    "device_memory grad_norm".split()
+    "device_memory grad_norm goodput spent".split()
 )
 
 
@@ -87,6 +88,18 @@ def _repair_end(path: Path) -> float:
         if complete < len(data):
             file.truncate(start + complete)
     return _last(data[:complete], "time_s")
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the valid lines of a file; none if it cannot be read."""
+    lines: list[dict[str, Any]] = []
+    with contextlib.suppress(OSError):
+        for line in path.read_bytes().splitlines():
+            with contextlib.suppress(ValueError):
+                values = json.loads(line)
+                if isinstance(values, dict) and isinstance(values.get("step"), int):
+                    lines.append(values)
+    return lines
 
 
 def last_step(path: Path) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 
@@ -9,6 +11,12 @@ def pid_start(pid: int) -> str:
     """Return when a process started, in clock ticks; empty if there is no such process."""
     words = _stat(pid)
     return words[19] if len(words) > 19 else ""
+
+
+def seconds_alive(pid: int) -> float:
+    """Return how long a process has existed; 0 if there is no such process."""
+    start = pid_start(pid)
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(start) / os.sysconf("SC_CLK_TCK") if start else 0.0
 
 
 def process_state(pid: int) -> str:

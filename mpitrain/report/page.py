@@ -29,7 +29,7 @@ from .runs import find, latest_run
 from .time_shares import GROUPS, Shares, read_shares
 
 _TEMPLATE = Path(__file__).with_name("page.html.j2")
-_RESTARTS = ("restarts", "steps repeated", "restarting")
+_RESTARTS = ("restarts", "steps repeated", "restarting", "goodput")
 _GOALS = tuple(parse_goal("", name) for name in ("accuracy", "loss"))
 _VALUES = (
     "best accuracy, at step",
@@ -197,7 +197,7 @@ def _cells(run: Run, label: str, state: State) -> dict[str, str]:
         value = run.series(name).last
         return "" if value != value else metric(value)
 
-    speed = run.mean_examples_per_s
+    speed, goodput = run.mean_examples_per_s, run.newest("goodput")
     further = {f"final {shown_name(name)}": last(name) for name in run.further_names()}
     return further | {
         "run": label,
@@ -211,6 +211,7 @@ def _cells(run: Run, label: str, state: State) -> dict[str, str]:
         "restarts": f"{run.n_restarts}" if run.restarts else "",
         "steps repeated": f"{sum(restart.repeated_steps for restart in run.restarts):,}" if run.restarts else "",
         "restarting": duration(sum(restart.seconds for restart in run.restarts)) if run.restarts else "",
+        "goodput": "" if goodput is None else f"{100 * goodput:.0f} %",
         "final loss": last("loss"),
         "final validation loss": last("validation_loss"),
         "final accuracy": last("validation_accuracy"),

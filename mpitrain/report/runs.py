@@ -21,9 +21,9 @@ from ..plan.metric import PREFIX, Goal, parse_goal
 from ..plan.options import examples
 from .history import Run, is_run, read_run
 
-_HEAD = ("run", "job", "mode", "ranks", "step", "best validation", "state", "age")
+_HEAD = ("run", "job", "mode", "ranks", "step", "best validation", "goodput", "state", "age")
 # Columns that a narrow terminal does not show, in the order in which they are left out.
-_LEAST_IMPORTANT = ("job", "ranks", "mode", "age")
+_LEAST_IMPORTANT = ("job", "ranks", "mode", "goodput", "age")
 
 
 @click.command("runs", epilog=examples("mpitrain runs --sort accuracy"))
@@ -177,7 +177,7 @@ def _row(path: Path, run: Run | None, folder: Path, state: State, description: s
     status = read(path)
     name = str(path.relative_to(folder)) if path != folder else path.resolve().name
     if run is None:
-        return (name, "?", "?", "?", "?", "cannot be read", description, duration(age))
+        return (name, "?", "?", "?", "?", "cannot be read", "-", description, duration(age))
     step = max(run.step, status.step if status is not None else 0)
     if state == "died":
         step = max(step, _saved_step(path))  # the run may have died before its first metrics line and second heartbeat
@@ -186,7 +186,9 @@ def _row(path: Path, run: Run | None, folder: Path, state: State, description: s
         description += f", {counted(run.n_restarts, 'restart')}"
     job = status.job.name if status is not None and status.job is not None and not run.config else run.job
     ranks = status.ranks if status is not None else "?"
-    return (name, job, mode, ranks, _progress(step, run), best_validation(run), description, duration(age))
+    goodput = run.newest("goodput")
+    share = "-" if goodput is None else f"{100 * goodput:.0f} %"
+    return (name, job, mode, ranks, _progress(step, run), best_validation(run), share, description, duration(age))
 
 
 def _saved_step(folder: Path) -> int:

@@ -186,6 +186,8 @@ class Log(Hook):
 class Validate(Hook):
     """Measures loss, accuracy and metrics on the validation examples every N steps, every S seconds, and at the end."""
 
+    purpose = "validation"
+
     def __init__(self, every: int, every_s: float, evaluator: Evaluator) -> None:
         self._trigger, self._evaluator = Trigger(every, every_s, VALIDATE), evaluator
         self._done_at = -1
@@ -213,6 +215,8 @@ class Save(Hook):
         saved: Whether the step at which training begins need not be saved.
         best: Returns the record of a step whose checkpoint is the best one, else None; the same on all workers.
     """
+
+    purpose = "saving"
 
     def __init__(
         self,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,6 +62,7 @@ class Loop:
         cluster, plan: As given.
         validation: The latest validation metrics.
         validation_step: The step at which these metrics were measured; -1 if there are none in this attempt.
+        paused_s: See ``TrainingLoop``.
         compute_s: Seconds that this worker has taken to load batches and to compute losses.
         reuses_batches: Whether no other code keeps a batch, so that its memory can be used again.
         shows_vectors: Whether other code may keep views of the vectors.
@@ -89,7 +91,7 @@ class Loop:
         self.validation_step = -1
         self._unprinted: dict[str, float] = {}  # recorded by ``log``
         self._stop_reason: str | None = None
-        self._began, self._paused_s = time.perf_counter(), 0.0
+        self._began, self.paused_s = time.perf_counter(), dict[str, float]()
         self.compute_s, self._step_began = 0.0, 0.0
         model.bind(strategy.params, strategy.grads)
         self._defer_params()
@@ -165,7 +167,7 @@ class Loop:
     @property
     def training_s(self) -> float:
         """Seconds since the beginning of training, without validation and saving."""
-        return time.perf_counter() - self._began - self._paused_s
+        return time.perf_counter() - self._began - sum(self.paused_s.values())
 
     def stop(self, reason: str = "requested by a hook") -> None:
         """Finish training early; all workers stop soon. Local; one rank is enough."""
@@ -226,7 +228,7 @@ class Loop:
         self._end()
 
     def _begin(self) -> None:
-        self._began, self._paused_s = time.perf_counter(), 0.0
+        self._began, self.paused_s = time.perf_counter(), {}
         for hook in self._hooks:
             hook.begin(self)
         activity.become("wait")  # between steps
@@ -245,11 +247,19 @@ class Loop:
 
     def _pause(self, point: ConsistentPoint) -> None:
         """Call the hooks at a consistent point."""
-        began = time.perf_counter()
         with HOOKS:
             for at_consistent_point in self._at_consistent_point:
-                at_consistent_point(self, point)
-        self._paused_s += time.perf_counter() - began
+                with self._pausing(getattr(at_consistent_point.__self__, "purpose", "hooks")):  # type: ignore[attr-defined]
+                    at_consistent_point(self, point)
+
+    @contextlib.contextmanager
+    def _pausing(self, purpose: str) -> Iterator[None]:
+        """Count the time of the block in ``paused_s``."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.paused_s[purpose] = self.paused_s.get(purpose, 0.0) + time.perf_counter() - began
 
     def _step(self, work: WorkItem) -> None:
         """Compute one gradient of this worker and submit it."""

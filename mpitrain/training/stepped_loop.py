@@ -122,7 +122,7 @@ class SteppedLoop(Loop):
                 self.cluster.workers.Bcast(self._strategy.params, root=0)
         try:
             self._model.load_params()
-            with self._stepped_model.inference():
+            with self._stepped_model.inference(), self._pausing("validation"):
                 yield
         finally:
             if own is not None:

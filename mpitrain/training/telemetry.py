@@ -10,25 +10,29 @@ from pathlib import Path
 
 from ..comm import clock_sync as clock
 from ..comm.cluster import Cluster
+from ..core.kernels import compile_seconds
 from ..core.layout import Array, Layout
 from ..core.words import counted
 from ..monitor import trace
 from ..monitor.console import Console
+from ..monitor.goodput import START, STEPS, Account, accounts_in, opened
 from ..monitor.heartbeat import Heartbeat, RunEnd
 from ..monitor.loggers import Logger
-from ..monitor.metrics import MetricsFile
+from ..monitor.metrics import MetricsFile, read_lines
 from ..monitor.rank_log import RankLog
 from ..monitor.run_record import RunRecord
 from ..monitor.tensorboard import Events, available
 from ..plan.hook import Hook, TrainingLoop
 from ..plan.plan import Plan
-from ..process.launcher_env import FAILED_AT, FAILED_STEP, RESTARTS_SINCE
+from ..process.launcher_env import FAILED_AT, FAILED_STEP, RESTARTS_SINCE, STARTED_AT
+from ..process.pid import seconds_alive
 from ..process.rank_status import RUN_DIR_VARIABLE, is_watched
 from ..process.run_directory import cannot_write
 from ..version import __version__
 from .hooks import EveryNSteps
 from .loop import Loop
 
+_LONG_RUN_S = 60.0  # a run that has taken longer prints its goodput
 _log = logging.getLogger(__name__)
 
 
@@ -105,11 +109,19 @@ class Telemetry:
         if chief.logger is not None:
             chief.metrics.listeners.append(chief.logger.log)
 
-    def hooks(self) -> list[Hook]:
-        """Return the hooks that write the requested histograms; an empty list except on the chief."""
-        if self._chief is None or self._chief.events is None or not self._config.output.histogram_steps:
+    def hooks(self, restoring_s: float) -> list[Hook]:
+        """Return the hooks that record the goodput and the requested histograms; an empty list except on the chief.
+
+        Args:
+            restoring_s: Seconds that it has taken to restore the state.
+        """
+        if self._chief is None:
             return []
-        return [Histograms(self._config.output.histogram_steps, self._chief.events)]
+        output = self._config.output
+        hooks: list[Hook] = [RecordGoodput(output.log_steps, self._folder / "metrics.jsonl", restoring_s)]
+        if self._chief.events is not None and output.histogram_steps:
+            hooks.append(Histograms(output.histogram_steps, self._chief.events))
+        return hooks
 
     def write_trace(self) -> None:
         """Gather the ranks' traces and write them. Collective over all ranks."""
@@ -159,6 +171,38 @@ class Telemetry:
     def _measure_clock(self) -> trace.Offset:
         """Return the measured clock offset; zeros without tracing. Collective over all ranks if tracing is on."""
         return trace.Offset(*clock.measure(self._cluster.comm)) if self._recorder is not None else trace.Offset(0, 0, 0)
+
+
+class RecordGoodput(Hook):
+    """Records every N steps, and at the end, what the time since the first start of the run went into; chief only."""
+
+    def __init__(self, every: int, path: Path, restoring_s: float) -> None:
+        self._when, self._path, self._restoring_s = EveryNSteps(every), path, restoring_s
+
+    def begin(self, loop: TrainingLoop) -> None:
+        self._when.start(loop.step)
+        self._earlier = accounts_in(read_lines(self._path))
+        now, failed_at = time.time(), os.environ.get(FAILED_AT)
+        started_at = float(os.environ.get(STARTED_AT, now - seconds_alive(os.getpid())))
+        opened_at = opened(self._earlier, loop.step, started_at, None if failed_at is None else float(failed_at), now)
+        restoring_s = min(self._restoring_s, opened_at.seconds[START])
+        self._account = opened_at.with_more(now, loop.step, {START: -restoring_s, "restoring": restoring_s})
+        self._compiled_s = compile_seconds()
+
+    def after_step(self, loop: TrainingLoop) -> None:
+        if self._when.consume(loop.step):
+            loop.report(loop.step, self._now(loop).record(), show=False)
+
+    def end(self, loop: TrainingLoop) -> None:
+        account = self._now(loop)
+        loop.report(loop.step, account.record(), show=False)
+        if self._earlier or account.at - account.since > _LONG_RUN_S:
+            _log.info("%s", account.describe())
+
+    def _now(self, loop: TrainingLoop) -> Account:
+        compiled_s = min(compile_seconds() - self._compiled_s, loop.training_s)
+        more = {**loop.paused_s, "compilation": compiled_s, STEPS: loop.training_s - compiled_s}
+        return self._account.with_more(time.time(), loop.step, more)
 
 
 class Histograms(Hook):

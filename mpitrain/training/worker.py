@@ -66,7 +66,9 @@ class Worker:
         compile_kernels(cluster, setup.devices, plan.dtype)
         training_state = TrainingState(plan.layout, job.network.frozen)
         self._strategy = make_strategy(cluster, plan, setup.devices, training_state)
+        began = time.perf_counter()
         beginning = self._restore()
+        restoring_s = time.perf_counter() - began
         self._model = self._make_model(training_state)
         best = TrackBest(plan.config.training.goal, plan.config.training.patience, plan.config.saving.keep_best)
         parts: list[HasExtraState] = [self._model, HookState(job.hooks), best]
@@ -78,7 +80,7 @@ class Worker:
         self._checkpoints = make_checkpoints(cluster, plan, setup.files.checkpoints, self._record)
         self._stop = Stop(self._strategy, signals, limit, self._checkpoints)
         self._open_files(beginning)
-        hooks = self._hooks(state, best, beginning, rank_status)
+        hooks = [*self._hooks(state, best, beginning, rank_status), *telemetry.hooks(restoring_s)]
         additions, rounds_losses = (
             plan.share_of(cluster.workers.rank).additions,
             plan.config.virtual_workers is not None,
@@ -189,7 +191,7 @@ class Worker:
             hooks.append(KeepFlushing())
         if strategy.synchronous and cluster.workers.size > 1:
             hooks.append(ReportSlowWorker())
-        hooks += [*job.hooks, *self._telemetry.hooks()]
+        hooks += job.hooks
         if console is not None:
             hooks.append(ShowProgress(console))
         run_dir = kept_run_dir(self._setup.files.folder)

@@ -14,6 +14,7 @@ import pytest
 
 from mpitrain import checkpoint
 from mpitrain.checkpoint.memory import newest_state
+from mpitrain.monitor.goodput import accounts_in
 from mpitrain.process import fork_server, state_folder
 from mpitrain.process.pid import parent_of
 from mpitrain.report.history import read_run
@@ -57,7 +58,10 @@ def test_a_killed_run_ends_with_the_bits_of_an_undisturbed_one(
         killed.end()
         resumed_at = killed.resumed_at
     assert len(resumed_at) == 2 and 0 < resumed_at[0] <= resumed_at[1]
-    restarts = read_run(tmp_path / "killed").restarts
+    recorded = read_run(tmp_path / "killed")
+    accounts, restarts = accounts_in(recorded.lines), recorded.restarts
+    assert sum(accounts[-1].seconds.values()) == pytest.approx(accounts[-1].at - accounts[-1].since, abs=0.5)
+    assert accounts[-1].step == STEPS and {"start", "steps", "restoring"} <= {*accounts[-1].seconds}
     assert [restart.step for restart in restarts] == resumed_at
     assert all(0 < restart.seconds < 60 and 0 <= restart.repeated_steps < STEPS for restart in restarts)
     assert list(checkpoint.steps(tmp_path / "killed" / "checkpoints")) == [STEPS]

@@ -1,0 +1,102 @@
+"""Goodput: the share of the time since the first start of a run that went into steps whose result is kept.
+
+The chief adds up seconds by kind over all attempts, and records them with every report, so that a later attempt
+continues. What an attempt did after its last report is estimated from the duration of its steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+STEPS, REPEATED, START, STOPPED = "steps", "repeated", "start", "stopped"
+#: What the time goes into: steps that are kept, steps that a failure has lost, the start of ranks until they train,
+#: compiling kernels, reading a checkpoint or a state in memory, validation, saving, hooks, and time between two
+#: starts in which the run did not run, such as in the queue of a batch system.
+KINDS = (STEPS, REPEATED, START, "compilation", "restoring", "validation", "saving", "hooks", STOPPED)
+KEY = "spent"  # of a recorded account
+
+
+class Account(NamedTuple):
+    """What the time of a run until ``at`` went into.
+
+    Attributes:
+        since: When the run was first started, in seconds since the epoch.
+        at: Until when, in seconds since the epoch.
+        step: The number of completed steps.
+        seconds: Seconds by kind.
+    """
+
+    since: float
+    at: float
+    step: int
+    seconds: Mapping[str, float]
+
+    @property
+    def goodput(self) -> float:
+        """The share of the time that went into kept steps, from 0 to 1."""
+        return self.seconds.get(STEPS, 0.0) / (self.at - self.since) if self.at > self.since else 0.0
+
+    def with_more(self, at: float, step: int, more: Mapping[str, float]) -> Account:
+        """Return the account at a later time, with more seconds of some kinds."""
+        seconds = {kind: self.seconds.get(kind, 0.0) + more.get(kind, 0.0) for kind in KINDS}
+        return Account(self.since, at, step, {kind: value for kind, value in seconds.items() if value})
+
+    def record(self) -> dict[str, Any]:
+        """Return the account for ``metrics.jsonl``."""
+        seconds = {kind: round(value, 3) for kind, value in self.seconds.items()}
+        return {"goodput": round(self.goodput, 4), KEY: {"since": self.since, "at": round(self.at, 3), **seconds}}
+
+    def describe(self) -> str:
+        """Return the goodput and where the rest of the time went, as text."""
+        total = max(self.at - self.since, 1e-9)
+        parts = sorted(((value, kind) for kind, value in self.seconds.items() if kind != STEPS), reverse=True)
+        rest = ", ".join(f"{kind} {100 * value / total:.1f} %" for value, kind in parts if value > 0.001 * total)
+        return f"goodput {100 * self.goodput:.1f} % of {total:,.0f} s" + (f"; {rest}" if rest else "")
+
+
+def accounts_in(lines: Sequence[Mapping[str, Any]]) -> list[Account]:
+    """Return the accounts that lines of ``metrics.jsonl`` contain."""
+    accounts = []
+    for line in lines:
+        if isinstance(line.get(KEY), dict):
+            seconds = dict(line[KEY])
+            accounts.append(Account(seconds.pop("since"), seconds.pop("at"), line["step"], seconds))
+    return accounts
+
+
+def opened(earlier: Sequence[Account], step: int, started_at: float, failed_at: float | None, now: float) -> Account:
+    """Return the account when an attempt begins to train at ``step``.
+
+    Args:
+        earlier: The accounts that earlier attempts have recorded, in order.
+        started_at: When this attempt was started.
+        failed_at: When the attempt before it failed; None if none failed, or if this is not known.
+    """
+    if not earlier:
+        return Account(started_at, now, step, {START: now - started_at})
+    last = earlier[-1]
+    ended_at = max(last.at, min(started_at, failed_at or started_at))
+    kept_s = _kept_s(earlier, step)
+    if step > last.step:
+        kept_s = min(kept_s, last.seconds.get(STEPS, 0.0) + ended_at - last.at)
+    more = {STEPS: kept_s - last.seconds.get(STEPS, 0.0), START: now - max(started_at, ended_at)}
+    if failed_at is None:  # the run may have ended soon after its last report
+        more |= {REPEATED: max(0.0, -more[STEPS]), STOPPED: ended_at - last.at - max(0.0, more[STEPS])}
+    else:
+        more |= {REPEATED: ended_at - last.at - more[STEPS]}
+        more[START] += max(started_at, ended_at) - ended_at
+    return last.with_more(now, step, more)
+
+
+def _kept_s(earlier: Sequence[Account], step: int) -> float:
+    """Return the seconds of the first ``step`` steps, between two accounts or after the last one by interpolation."""
+    points = [(0, 0.0)]
+    for account in earlier:
+        points = [point for point in points if point[0] < account.step]
+        points.append((account.step, account.seconds.get(STEPS, 0.0)))
+    before = [point for point in points if point[0] <= step] or [(0, 0.0)]
+    after = [point for point in points if point[0] > step]
+    (step_a, s_a), (step_b, s_b) = (before[-1], after[0]) if after else (points[-2:] if len(points) > 1 else points * 2)
+    rate = (s_b - s_a) / (step_b - step_a) if step_b > step_a else 0.0
+    return s_a + (step - step_a) * rate

@@ -1,0 +1,55 @@
+"""The account of a run's time: over several attempts, every second is counted once."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpitrain.monitor.goodput import Account, accounts_in, opened
+
+
+def account(at: float, step: int, **seconds: float) -> Account:
+    return Account(100.0, at, step, seconds)
+
+
+EARLIER = [account(112.0, 10, start=2, steps=10), account(125.0, 20, start=2, steps=20, saving=3)]
+
+
+@pytest.mark.parametrize("step", [0, 7, 15, 20, 23, 90])
+@pytest.mark.parametrize("failed_at", [None, 120.0, 131.0])
+@pytest.mark.parametrize("started_at", [126.0, 140.0])
+def test_nothing_is_counted_twice(step: int, failed_at: float | None, started_at: float) -> None:
+    now = opened(EARLIER, step, started_at, failed_at, 150.0)
+    assert sum(now.seconds.values()) == pytest.approx(50.0)
+    assert all(value >= 0 for value in now.seconds.values())
+    assert (now.since, now.at, now.step) == (100.0, 150.0, step)
+
+
+def test_steps_that_a_failure_has_lost() -> None:
+    now = opened(EARLIER, 15, started_at=132.0, failed_at=131.0, now=135.0)
+    assert now.seconds == pytest.approx({"start": 2 + 4, "steps": 15, "saving": 3, "repeated": 5 + 6})
+    assert now.goodput == pytest.approx(15 / 35)
+
+
+def test_steps_after_the_last_report_that_a_checkpoint_has_kept() -> None:
+    now = opened(EARLIER, 24, started_at=132.0, failed_at=131.0, now=135.0)
+    assert now.seconds["steps"] == pytest.approx(24) and now.seconds["repeated"] == pytest.approx(2)
+
+
+def test_a_run_that_was_stopped_and_started_again() -> None:
+    now = opened(EARLIER, 20, started_at=225.0, failed_at=None, now=228.0)
+    assert now.seconds == pytest.approx({"start": 5, "steps": 20, "saving": 3, "stopped": 100})
+
+
+def test_a_second_failure_before_the_next_report() -> None:
+    """Steps that were lost before are not kept, although their account is in the file."""
+    lost = opened(EARLIER, 10, started_at=131.0, failed_at=130.0, now=133.0)
+    again = opened([*EARLIER, lost.with_more(138.0, 13, {"steps": 5})], 12, 141.0, 140.0, 143.0)
+    assert again.seconds["steps"] == pytest.approx(10 + 2 * 5 / 3)
+    assert sum(again.seconds.values()) == pytest.approx(43.0)
+
+
+def test_accounts_are_recorded_and_read() -> None:
+    first = opened([], 0, 100.0, None, 103.0).with_more(113.0, 7, {"steps": 10})
+    assert first.goodput == pytest.approx(10 / 13) and "goodput 76.9 %" in first.describe()
+    lines = [{"step": 7, "time_s": 1.0, **first.record()}, {"step": 7, "loss": 1.0}]
+    assert accounts_in(lines) == [first]
