@@ -121,7 +121,10 @@ def groups_of(
     for index, entry in enumerate(layout.entries):
         start, stop = max(entry.start, lo), min(entry.stop, hi)
         is_frozen = bool(frozen) and bool(frozen[index])
-        if start >= stop or (is_frozen and not has_average):
+        if start >= stop:
+            continue
+        if is_frozen and not has_average:
+            last = []  # nothing is joined across it
             continue
         of_entry = optimizer.by_name(entry.name)
         factor, options = of_entry.rate_factor, replace(of_entry, rate_factor=1.0)

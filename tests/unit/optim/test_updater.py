@@ -224,19 +224,21 @@ def test_state_is_added_to_and_nothing_else(optimizer):
 
 
 @pytest.mark.parametrize("optimizer", [*ALL, amsgrad(0.1, weight_decay=0.1, decay_names="*")], ids=str)
-def test_the_gradient_of_a_frozen_parameter_does_not_count(optimizer):
+@pytest.mark.parametrize("moving", [None, optim.moving_average(0.9)], ids=str)
+@pytest.mark.parametrize("index", [0, 1, 3])
+def test_the_gradient_of_a_frozen_parameter_does_not_count(optimizer, moving, index: int):
     """Workers may compute a gradient before they freeze the parameter. Other parameters and the state still change."""
-    run, before = Run(optimizer, np.float64, optim.moving_average(0.9)), draw(0)
-    run.frozen[0] = 1
+    run, before, entry = Run(optimizer, np.float64, moving), draw(0), LAYOUT.entries[index]
+    run.frozen[index] = 1
     rows = draw(1, 2)
-    rows[:, : LAYOUT.entries[0].stop] = np.nan
+    rows[:, entry.start : entry.stop] = np.nan
     run.step(rows, 0)
-    frozen = LAYOUT.entries[0].name
-    assert np.array_equal(LAYOUT.views(run.params)[frozen], LAYOUT.views(before)[frozen])
-    assert np.array_equal(LAYOUT.views(run.average)[frozen], LAYOUT.views(before)[frozen])
-    assert not any(LAYOUT.views(slot)[frozen].any() for slot in run.slots.values())
-    others = np.arange(LAYOUT.entries[0].stop, SIZE)
-    changed = Run(optimizer, np.float64, optim.moving_average(0.9))
+    assert entry.kind == "param"
+    for vector in (run.params,) if moving is None else (run.params, run.average):
+        assert np.array_equal(LAYOUT.views(vector)[entry.name], LAYOUT.views(before)[entry.name])
+    assert not any(LAYOUT.views(slot)[entry.name].any() for slot in run.slots.values())
+    others = np.delete(np.arange(SIZE), np.arange(entry.start, entry.stop))
+    changed = Run(optimizer, np.float64, moving)
     changed.step(np.where(np.isin(np.arange(SIZE), others), rows, 0.0), 0)
     assert np.array_equal(run.params[TRAINED:], changed.params[TRAINED:]) and np.isfinite(run.params).all()
 
