@@ -28,6 +28,19 @@ class ScriptRun(Collectives):
         """The device of the model's parameters, a ``torch.device``."""
         return next(self.model.parameters()).device
 
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether the loop has the last micro-batch of a step, whose ``step`` updates the parameters; see
+        ``accumulate_steps`` and ``virtual_workers``. Always True without them. Local.
+        """
+        return self._loop is None or self._loop.ends_step
+
+    def _wait_for_workers(self, method: str) -> None:
+        if self._loop is not None:
+            with self._rank.errors_end_the_run():
+                self._loop.check_ends_step(method)
+        super()._wait_for_workers(method)
+
     def _require_loop(self) -> SteppedLoop:
         if self._loop is None:
             raise JobError("training has not begun, or has ended: iterate over trainer.epochs(count)")

@@ -32,11 +32,13 @@ class MetricsFile:
     Attributes:
         before_s: Seconds of training already recorded in the file; a resumed run continues from there.
         listeners: Called with the step and the values of every line.
+        account: Returns values that lines with a loss contain in addition; None if there are none.
     """
 
     def __init__(self, path: Path) -> None:
         self.before_s = 0.0
         self.listeners: list[Callable[[int, Mapping[str, Any]], None]] = []
+        self.account: Callable[[], Mapping[str, Any]] | None = None
         if path.exists():
             self.before_s = _repair_end(path)
         self._path, self._file = path, path.open("ab", buffering=0)
@@ -48,7 +50,8 @@ class MetricsFile:
         Args:
             time_s: Seconds since this attempt began.
         """
-        line = {"step": step, "time_s": round(self.before_s + time_s, 6), **_finite(dict(measured))}
+        account = self.account() if self.account is not None and "learning_rate" in measured else {}
+        line = {"step": step, "time_s": round(self.before_s + time_s, 6), **_finite(dict(measured)), **account}
         self._append(json.dumps(line).encode() + b"\n")
         for listener in self.listeners:
             listener(step, measured)

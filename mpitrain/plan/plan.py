@@ -161,7 +161,7 @@ def make_plan(job: Job, config: RunConfig, workers: int) -> Plan:
     assert training.batch_size is not None
     gradients_per_step = config.gradients_per_step(workers)
     dtype = np.dtype(training.dtype)
-    _check_batch(training.batch_size * gradients_per_step, gradients_per_step, job)
+    _check_batch(training.batch_size * gradients_per_step, gradients_per_step, job, config.virtual_workers)
     if not config.mode.uses_servers:  # in other modes, workers take batches in no fixed order
         job.train_split.check_step(training.batch_size * gradients_per_step)
     _check_devices(config)
@@ -229,12 +229,12 @@ def _divide_momentum(rule: Optimizer, config: RunConfig) -> tuple[Optimizer, Mom
     return momentum(**options | {"momentum": 0.0, "nesterov": False}), Momentum(rule.momentum, rule.nesterov)
 
 
-def _check_batch(step_examples: int, gradients_per_step: int, job: Job) -> None:
+def _check_batch(step_examples: int, gradients_per_step: int, job: Job, virtual: int | None) -> None:
     if step_examples > len(job.train_split):
         batch = len(job.train_split) // gradients_per_step
         fixes = [f"set --batch-size {batch} or less"] if batch else []
         if gradients_per_step > 1:
-            fixes.append("use fewer workers")
+            fixes.append("use fewer workers" if virtual is None else "use fewer --virtual-workers")
         size = f"{step_examples // gradients_per_step:,} examples"
         batches = f"a batch of {size}" if gradients_per_step == 1 else f"{gradients_per_step} batches of {size}"
         raise DataError(

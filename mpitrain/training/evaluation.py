@@ -47,8 +47,7 @@ class Evaluator:
         self._vector = "params" if plan.moving_average is None else "average"
         # Examples per batch: as many as a micro-batch of training.
         self._batch_size = -(-plan.batch // plan.config.training.accumulate_steps)
-        # With virtual workers, the batches do not depend on the number of workers.
-        self._unit = self._batch_size if plan.config.virtual_workers else 1
+        self._divides_batches = plan.config.virtual_workers is None
 
     @span("validate")
     def evaluate(self) -> dict[str, float]:
@@ -57,7 +56,7 @@ class Evaluator:
         Raises:
             JobError: No label counts in the loss; or a metric fails, or returns no number.
         """
-        comm, count, unit = self._workers.comm, len(self._loader), self._unit
+        comm, count, unit = self._workers.comm, len(self._loader), 1 if self._divides_batches else self._batch_size
         units = -(-count // unit)
         start, stop = (min(units * (comm.rank + i) // comm.size * unit, count) for i in (0, 1))
         strategy, model = self._strategy, self._model
@@ -68,7 +67,9 @@ class Evaluator:
         own = self._measure(start, stop, parts)
         model.bind(strategy.params, strategy.grads)
         with _WAIT:
-            all_workers = np.concatenate(comm.allgather(own if unit > 1 else own.sum(axis=0, keepdims=True)))
+            all_workers = np.concatenate(
+                comm.allgather(own.sum(axis=0, keepdims=True) if self._divides_batches else own)
+            )
         with self._workers.agree("computing the validation loss"):
             values = Totals(*all_workers.sum(axis=0).tolist()).means()
         values |= metrics_of(self._workers, self._network.joined, self._metrics, parts)

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..core.layout import Array
 from ..data.batch import Batch
+from ..data.random_numbers import LOOP_STREAM, seed_all
 from ..errors import JobError
 from ..models.base import SteppedModel
 from ..monitor.trace import span
@@ -109,6 +110,7 @@ class SteppedLoop(Loop):
         Raises:
             JobError: A step is in progress.
         """
+        self.check_ends_step("trainer.evaluate")
         if self._n_optimizers > 1:
             self.finish_pending()
         if self._parts or self._batches_left:
@@ -151,6 +153,7 @@ class SteppedLoop(Loop):
 
     def change_params(self, change: Callable[[], object]) -> None:
         """Change the parameters by a function; see ``Trainer.change_parameters``."""
+        self.check_ends_step("trainer.change_parameters")
         with np.errstate(all="ignore"):
             self._script_step.change_params(change)
         self.n_updates += 1
@@ -207,6 +210,8 @@ class SteppedLoop(Loop):
         if self._phase is _Phase.WAITS:
             self._forward_span.enter_context(FORWARD)
             self._phase = _Phase.FORWARD
+            if self.plan.config.virtual_workers:
+                seed_all(self.plan.config.training.seed, part.position, LOOP_STREAM)
             self._script_step.begin_micro_batch()
         self._stepped_model.begin_forward(part.position, self._script_step.has_gradient)
         return part
@@ -265,6 +270,23 @@ class SteppedLoop(Loop):
             for after_step in self._after_step:
                 after_step(self)
         self._record_params()
+
+    @property
+    def ends_step(self) -> bool:
+        """Whether the script has the last micro-batch of a step, or no micro-batch of an unfinished step."""
+        return self._is_last if self._phase is not _Phase.WAITS else not (self._parts or self._batches_left)
+
+    def check_ends_step(self, method: str) -> None:
+        """Check that a method is not called before the last micro-batch of a step, of which ranks may have several.
+
+        Raises:
+            JobError: It is, and there are virtual workers.
+        """
+        if self.plan.config.virtual_workers and not self.ends_step:
+            raise JobError(
+                f"{method} was called before the last micro-batch of a step: with --virtual-workers, call it only if "
+                "trainer.sync_gradients, or after an epoch"
+            )
 
     @property
     def _is_last(self) -> bool:

@@ -118,7 +118,7 @@ class Telemetry:
         if self._chief is None:
             return []
         output = self._config.output
-        hooks: list[Hook] = [RecordGoodput(output.log_steps, self._folder / "metrics.jsonl", restoring_s)]
+        hooks: list[Hook] = [RecordGoodput(self._chief.metrics, self._folder / "metrics.jsonl", restoring_s)]
         if self._chief.events is not None and output.histogram_steps:
             hooks.append(Histograms(output.histogram_steps, self._chief.events))
         return hooks
@@ -174,13 +174,12 @@ class Telemetry:
 
 
 class RecordGoodput(Hook):
-    """Records every N steps, and at the end, what the time since the first start of the run went into; chief only."""
+    """Adds to every report what the time since the first start of the run went into; chief only."""
 
-    def __init__(self, every: int, path: Path, restoring_s: float) -> None:
-        self._when, self._path, self._restoring_s = EveryNSteps(every), path, restoring_s
+    def __init__(self, metrics: MetricsFile, path: Path, restoring_s: float) -> None:
+        self._metrics, self._path, self._restoring_s = metrics, path, restoring_s
 
     def begin(self, loop: TrainingLoop) -> None:
-        self._when.start(loop.step)
         self._earlier = accounts_in(read_lines(self._path))
         now, failed_at = time.time(), os.environ.get(FAILED_AT)
         started_at = float(os.environ.get(STARTED_AT, now - seconds_alive(os.getpid())))
@@ -188,14 +187,10 @@ class RecordGoodput(Hook):
         restoring_s = min(self._restoring_s, opened_at.seconds[START])
         self._account = opened_at.with_more(now, loop.step, {START: -restoring_s, "restoring": restoring_s})
         self._compiled_s = compile_seconds()
-
-    def after_step(self, loop: TrainingLoop) -> None:
-        if self._when.consume(loop.step):
-            loop.report(loop.step, self._now(loop).record(), show=False)
+        self._metrics.account = lambda: self._now(loop).record()
 
     def end(self, loop: TrainingLoop) -> None:
         account = self._now(loop)
-        loop.report(loop.step, account.record(), show=False)
         if self._earlier or account.at - account.since > _LONG_RUN_S:
             _log.info("%s", account.describe())
 

@@ -11,7 +11,7 @@ import pytest
 from ..support.results import SMALL, assert_same_bits, final
 from ..support.world.controller import World
 
-_TIMES = ("_s", "examples_per", "steps_per")
+_TIMES = ("_s", "examples_per", "goodput")
 
 
 def train(world: World, n: int, run_dir: Path, *flags: str) -> dict[str, np.ndarray]:

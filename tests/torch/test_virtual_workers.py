@@ -77,6 +77,52 @@ def test_loops_whose_result_would_depend_on_the_ranks(
     assert word in test_trainer.refusal(world, 2, tmp_path, *flags, launch=("--virtual-workers", "4"))
 
 
+LOOP = """
+import random
+import numpy as np, torch, mpitrain
+from torch import nn
+
+torch.manual_seed(0)
+examples = torch.randn(211, 3)
+data = torch.utils.data.TensorDataset(examples, (examples.sum(1) > 0).long())
+model = nn.Sequential(nn.Linear(3, 7), nn.ReLU(), nn.Linear(7, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+trainer = mpitrain.Trainer(model, optimizer)
+trainer.loader(data, batch_size=5)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
+validation = torch.utils.data.DataLoader(data, batch_size=20)
+
+def clamp():
+    for parameter in model.parameters():
+        parameter.data.clamp_(-0.2, 0.2)
+
+for _, (inputs, labels) in trainer.batches(8):
+    inputs = inputs * random.uniform(0.8, 1.2) + torch.from_numpy(np.random.randn(*inputs.shape)).float()
+    trainer.backward(nn.functional.cross_entropy(model(inputs), labels))
+    optimizer.step()
+    if {when}:
+        {action}
+"""
+ACTIONS = [
+    "scheduler.step()",
+    "optimizer.param_groups[0]['lr'] *= 0.9",
+    "trainer.change_parameters(clamp)",
+    "trainer.evaluate(validation, {'loss': nn.CrossEntropyLoss()})",
+    "trainer.log({'mean': trainer.mean(1.0)})",
+]
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_what_is_done_once_in_a_step(world: World, action: str, tmp_path: Path) -> None:
+    script, words = tmp_path / "loop.py", ("--virtual-workers", "6", "--run-dir")
+    script.write_text(LOOP.replace("{when}", "trainer.sync_gradients").replace("{action}", action))
+    for n in (1, 2, 4):
+        world.train(n, *words, tmp_path / str(n), script)
+        assert_same_bits(newest(tmp_path / str(n)), newest(tmp_path / "1"))
+    script.write_text(LOOP.replace("{when}", "True").replace("{action}", action))
+    assert "trainer.sync_gradients" in world.refusal(1, *words, tmp_path / "refused", script)
+
+
 @pytest.mark.parametrize("passes", [1, 2, 5])
 def test_buffers_that_each_worker_keeps_are_those_after_the_first_pass(passes: int) -> None:
     module = nn.BatchNorm1d(2)
