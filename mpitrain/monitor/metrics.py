@@ -97,12 +97,17 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the valid lines of a file; none if it cannot be read."""
     lines: list[dict[str, Any]] = []
     with contextlib.suppress(OSError):
-        for line in path.read_bytes().splitlines():
-            with contextlib.suppress(ValueError):
-                values = json.loads(line)
-                if isinstance(values, dict) and isinstance(values.get("step"), int):
-                    lines.append(values)
+        lines += filter(None, map(parse_line, path.read_bytes().splitlines()))
     return lines
+
+
+def parse_line(line: bytes) -> dict[str, Any] | None:
+    """Return the values of a line; None if it is not valid."""
+    try:
+        values = json.loads(line)
+    except ValueError:
+        return None
+    return values if isinstance(values, dict) and isinstance(values.get("step"), int) else None
 
 
 def last_step(path: Path) -> int:

@@ -124,6 +124,11 @@ class Job:
 
     def completed(self, config: RunConfig) -> RunConfig:
         """Return the options of a run, with this job's values for those that are None."""
+        if self.virtual_workers and not config.mode.averages_gradients:
+            raise JobError(
+                f"Job(virtual_workers={self.virtual_workers}) requires --mode sync, but the mode is "
+                f"{config.mode.name}: remove it, or change --mode"
+            )
         values: dict[str, object] = {"batch_size": self.batch_size, "virtual_workers": self.virtual_workers}
         if config.training.train_steps is None and config.training.train_epochs is None:
             steps = 1000 if self.train_steps is None else self.train_steps

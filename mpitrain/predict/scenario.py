@@ -53,6 +53,8 @@ class Scenario:
         self.config.check_ranks(self.n_ranks)
         if self.config.servers.ps_hosts is not None:
             raise ConfigError("--ps-hosts cannot be predicted: use --ps-placement")
+        if self.config.virtual_workers is not None:
+            raise ConfigError("--virtual-workers cannot be predicted: remove it")
         if not self.config.mode.simulation:
             raise ConfigError(
                 f"--mode {self.config.mode.name} is your own class, whose speed cannot "

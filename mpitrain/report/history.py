@@ -6,7 +6,6 @@ are skipped. After a resume, a line records the step; metrics of earlier attempt
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +19,7 @@ from ..core.words import one_line
 from ..errors import RecordError
 from ..monitor import heartbeat
 from ..monitor.heartbeat import STATUS
-from ..monitor.metrics import RECORDED
+from ..monitor.metrics import RECORDED, parse_line
 from ..plan.metric import MEASURED, PREFIX, Goal
 
 METRICS = "metrics.jsonl"
@@ -72,7 +71,7 @@ class Tail:
             raise RecordError(f"{self._path} cannot be read: {error.strerror}") from error
         complete = data.rfind(b"\n") + 1
         self._offset += complete
-        return [values for line in data[:complete].splitlines() if (values := _object(line)) is not None]
+        return [values for line in data[:complete].splitlines() if (values := parse_line(line)) is not None]
 
 
 class Restart(NamedTuple):
@@ -236,14 +235,6 @@ def _read_config(path: Path) -> dict[str, Any]:
         return {}
     except (OSError, ValueError) as error:
         raise RecordError(f"{path} cannot be read: {one_line(error)}") from error
-
-
-def _object(line: bytes) -> dict[str, Any] | None:
-    try:
-        values = json.loads(line)
-    except ValueError:
-        return None
-    return values if isinstance(values, dict) and isinstance(values.get("step"), int) else None
 
 
 def _rising(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:

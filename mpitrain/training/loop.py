@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,12 +86,13 @@ class Loop:
         self._strategy, self._model, self._accumulation = strategy, model, accumulation
         self._loader, self._files, self._hooks = loader, files, hooks
         self._after_step = _defined(hooks, "after_step")
-        self._at_consistent_point = _defined(hooks, "at_consistent_point")
+        methods = _defined(hooks, "at_consistent_point")
+        self._at_consistent_point = [(method, _purpose(method.__self__)) for method in methods]  # type: ignore[attr-defined]
         self.validation: dict[str, float] = {}
         self.validation_step = -1
         self._unprinted: dict[str, float] = {}  # recorded by ``log``
         self._stop_reason: str | None = None
-        self._began, self.paused_s = time.perf_counter(), dict[str, float]()
+        self._began, self.paused_s = time.perf_counter(), defaultdict[str, float](float)
         self.compute_s, self._step_began = 0.0, 0.0
         model.bind(strategy.params, strategy.grads)
         self._defer_params()
@@ -228,7 +229,8 @@ class Loop:
         self._end()
 
     def _begin(self) -> None:
-        self._began, self.paused_s = time.perf_counter(), {}
+        self._began = time.perf_counter()
+        self.paused_s.clear()
         for hook in self._hooks:
             hook.begin(self)
         activity.become("wait")  # between steps
@@ -247,19 +249,13 @@ class Loop:
 
     def _pause(self, point: ConsistentPoint) -> None:
         """Call the hooks at a consistent point."""
-        with HOOKS:
-            for at_consistent_point in self._at_consistent_point:
-                with self._pausing(getattr(at_consistent_point.__self__, "purpose", "hooks")):  # type: ignore[attr-defined]
-                    at_consistent_point(self, point)
-
-    @contextlib.contextmanager
-    def _pausing(self, purpose: str) -> Iterator[None]:
-        """Count the time of the block in ``paused_s``."""
         began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.paused_s[purpose] = self.paused_s.get(purpose, 0.0) + time.perf_counter() - began
+        with HOOKS:
+            for at_consistent_point, purpose in self._at_consistent_point:
+                at_consistent_point(self, point)
+                now = time.perf_counter()
+                self.paused_s[purpose] += now - began
+                began = now
 
     def _step(self, work: WorkItem) -> None:
         """Compute one gradient of this worker and submit it."""
@@ -285,6 +281,11 @@ class Loop:
 def _defined(hooks: Sequence[Hook], method: str) -> list[Callable[..., None]]:
     """Return this method of the hooks that define it: a call of an empty method takes time, too."""
     return [getattr(hook, method) for hook in hooks if getattr(type(hook), method) is not getattr(Hook, method)]
+
+
+def _purpose(hook: Hook) -> str:
+    """Return what the time of a hook at consistent points goes into; see ``monitor.goodput.KINDS``."""
+    return "hooks" if _is_own(hook) else getattr(hook, "purpose", "hooks")
 
 
 def _is_own(hook: Hook) -> bool:

@@ -110,6 +110,7 @@ def set_up(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile)
         if config.virtual_workers is not None and config.device.threads is None:
             # The order of the sums in matrix products may depend on the number of threads.
             threads, config = limit_threads(cluster, 1, 1), config.merged({"threads": 1})
+        config.check_ranks(cluster.size)  # the job may set the number of virtual workers
         with errors_located(request.job_file, job):
             plan = make_plan(job, config, len(cluster.worker_ranks))
             facts = {**config.as_toml(), **job.facts()}

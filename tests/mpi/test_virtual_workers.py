@@ -81,3 +81,29 @@ def test_what_depends_on_the_number_of_workers_is_refused(
     world: World, n: int, flags: list[str], word: str, tmp_path: Path
 ) -> None:
     assert word in world.refusal(n, SMALL, "--run-dir", tmp_path, *flags)
+
+
+IN_JOB = """
+from tests.support.jobs.small import job as small
+
+
+def job():
+    made = small(normalize=False)
+    made.virtual_workers = 4
+    return made
+"""
+
+
+def test_the_number_may_be_in_the_job(world: World, tmp_path: Path) -> None:
+    job, flags = tmp_path / "in_job.py", ("--train-steps", "20", "--run-dir")
+    job.write_text(IN_JOB)
+    for n in (1, 3):
+        world.train(n, job, *flags, tmp_path / str(n))
+    assert_same_bits(final(tmp_path / "3"), final(tmp_path / "1"))
+    assert "--virtual-workers is 4 with 5 workers" in world.refusal(5, job, *flags, tmp_path / "5")
+    assert "virtual_workers=4" in world.refusal(2, job, "--mode", "local", *flags, tmp_path / "local")
+
+
+def test_gpus_are_refused(gpu_world: World, tmp_path: Path) -> None:
+    flags = ("--device", "gpu", "--virtual-workers", "4", "--no-joint", "--run-dir", str(tmp_path))
+    assert "--device cpu" in gpu_world.refusal(2, SMALL, *flags)

@@ -178,6 +178,11 @@ def test_failures_cost_what_was_not_saved() -> None:
         time_with_failures(1000, 1000, Failures(100, 100))
 
 
+def test_virtual_workers_are_not_predicted() -> None:
+    with pytest.raises(ConfigError, match="--virtual-workers"):
+        scenario_of(PROBE, RunConfig.of(virtual_workers=64))
+
+
 def test_a_probe_is_read_as_it_was_written(tmp_path: Path) -> None:
     file = tmp_path / "probe.json"
     PROBE.write(file)
