@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import optim
 from ..errors import JobError
-from ..pytorch.live_optimizer import LiveOptimizer, check_same_options, live_optimizer
+from ..pytorch.live_optimizer import LiveOptimizer, Options, check_same_options, live_optimizer
 from ..pytorch.several_optimizers import as_one
 from ..training.stepped_loop import SteppedLoop
 from .script_run import ScriptRun
@@ -37,7 +37,7 @@ class ScriptOptimizers:
         self._trainer, self._by_epoch = trainer, scheduler_interval == "epoch"
         self._with_state: list[LiveOptimizer] = []  # optimizers whose state the script has set before training
         self.live: list[LiveOptimizer] = []
-        self._partial_options: str | None = None  # of the optimizers before the last micro-batch of a step
+        self._partial_options: list[Options] | None = None  # of the optimizers before the last micro-batch of a step
         if scheduler_interval not in ("epoch", "step"):
             raise JobError(f"scheduler_interval is {scheduler_interval!r}, must be 'epoch' or 'step'")
         several = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
@@ -89,20 +89,28 @@ class ScriptOptimizers:
 
     def update(self, loop: SteppedLoop, indices: Sequence[int]) -> None:
         """Update the parameters with these optimizers. Collective over the workers if they take the same steps."""
-        options = repr([live.options for live in self.live])
-        if self._partial_options not in (None, options):
-            raise JobError(
-                "options of the optimizer, such as its learning rate, were changed before the last micro-batch of a "
-                "step: with --virtual-workers, change them, or call a scheduler, only if trainer.sync_gradients"
-            )
-        is_partial = loop.plan.config.virtual_workers is not None and not loop.ends_step
-        self._partial_options = options if is_partial else None
+        if loop.plan.config.virtual_workers is not None:
+            self._check_options(loop)
         for live in [self.live[index] for index in indices] if self.live else []:
             if live.has_changed():
                 loop.set_optimizer(live.rule)
             live.note_step()
         loop.update(indices)
         self.advance_schedulers(loop)
+
+    def _check_options(self, loop: SteppedLoop) -> None:
+        """Check that no option has changed since a micro-batch that was not the last one of its step.
+
+        Raises:
+            JobError: One has changed: ranks have different numbers of micro-batches.
+        """
+        options = [live.options for live in self.live]
+        if self._partial_options not in (None, options):
+            raise JobError(
+                "options of the optimizer, such as its learning rate, were changed before the last micro-batch of a "
+                "step: with --virtual-workers, change them, or call a scheduler, only if trainer.sync_gradients"
+            )
+        self._partial_options = None if loop.ends_step else options
 
     def advance_schedulers(self, loop: SteppedLoop) -> None:
         """Call the scheduler of the Trainer as often as its interval has passed. Local."""
