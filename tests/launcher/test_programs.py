@@ -57,6 +57,7 @@ def test_a_script_gets_the_environment_of_torchrun(openmpi: Mpi, tmp_path: Path)
         assert record["RANK"] == record["LOCAL_RANK"] == record["ROLE_RANK"] == str(rank)
         assert record["WORLD_SIZE"] == record["LOCAL_WORLD_SIZE"] == record["ROLE_WORLD_SIZE"] == "3"
         assert (record["GROUP_RANK"], record["GROUP_WORLD_SIZE"]) == ("0", "1")
+        assert record["MPITRAIN_FIRST_WORLD_SIZE"] == "3"
         assert (record["TORCHELASTIC_RESTART_COUNT"], record["TORCHELASTIC_MAX_RESTARTS"]) == ("0", "0")
         assert record["TORCHELASTIC_RUN_ID"] == "run" and "TORCHELASTIC_USE_AGENT_STORE" not in record
         assert record["MASTER_PORT"] == first["MASTER_PORT"] and record["MASTER_ADDR"] == "127.0.0.1"
