@@ -51,26 +51,7 @@ def make_launch_spec(
     Raises:
         LaunchError: The flags contradict each other, or the launcher does not support them.
     """
-    if options.hosts is not None and options.hostfile is not None:
-        raise LaunchError("--hosts and --hostfile are both given; remove one")
-    named: list[Host] | None = None
-    if options.hosts is not None:
-        named = parse_hosts(options.hosts)
-    elif options.hostfile is not None:
-        named = read_hostfile(options.hostfile)
-    elif options.min_ranks is not None or options.spare_hosts:  # a restart must name hosts
-        named = [Host(*host) for host in allocated_hosts(machine.environ)] or None
-    if named is not None and (left_out := [host.name for host in named if host.name in bad]):
-        say(f"not used, because of {bad_hosts.FILE}: {', '.join(f'{name} ({bad[name]})' for name in left_out)}")
-        named = [host for host in named if host.name not in bad]
-    spares: Sequence[Host] = ()
-    if options.spare_hosts:
-        if named is None or len(named) <= options.spare_hosts:
-            raise LaunchError(
-                f"--spare-hosts {options.spare_hosts} leaves no host of {len(named or ())}; name more by --hosts, "
-                "--hostfile or an allocation of Slurm"
-            )
-        named, spares = named[: -options.spare_hosts], named[-options.spare_hosts :]
+    named, spares = _named_hosts(options, machine, bad)
     hosts = None if named is None else assign_ranks(named, options.ranks)
     ranks = options.ranks if hosts is None else sum(host.slots for host in hosts)
     if ranks is None:
@@ -86,6 +67,40 @@ def make_launch_spec(
     except ValueError as error:
         raise LaunchError(f"--launcher-args {options.launcher_args!r}: {error}") from error
     return LaunchSpec(ranks, hosts, agent, network, _environment(options.env, machine), words, spares)
+
+
+def _named_hosts(
+    options: LaunchOptions, machine: LocalMachine, bad: Mapping[str, str]
+) -> tuple[list[Host] | None, list[Host]]:
+    """Return the hosts for ranks, None if the launcher determines them, and the spare hosts.
+
+    Raises:
+        LaunchError: The flags contradict each other, or there are too few hosts.
+    """
+    if options.hosts is not None and options.hostfile is not None:
+        raise LaunchError("--hosts and --hostfile are both given; remove one")
+    named: list[Host] | None = None
+    if options.hosts is not None:
+        named = parse_hosts(options.hosts)
+    elif options.hostfile is not None:
+        named = read_hostfile(options.hostfile)
+    elif options.min_ranks is not None or options.spare_hosts:  # a restart must name hosts
+        named = [Host(*host) for host in allocated_hosts(machine.environ)] or None
+    if named is not None and (left_out := [host.name for host in named if host.name in bad]):
+        say(f"not used, because of {bad_hosts.FILE}: {', '.join(f'{name} ({bad[name]})' for name in left_out)}")
+        named = [host for host in named if host.name not in bad]
+        if not named:
+            raise LaunchError(
+                f"all hosts are in {bad_hosts.FILE} of the run directory: delete the lines of usable ones"
+            )
+    if not options.spare_hosts:
+        return named, []
+    if named is None or len(named) <= options.spare_hosts:
+        raise LaunchError(
+            f"--spare-hosts {options.spare_hosts} leaves no host of {len(named or ())}; name more by --hosts, "
+            "--hostfile or an allocation of Slurm"
+        )
+    return named[: -options.spare_hosts], named[-options.spare_hosts :]
 
 
 def _environment(settings: Sequence[str], machine: LocalMachine) -> dict[str, str]:

@@ -394,6 +394,8 @@ def test_spare_hosts_have_no_ranks_and_bad_hosts_are_not_used() -> None:
     assert (spec.ranks, [host.name for host in spec.hosts or ()], spec.spares) == (6, ["a", "b", "c"], [Host("d", 2)])
     spec = make_launch_spec(options, OPEN, machine(), bad={"b": "did not answer", "x": "no disk"})
     assert (spec.ranks, [host.name for host in spec.hosts or ()], spec.spares) == (4, ["a", "c"], [Host("d", 2)])
+    with pytest.raises(LaunchError, match=bad_hosts.FILE):
+        make_launch_spec(LaunchOptions(hosts="a:2"), OPEN, machine(), bad={"a": "did not answer"})
     for other in (replace(options, spare_hosts=4), LaunchOptions(spare_hosts=1)):
         with pytest.raises(LaunchError, match="--spare-hosts"):
             make_launch_spec(other, OPEN, machine())
