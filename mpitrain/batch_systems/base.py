@@ -112,6 +112,11 @@ class BatchSystem(ABC):
             raise ConfigError(
                 f"--array and --sweep require job arrays, which {self.title} does not have; submit each run alone"
             )
+        if batch.launch_flags and batch.starter != "mpirun":
+            raise ConfigError(
+                f"{batch.launch_flags[0]} requires --launcher mpirun, but {batch.starter} starts the ranks; "
+                "remove one, or write a script that calls mpitrain stage"
+            )
         for name in self.unsupported:
             if getattr(batch.resources, name):
                 raise ConfigError(

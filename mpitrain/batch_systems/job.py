@@ -44,6 +44,7 @@ class Batch:
         run_dir: The run directory; for an array, the parent of its tasks' run directories.
         python: The Python interpreter that has mpitrain installed.
         arguments: The job, script or program that the ranks execute, with its flags, without ``--run-dir``.
+        launch_flags: Flags of ``mpitrain run`` that are not the run's.
         rank_command: The ``mpitrain`` command that each rank runs if ``mpitrain run`` does not start the ranks.
         keeps_checkpoints: Whether checkpoints in the run directory show that a run has made progress.
         starter: The program that starts the ranks: one of the batch system's ``starters``.
@@ -66,6 +67,7 @@ class Batch:
     mpi: str = ""
     extra: Sequence[str] = ()
     setup: Sequence[str] = ()
+    launch_flags: Sequence[str] = ()
     rank_command: str = "train"
     keeps_checkpoints: bool = True
 
@@ -153,7 +155,7 @@ def run_command(batch: Batch, hosts_flag: str, hosts: str) -> str:
     Args:
         hosts_flag, hosts: The flag that names the hosts, and its value, quoted for the shell; used with several nodes.
     """
-    words = [batch.python, "-m", "mpitrain", "run", "-n", str(batch.resources.ranks)]
+    words = [batch.python, "-m", "mpitrain", "run", "-n", str(batch.resources.ranks), *batch.launch_flags]
     several = f" {hosts_flag} {hosts}" if batch.resources.nodes > 1 else ""
     return f"{shell(words)}{several} {RUN_DIR} {shell(batch.arguments)}"
 

@@ -78,7 +78,8 @@ class Slurm(BatchSystem):
 
     def command(self, batch: Batch) -> str:
         if batch.starter == "mpirun":
-            return f"{_EXPORT} {shell([batch.python, '-m', 'mpitrain', 'run'])} {RUN_DIR} {shell(batch.arguments)}"
+            words = [batch.python, "-m", "mpitrain", "run", *batch.launch_flags]
+            return f"{_EXPORT} {shell(words)} {RUN_DIR} {shell(batch.arguments)}"
         # srun ends all ranks 60 s after the first has exited. The other ranks have enough time to finish their logs,
         # and do not keep the allocation if a rank has died. A program's ranks may end at any time; a rank that fails
         # ends the others.

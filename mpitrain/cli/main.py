@@ -36,6 +36,7 @@ _COMMANDS = {
     "horovodrun": ("cli.horovodrun", "horovodrun_command", "Start ranks with the flags of Horovod's launcher."),
     "exec": ("cli.program", "exec_command", "Execute a program on this rank, under mpirun or srun."),
     "train": ("cli.job_command", "train_command", "Train on this rank, under mpirun or srun; or alone."),
+    "stage": ("cli.program", "stage_command", "Copy the Python environment to a disk of every host."),
     "probe": ("cli.probe", "probe_command", "Measure a job, for predictions of its speed."),
     "measure": ("cli.probe", "measure_command", "Measure on this rank, for probe; under mpirun or srun."),
     "simulate": ("cli.simulate", "simulate_command", "Predict a job's speed on other ranks, links and modes."),

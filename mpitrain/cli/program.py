@@ -135,3 +135,16 @@ def exec_command(program: tuple[str, ...], **values: Any) -> ProgramRequest:
 
 exec_command.params = [*flags.options_of(ProgramOptions), *exec_command.params]
 exec_command.allow_interspersed_args = False
+
+
+@click.command("stage", epilog=flags.examples("srun --ntasks-per-node 1 mpitrain stage /tmp"))
+@click.argument("folder", type=click.Path(path_type=Path))
+def stage_command(folder: Path) -> int:
+    """Copy the Python environment to FOLDER on a disk of every host, under mpirun or srun.
+
+    Prints the path of the copy's Python, from which ranks start faster than from a file system that many hosts share.
+    Copies that exist are used again. mpitrain run --stage-env uses this command.
+    """
+    from ..program.staging import stage
+
+    return stage(folder.absolute())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -51,5 +50,5 @@ def compose(
         words, ours = words + more.words, ours | more.environment
     start = [launcher.program, *(["-n", str(spec.ranks)] if spec.ranks is not None else [])]
     start_rank = ["-S", "-E", fork_server.__file__] if is_restart and command == "train" else ["-m", "mpitrain"]
-    rank = launcher.protected([sys.executable, *start_rank, command, *arguments])
+    rank = launcher.protected([spec.python, *start_rank, command, *arguments])
     return Command([*start, *words, *spec.words, *rank], {**ours, **spec.env})

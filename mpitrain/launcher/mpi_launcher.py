@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,6 +50,7 @@ class LaunchSpec:
         words: Extra arguments for the launcher.
         spares: Hosts without ranks, which can replace others.
         may_spawn: Whether ranks may start further processes by MPI, which need cores that no rank is bound to.
+        python: The Python that starts the ranks.
     """
 
     ranks: int | None
@@ -59,6 +61,7 @@ class LaunchSpec:
     words: Sequence[str] = ()
     spares: Sequence[Host] = ()
     may_spawn: bool = False
+    python: str = sys.executable
 
 
 @dataclass(frozen=True)

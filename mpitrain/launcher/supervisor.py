@@ -46,6 +46,7 @@ from .preparation import make_launch_spec, prepare, resolve_allocation
 from .restarts import Restarts
 from .saved_states import SavedStates
 from .scaling import ScaleRequest, answer_request, remove_request, remove_requests
+from .staging import Staging, staging_command
 from .standard_input import StandardInput
 from .stream_server import StreamServer
 from .terminal import say
@@ -79,6 +80,8 @@ def run(request: LaunchRequest) -> int:
     launcher_env.leave_run(os.environ)
     machine, launcher, spec = prepare(request)
     if request.options.dry_run:
+        if (folder := request.options.stage_env) is not None:
+            print(staging_command(launcher, machine, spec, folder))
         print(compose(launcher, spec, machine, request.workload.words, request.workload.command))
         return 0
     if request.options.debug is not None:
@@ -147,6 +150,7 @@ class _Supervisor:
             self._input_rank = 0
         self._agent = RemoteAgent(_agent_program(launch))
         self._spec = launch.spec
+        self._staging = Staging(launch.launcher, launch.machine, launch.request.options.stage_env, interrupts)
         recorded = recorded_virtual_workers(launch.run_dir) if launch.request.workload.resumes else None
         self._first_ranks = recorded or launch.spec.ranks
         self._is_scaled = False
@@ -238,7 +242,7 @@ class _Supervisor:
         return list(errors)
 
     def _prepare_attempt(self) -> Attempt:
-        launch, spec = self._launch, self._spec
+        launch, spec = self._launch, self._staging.from_copies(self._spec)
         ours = {
             rank_status.RUN_DIR_VARIABLE: str(launch.run_dir),
             launcher_env.ATTEMPT: secrets.token_hex(8),
@@ -270,8 +274,9 @@ class _Supervisor:
         if not chooses_output(spec):
             ours[STREAMS] = streams.description
         spec_of_attempt = replace(spec, env={**spec.env, **ours})
+        words = [spec.python if word == sys.executable else word for word in workload.words]
         command = compose(
-            launch.launcher, spec_of_attempt, launch.machine, workload.words, workload.command, self._restarts.count > 0
+            launch.launcher, spec_of_attempt, launch.machine, words, workload.command, self._restarts.count > 0
         )
         stopping = "saving a checkpoint, then exiting" if workload.keeps_checkpoints else "asking the program to stop"
         return Attempt(
@@ -367,6 +372,7 @@ class _Supervisor:
         """Replace lost hosts by spare hosts, or remove them if ``--min-ranks`` allows it; return why not, or ""."""
         least = self._launch.request.options.min_ranks
         assert self._spec.hosts is not None
+        self._staging.forget(lost_hosts)
         self._replace_hosts(lost_hosts)
         if least is not None or self._launch.spec.spares:
             bad_hosts.record(self._launch.run_dir, dict.fromkeys(lost_hosts, "did not answer"))

@@ -75,6 +75,11 @@ class LaunchOptions(OptionGroup):
         is_for_restarts=True,
     )
     link_timeout: float = option(30.0, "End the ranks if another host has not answered for S seconds.", "S", minimum=5)
+    stage_env: Path | None = option(
+        None,
+        "Copy the Python environment to FOLDER on a disk of every host, such as /tmp, and start the ranks from there.",
+        "FOLDER",
+    )
     show_binding: bool = option(
         False, "Print rank, host, cores, NUMA nodes and devices of every rank before they work.", has_negative=False
     )

@@ -18,6 +18,7 @@ _NOT_EXECUTED = {
     r"mpitrain (probe|simulate|tune)": "takes a minute or more; tests/launcher/test_probe.py and test_tune.py",
     r"mpitrain scale": "changes a live run; tests/launcher/test_recovery.py",
     r"(lightning|accelerate)_script": "needs other environments; tests/torch/test_programs.py",
+    r"--stage-env": "copies the whole environment; tests/hosts/test_staging.py",
     r"^srun": "in a batch script; slurm/srun.sbatch is executed",
 }
 _SLURM = re.compile(r"^(sbatch|mpitrain submit)\b")

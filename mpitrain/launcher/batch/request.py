@@ -50,6 +50,9 @@ class SubmitOptions(OptionGroup):
     setup: tuple[str, ...] = option(
         (), "Shell command to run first, such as 'module load x'.", "LINE", is_repeated=True, is_common=True
     )
+    stage_env: Path | None = option(
+        None, "Copy the Python environment to FOLDER on a disk of every node, and start the ranks from there.", "FOLDER"
+    )
     scheduler: str = option(next(iter(SYSTEMS)), "Scheduler for which to write the script.", choices=tuple(SYSTEMS))
     site: Path | None = option(
         None,

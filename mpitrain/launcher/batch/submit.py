@@ -77,6 +77,7 @@ def make_batch(request: SubmitRequest, folder: Path, python: str) -> Batch:
         mpi=system.mpi_plugin(starter, options.mpi, lambda: library_flavor()[0]),
         extra=options.sbatch,
         setup=options.setup,
+        launch_flags=[] if options.stage_env is None else ["--stage-env", str(options.stage_env)],
         rank_command=workload.command,
         keeps_checkpoints=workload.keeps_checkpoints,
     )

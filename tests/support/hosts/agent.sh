@@ -8,5 +8,7 @@ if [ -n "$MPITRAIN_TEST_GONE" ] && grep -qx "$number" "$MPITRAIN_TEST_GONE" 2>/d
     exit 255
 fi
 export TMPDIR=$MPITRAIN_TEST_TMP/h$number
+disk=  # a folder that is on another disk on each host
+[ -z "$MPITRAIN_TEST_DISK" ] || disk="mount --rbind '$TMPDIR' '$MPITRAIN_TEST_DISK' || exit; "
 exec ip netns exec "$MPITRAIN_TEST_HOSTS$number" unshare --uts \
-    bash -c "hostname h$number; exec bash -c \"\$0\"" "$*"
+    bash -c "${disk}hostname h$number; exec bash -c \"\$0\"" "$*"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -54,6 +55,11 @@ def test_what_a_system_says_about_itself_is_consistent(name: str) -> None:
     assert bool(system.node_check) == bool(system.restart_count_variable)
     assert system.directives(made).lines
     assert "mpitrain run" in system.command(made)
+    flagged = replace(made, launch_flags=["--stage-env", "/tmp"])
+    assert "--stage-env /tmp" in system.command(flagged)
+    system.check(flagged)
+    with pytest.raises(ConfigError, match="--stage-env"):
+        system.check(replace(flagged, starter="srun"))
     waiting, running = system.cancel_command("17", running=False), system.cancel_command("17", running=True)
     assert waiting[-1] == running[-1] == "17"
 
