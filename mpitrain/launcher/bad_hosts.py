@@ -7,8 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..core.files import replace_file
+from ..plan.launch_options import LaunchOptions
 
 FILE = "bad_hosts.txt"
+
+
+def of(options: LaunchOptions, run_dir: Path | None) -> dict[str, str]:
+    """Return the reasons by host, of a run that can do without these hosts; else none."""
+    can_do_without = options.min_ranks is not None or options.spare_hosts
+    return read(run_dir) if run_dir is not None and can_do_without else {}
 
 
 def read(run_dir: Path) -> dict[str, str]:

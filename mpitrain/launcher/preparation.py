@@ -28,8 +28,7 @@ def prepare(request: LaunchRequest) -> tuple[LocalMachine, Launcher, LaunchSpec]
     """
     options, workload = request.options, request.workload
     machine, launcher = LocalMachine.detect(), find_launcher()
-    can_do_without = options.min_ranks is not None or options.spare_hosts
-    bad = bad_hosts.read(workload.run_dir) if workload.run_dir is not None and can_do_without else {}
+    bad = bad_hosts.of(options, workload.run_dir)
     spec = replace(make_launch_spec(options, launcher, machine, bad), may_spawn=workload.command == "exec")
     machine = resolve_allocation(machine, launcher, spec)
     if spec.ranks is not None:
@@ -86,21 +85,27 @@ def _named_hosts(
         named = read_hostfile(options.hostfile)
     elif options.min_ranks is not None or options.spare_hosts:  # a restart must name hosts
         named = [Host(*host) for host in allocated_hosts(machine.environ)] or None
+    spares, left_out = options.spare_hosts, list[str]()
     if named is not None and (left_out := [host.name for host in named if host.name in bad]):
-        say(f"not used, because of {bad_hosts.FILE}: {', '.join(f'{name} ({bad[name]})' for name in left_out)}")
-        named = [host for host in named if host.name not in bad]
-        if not named:
+        others, needed = [host for host in named if host.name not in bad], options.ranks or options.min_ranks
+        reasons = ", ".join(f"{name} ({bad[name]})" for name in left_out)
+        if others and sum(host.slots or 1 for host in others) >= (needed or 1):
+            say(f"not used, because of {bad_hosts.FILE}: {reasons}")
+            named = others
+        elif needed:
+            say(f"used although in {bad_hosts.FILE}, because the other hosts have too few slots: {reasons}")
+            left_out = []
+        else:
             raise LaunchError(
                 f"all hosts are in {bad_hosts.FILE} of the run directory: delete the lines of usable ones"
             )
-    if not options.spare_hosts:
-        return named, []
-    if named is None or len(named) <= options.spare_hosts:
+    if spares and (named is None or len(named) + len(left_out) <= spares):
         raise LaunchError(
-            f"--spare-hosts {options.spare_hosts} leaves no host of {len(named or ())}; name more by --hosts, "
-            "--hostfile or an allocation of Slurm"
+            f"--spare-hosts {spares} leaves no host of {len(named or ())}; name more by --hosts, --hostfile or an "
+            "allocation of Slurm"
         )
-    return named[: -options.spare_hosts], named[-options.spare_hosts :]
+    spares = max(0, spares - len(left_out))  # the others replace hosts that are left out
+    return (named, []) if named is None or not spares else (named[:-spares], named[-spares:])
 
 
 def _environment(settings: Sequence[str], machine: LocalMachine) -> dict[str, str]:

@@ -343,7 +343,7 @@ class _Supervisor:
         try:
             if not workload.keeps_checkpoints:
                 return "the program does not save mpitrain's checkpoints"
-            spec = make_launch_spec(options, launch.launcher, launch.machine)
+            spec = make_launch_spec(options, launch.launcher, launch.machine, bad_hosts.of(options, launch.run_dir))
             launch.machine = resolve_allocation(launch.machine, launch.launcher, spec)
             if spec.ranks is not None:
                 workload.check_ranks(spec.ranks)

@@ -393,7 +393,12 @@ def test_spare_hosts_have_no_ranks_and_bad_hosts_are_not_used() -> None:
     spec = make_launch_spec(options, OPEN, machine())
     assert (spec.ranks, [host.name for host in spec.hosts or ()], spec.spares) == (6, ["a", "b", "c"], [Host("d", 2)])
     spec = make_launch_spec(options, OPEN, machine(), bad={"b": "did not answer", "x": "no disk"})
-    assert (spec.ranks, [host.name for host in spec.hosts or ()], spec.spares) == (4, ["a", "c"], [Host("d", 2)])
+    assert (spec.ranks, [host.name for host in spec.hosts or ()], spec.spares) == (6, ["a", "c", "d"], [])
+    spec = make_launch_spec(replace(options, spare_hosts=2), OPEN, machine(), bad={"d": "did not answer"})
+    assert (spec.ranks, [host.name for host in spec.hosts or ()], spec.spares) == (4, ["a", "b"], [Host("c", 2)])
+    for needed in ({"ranks": 4}, {"min_ranks": 4}):  # such as in a requeued job with the same nodes
+        few = LaunchOptions(hosts="a:2,b:2", **needed)
+        assert make_launch_spec(few, OPEN, machine(), bad={"a": "did not answer"}).ranks == 4
     with pytest.raises(LaunchError, match=bad_hosts.FILE):
         make_launch_spec(LaunchOptions(hosts="a:2"), OPEN, machine(), bad={"a": "did not answer"})
     for other in (replace(options, spare_hosts=4), LaunchOptions(spare_hosts=1)):
