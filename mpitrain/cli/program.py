@@ -16,6 +16,7 @@ from ..core.words import nearest
 from ..errors import ConfigError
 from ..plan import options as flags
 from ..plan.config import FIELDS
+from ..plan.launch_options import check_disk
 from ..plan.option import flag
 from ..plan.program import ProgramOptions, ProgramRequest, command_request, module_request, script_request
 from ..plan.script import is_program
@@ -147,4 +148,5 @@ def stage_command(folder: Path) -> int:
     """
     from ..program.staging import stage
 
-    return stage(folder.absolute())
+    check_disk(folder)
+    return stage(folder)

@@ -38,7 +38,7 @@ class LauncherProcess(subprocess.Popen[bytes]):
 
     def __init__(self, words: Sequence[str], environment: Mapping[str, str], streams: StreamServer) -> None:
         source, pipe = subprocess.DEVNULL if VARIABLE in environment else streams.input.descriptor, subprocess.PIPE
-        super().__init__(words, env=environment, stdin=source, stdout=pipe, stderr=pipe, preexec_fn=_begin)
+        super().__init__(words, env=environment, stdin=source, stdout=pipe, stderr=pipe, preexec_fn=begin_session)
         # Each rank needs two descriptors here; ranks keep the user's limit.
         resource.setrlimit(resource.RLIMIT_NOFILE, (_FILES[1], _FILES[1]))
         self.phase, self.phase_began, self.is_reported = Phase.RUNNING, 0.0, False
@@ -93,7 +93,7 @@ class LauncherProcess(subprocess.Popen[bytes]):
         self.phase, self.phase_began, self.is_reported = phase, time.monotonic(), self.is_reported or bool(why)
 
 
-def _begin() -> None:
+def begin_session() -> None:
     """Set up the launcher's process (runs between fork and exec)."""
     # A session without a terminal: Ctrl-C reaches only the parent, which decides what to pass on, and an ssh that asks
     # for a password fails at once. A rank may read the terminal of another session, even in the background.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -12,109 +15,108 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..batch_systems.registry import allocated_hosts
+from ..core.activity import LONG_LIMIT_S
 from ..core.openblas import without_chosen
-from ..errors import ConfigError, LaunchError
+from ..errors import LaunchError
 from .command_line import Command, compose
 from .hosts import Host
 from .interrupts import Interrupts
-from .mpi_launcher import Launcher, LaunchSpec, LocalMachine
+from .launcher_process import begin_session
+from .mpi_launcher import Launcher, LaunchSpec, LocalMachine, binds_itself
 from .terminal import say
 
 _POLL_S = 0.2
 
 
-def staging_command(launcher: Launcher, machine: LocalMachine, spec: LaunchSpec, folder: Path) -> Command:
+def staging_command(
+    launcher: Launcher, machine: LocalMachine, spec: LaunchSpec, folder: Path, is_restart: bool = False
+) -> Command:
     """Return the command that copies the environment to the hosts of ``spec``, with one process for each host.
 
-    Raises:
-        ConfigError: The hosts of the allocation are not known.
+    If the user has chosen how ranks are placed, or the hosts are not known, it starts as many processes as ranks.
     """
     hosts = spec.hosts
     if hosts is None and machine.allocated:
         hosts = [Host(*host) for host in allocated_hosts(machine.environ)]
-        if not hosts:
-            raise ConfigError("--stage-env requires --hosts or --hostfile, or an allocation of Slurm")
-    one_each = None if hosts is None else [host._replace(slots=1) for host in hosts]
-    spec = replace(spec, ranks=1 if one_each is None else len(one_each), hosts=one_each)
-    return compose(launcher, spec, machine, [str(folder.absolute())], "stage")
+    if hosts and not binds_itself(spec, machine):
+        spec = replace(spec, ranks=len(hosts), hosts=[host._replace(slots=1) for host in hosts])
+    elif hosts is None:  # this host
+        spec = replace(spec, ranks=1)
+    return compose(launcher, spec, machine, [str(folder)], "stage", is_restart)
 
 
 class Staging:
     """Copies the environment to the hosts of a run.
 
     Args:
-        folder: The value of ``--stage-env``; None if ranks start from the environment itself.
+        folder: The value of ``--stage-env``.
     """
 
-    def __init__(self, launcher: Launcher, machine: LocalMachine, folder: Path | None, interrupts: Interrupts) -> None:
+    def __init__(self, launcher: Launcher, machine: LocalMachine, folder: Path, interrupts: Interrupts) -> None:
         self._launcher, self._machine, self._folder, self._interrupts = launcher, machine, folder, interrupts
-        self._python = ""
+        self._python: Path | None = None
         self._have_copies: set[str] = set()
 
     def forget(self, hosts: Iterable[str]) -> None:
         """Declare that these hosts may have lost their copies."""
         self._have_copies -= set(hosts)
 
-    def from_copies(self, spec: LaunchSpec) -> LaunchSpec:
+    def from_copies(self, spec: LaunchSpec, is_restart: bool) -> LaunchSpec:
         """Make the copies that hosts of ``spec`` lack; return the spec of ranks that start from the copies.
 
         Raises:
             LaunchError: A host cannot have a copy, or a signal has ended the copying.
         """
-        if self._folder is None:
-            return spec
         names = {host.name for host in spec.hosts or ()}
-        if not self._python or not names <= self._have_copies:
-            command = staging_command(self._launcher, self._machine, spec, self._folder)
-            began = time.monotonic()
-            first, self._python = not self._python, self._stage(command)
+        if self._python is None or not names <= self._have_copies:
+            began, is_first = time.monotonic(), self._python is None
+            self._python = self._stage(staging_command(self._launcher, self._machine, spec, self._folder, is_restart))
             self._have_copies |= names
-            if first:
+            if is_first:
                 _describe(self._python, time.monotonic() - began)
-        path = spec.env.get("PATH", self._machine.environ.get("PATH", os.defpath))
-        copy = str(Path(self._python).parents[len(Path(sys.executable).relative_to(sys.prefix).parts) - 1])
-        environment = {"PATH": f"{Path(self._python).parent}:{path}"}
-        environment |= {name: copy for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if name in self._machine.environ}
-        return replace(spec, python=self._python, env={**spec.env, **environment})
+        known = {**self._machine.environ, **spec.env}
+        environment = {"PATH": f"{self._python.parent}:{known.get('PATH', os.defpath)}"}
+        copy = self._python.parents[len(Path(sys.executable).relative_to(sys.prefix).parts) - 1]
+        environment |= {name: str(copy) for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if known.get(name) == sys.prefix}
+        return replace(spec, python=str(self._python), env={**spec.env, **environment})
 
-    def _stage(self, command: Command) -> str:
+    def in_copy(self, word: str) -> str:
+        """Return a word of a program's command line; a command of the environment becomes that of the copy."""
+        name = word.removeprefix(f"{Path(sys.executable).parent}/")
+        return word if name == word or self._python is None else str(self._python.parent / name)
+
+    def _stage(self, command: Command) -> Path:
         """Copy the environment; return the path of the Python of the copies."""
         environment = without_chosen(os.environ) | command.environment
-        pipe = subprocess.PIPE
+        null, pipe, deadline = subprocess.DEVNULL, subprocess.PIPE, time.monotonic() + LONG_LIMIT_S
         with subprocess.Popen(
-            command.words, env=environment, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True
+            command.words, env=environment, stdin=null, stdout=pipe, stderr=pipe, text=True, preexec_fn=begin_session
         ) as process:
             while True:
                 try:
                     out, errors = process.communicate(timeout=_POLL_S)
                     break
                 except subprocess.TimeoutExpired:
-                    if self._interrupts.received:
-                        process.terminate()
+                    if self._interrupts.received or time.monotonic() > deadline:
+                        os.killpg(process.pid, signal.SIGKILL if len(self._interrupts.received) > 1 else signal.SIGTERM)
         if self._interrupts.received:
             raise LaunchError("ended by a signal while the Python environment was copied")
-        pythons = [line for line in out.splitlines() if line.startswith(f"{self._folder_path}/")]
+        pythons = [line for line in out.splitlines() if line.startswith(f"{self._folder}/")]
         if process.returncode or not pythons:
-            messages = [
-                line.removeprefix("mpitrain: ") for line in errors.splitlines() if line.startswith("mpitrain: ")
-            ]
-            raise LaunchError(f"--stage-env: {messages[0] if messages else errors.strip() or 'no answer of the hosts'}")
-        return pythons[-1]
-
-    @property
-    def _folder_path(self) -> Path:
-        assert self._folder is not None
-        return self._folder.absolute()
+            lines = [line for line in errors.splitlines() if line.strip()]
+            message = next(
+                (line for line in lines if line.startswith("mpitrain: ")), lines[-1] if lines else "no answer"
+            )
+            raise LaunchError(f"--stage-env: {message.removeprefix('mpitrain: ')}")
+        return Path(pythons[-1])
 
 
-def _describe(python: str, seconds: float) -> None:
+def _describe(python: Path, seconds: float) -> None:
     """Print where the copy is, and which packages are not part of it."""
-    packages = Path(sysconfig.get_path("purelib"))
-    editable = sorted(
-        {
-            path.name.removeprefix("__editable__").strip("_.").partition("-")[0].partition("_finder")[0]
-            for path in packages.glob("__editable__*")
-        }
-    )
-    stay = f"; installed in editable mode, so not copied: {', '.join(editable)}" if editable else ""
+    editable = []
+    for path in Path(sysconfig.get_path("purelib")).glob("*.dist-info/direct_url.json"):
+        with contextlib.suppress(OSError, ValueError):  # PEP 610
+            if json.loads(path.read_text(encoding="utf-8")).get("dir_info", {}).get("editable"):
+                editable.append(path.parent.name.partition("-")[0])
+    stay = f"; installed in editable mode, so not copied: {', '.join(sorted(editable))}" if editable else ""
     say(f"the ranks start from {python}, after {seconds:.1f} s{stay}")

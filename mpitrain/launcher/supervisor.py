@@ -150,7 +150,8 @@ class _Supervisor:
             self._input_rank = 0
         self._agent = RemoteAgent(_agent_program(launch))
         self._spec = launch.spec
-        self._staging = Staging(launch.launcher, launch.machine, launch.request.options.stage_env, interrupts)
+        folder = launch.request.options.stage_env
+        self._staging = None if folder is None else Staging(launch.launcher, launch.machine, folder, interrupts)
         recorded = recorded_virtual_workers(launch.run_dir) if launch.request.workload.resumes else None
         self._first_ranks = recorded or launch.spec.ranks
         self._is_scaled = False
@@ -242,7 +243,9 @@ class _Supervisor:
         return list(errors)
 
     def _prepare_attempt(self) -> Attempt:
-        launch, spec = self._launch, self._staging.from_copies(self._spec)
+        launch, spec, is_restart = self._launch, self._spec, self._restarts.count > 0
+        if self._staging is not None:
+            spec = self._staging.from_copies(spec, is_restart)
         ours = {
             rank_status.RUN_DIR_VARIABLE: str(launch.run_dir),
             launcher_env.ATTEMPT: secrets.token_hex(8),
@@ -274,10 +277,8 @@ class _Supervisor:
         if not chooses_output(spec):
             ours[STREAMS] = streams.description
         spec_of_attempt = replace(spec, env={**spec.env, **ours})
-        words = [spec.python if word == sys.executable else word for word in workload.words]
-        command = compose(
-            launch.launcher, spec_of_attempt, launch.machine, words, workload.command, self._restarts.count > 0
-        )
+        words = workload.words if self._staging is None else map(self._staging.in_copy, workload.words)
+        command = compose(launch.launcher, spec_of_attempt, launch.machine, [*words], workload.command, is_restart)
         stopping = "saving a checkpoint, then exiting" if workload.keeps_checkpoints else "asking the program to stop"
         return Attempt(
             command=command,
@@ -372,7 +373,8 @@ class _Supervisor:
         """Replace lost hosts by spare hosts, or remove them if ``--min-ranks`` allows it; return why not, or ""."""
         least = self._launch.request.options.min_ranks
         assert self._spec.hosts is not None
-        self._staging.forget(lost_hosts)
+        if self._staging is not None:
+            self._staging.forget(lost_hosts)
         self._replace_hosts(lost_hosts)
         if least is not None or self._launch.spec.spares:
             bad_hosts.record(self._launch.run_dir, dict.fromkeys(lost_hosts, "did not answer"))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ..errors import ConfigError
 from .option import OptionGroup, option
 
 
@@ -16,7 +17,7 @@ class LaunchOptions(OptionGroup):
     These are the options of ``mpitrain run`` that are not options of the run.
 
     Raises:
-        ConfigError: A number is outside of its limits.
+        ConfigError: A number is outside of its limits, or ``stage_env`` is not an absolute path.
     """
 
     ranks: int | None = option(
@@ -90,3 +91,17 @@ class LaunchOptions(OptionGroup):
         minimum=0,
     )
     dry_run: bool = option(False, "Print the command without running it.", has_negative=False, is_common=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_disk(self.stage_env)
+
+
+def check_disk(folder: Path | None) -> None:
+    """Check that the value of ``--stage-env`` is an absolute path; an empty one comes from a variable that is not set.
+
+    Raises:
+        ConfigError: The path is relative.
+    """
+    if folder is not None and not folder.is_absolute():
+        raise ConfigError(f"--stage-env {folder}: must be an absolute path on a disk of every host, such as /tmp")

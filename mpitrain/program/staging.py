@@ -21,6 +21,7 @@ import stat
 import sys
 import sysconfig
 import tarfile
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -35,6 +36,9 @@ from ..monitor.console import print_wrapped
 _CHUNK = 1 << 22  # bytes of a broadcast
 _THREADS = 16  # threads that copy files, because opening them takes long
 _SYSTEM = (Path("/"), Path("/usr"), Path("/usr/local"))
+# What a virtual environment contains: its folder may also be that of a project, with data.
+_OF_VENV = {"bin", "etc", "include", "lib", "lib64", "libexec", "share", "pyvenv.cfg"}
+_OF_OTHERS = {"envs", "pkgs"}  # what conda's first environment contains of other environments
 
 
 def stage(folder: Path) -> int:
@@ -46,15 +50,19 @@ def stage(folder: Path) -> int:
         folder: An absolute path, on a disk of each host.
     """
     prefix, world = Path(sys.prefix), start()
-    of_host = world.Split_type(MPI.COMM_TYPE_SHARED)
-    hosts = world.Split(of_host.rank > 0)  # of the first rank of each host
-    copy = folder / f"mpitrain-{os.getuid()}" / world.bcast(_digest(prefix) if world.rank == 0 else "")
-    problem = (
-        f"{sys.executable} belongs to the system: use a virtual environment or conda" if prefix in _SYSTEM else None
-    )
-    if of_host.rank == 0:
-        problem = problem or _copy_to_all(hosts, prefix, copy)
-    problem = world.bcast(problem)
+    try:
+        of_host = world.Split_type(MPI.COMM_TYPE_SHARED)
+        hosts = world.Split(of_host.rank > 0)  # of the first rank of each host
+        copy = folder / f"mpitrain-{os.getuid()}" / world.bcast(_digest(prefix) if world.rank == 0 else "")
+        problem: str | None = None
+        if prefix in _SYSTEM or not Path(sys.executable).is_relative_to(prefix):
+            problem = f"{sys.executable} belongs to the system: use a virtual environment or conda"
+        elif of_host.rank == 0:
+            problem = _copy_to_all(hosts, prefix, copy)
+        problem = world.bcast(problem)
+    except Exception:
+        traceback.print_exc()
+        world.Abort(1)  # the other ranks would wait
     if world.rank == 0 and problem is None:
         print(copy / Path(sys.executable).relative_to(prefix), flush=True)
     elif world.rank == 0:
@@ -65,13 +73,13 @@ def stage(folder: Path) -> int:
 
 def _copy_to_all(hosts: MPI.Comm, prefix: Path, copy: Path) -> str | None:
     """Make the copies that are missing; return the problem of the first host that has one. Collective over hosts."""
-    problem = _first(hosts, _make_parent(copy.parent)) or _sharing(hosts, copy.parent)
+    problem = _first(hosts, _make_parent(copy.parent)) or _check_disks(hosts, copy.parent)
     if problem is not None:
         return problem
     if not any(hosts.allgather(copy.is_dir())):
-        problem = _first(
-            hosts, _written(copy, lambda partial: _copy(prefix, partial, copy)) if hosts.rank == 0 else None
-        )
+        if hosts.rank == 0:
+            problem = _written(copy, lambda partial: _copy(prefix, partial, copy))
+        problem = _first(hosts, problem)
     have_copies = hosts.allgather(copy.is_dir())
     if problem is not None or all(have_copies):
         return problem
@@ -117,18 +125,22 @@ def _make_parent(parent: Path) -> str | None:
         return f"{parent}: {error.strerror}"
 
 
-def _sharing(hosts: MPI.Comm, parent: Path) -> str | None:
-    """Return a problem if another host sees a file that the first host makes in the folder. Collective."""
-    name = hosts.bcast(f".seen-{secrets.token_hex(8)}")
-    if hosts.rank == 0:
-        (parent / name).touch()
+def _check_disks(hosts: MPI.Comm, parent: Path) -> str | None:
+    """Return a problem if the folder cannot be used: hosts share it, or programs cannot start there. Collective."""
+    seen = parent / hosts.bcast(f".seen-{secrets.token_hex(8)}")  # made by the first host
+    problem = f"{parent} is on a disk mounted noexec" if os.statvfs(parent).f_flag & os.ST_NOEXEC else None
+    try:
+        if hosts.rank == 0:
+            seen.touch()
+    except OSError as error:
+        problem = f"{parent}: {error.strerror}"
     hosts.Barrier()
-    is_shared = hosts.rank > 0 and (parent / name).exists()
-    problem = _first(
-        hosts, f"shares {parent} with other hosts; give a folder on a disk of each host" if is_shared else None
-    )
+    if hosts.rank > 0 and seen.exists():
+        problem = f"shares {parent} with other hosts; give a folder on a disk of each host"
+    problem = _first(hosts, problem)
     if hosts.rank == 0:
-        (parent / name).unlink()
+        with contextlib.suppress(OSError):
+            seen.unlink()
     return problem
 
 
@@ -140,8 +152,11 @@ def _written(copy: Path, write: Callable[[Path], None]) -> str | None:
     partial = copy.parent / f".partial-{os.getpid()}-{secrets.token_hex(4)}"
     try:
         write(partial)
-        with contextlib.suppress(OSError):  # another job has made the copy meanwhile
+        try:
             partial.rename(copy)
+        except OSError:
+            if not copy.is_dir():  # which another job could have made meanwhile
+                raise
         return None
     except (OSError, EOFError, tarfile.TarError) as error:
         return f"{copy.parent}: {getattr(error, 'strerror', None) or one_line(error)}"
@@ -157,7 +172,12 @@ def _copy(prefix: Path, partial: Path, copy: Path) -> None:
         def copy_file(source: str, target: str) -> None:
             copied.append(threads.submit(shutil.copy2, source, target))
 
-        shutil.copytree(prefix, partial, symlinks=True, copy_function=copy_file)
+        def left_out(folder: str, names: list[str]) -> set[str]:
+            if Path(folder) != prefix:
+                return set()
+            return set(names) - _OF_VENV if "pyvenv.cfg" in names else _OF_OTHERS
+
+        shutil.copytree(prefix, partial, symlinks=True, ignore=left_out, copy_function=copy_file)
     for each in copied:
         each.result()
     for script in (partial / Path(sysconfig.get_path("scripts")).relative_to(prefix)).iterdir():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ..support.environments import PROGRAM, make_environment
-from ..support.launch import JOBS, LAUNCHER_ENVIRONMENT, Mpi, one_line, run
+from ..support.launch import JOBS, LAUNCHER_ENVIRONMENT, Mpi, missing, one_line, run
 from ..support.waiting import limit
 
 
@@ -26,7 +26,8 @@ def command(own: Mpi, folder: Path, *words: object) -> list[str]:
 
 def ranks(own: Mpi, folder: Path, *words: object) -> list[list[str]]:
     """Return what each rank has printed."""
-    done = run(command(own, folder, "--run-dir", folder.parent / "run", *words), env={"VIRTUAL_ENV": "x"})
+    environment = {"VIRTUAL_ENV": str(own.python.parent.parent)}
+    done = run(command(own, folder, "--run-dir", folder.parent / "run", *words), env=environment)
     assert done.returncode == 0, done.stderr
     return [json.loads(line.partition("[")[1] + line.partition("[")[2]) for line in done.stdout.splitlines()]
 
@@ -38,8 +39,8 @@ def test_everything_starts_from_the_copy(own: Mpi, tmp_path: Path) -> None:
     (module,) = copy.glob("lib/python*/site-packages/own.py")
     assert [line[1:] for line in printed] == [[str(copy), str(module), str(copy), str(copy)]] * 2
     made = copy.stat().st_mtime_ns, copy.stat().st_ino
-    for words in (["--", "python", tmp_path / "program.py"], ["--", own.python, tmp_path / "program.py"]):
-        assert {line[1] for line in ranks(own, local, *words)} == {str(copy)}
+    for python in ("python", own.python, own.python.with_name("python3")):
+        assert {line[1] for line in ranks(own, local, "--", python, tmp_path / "program.py")} == {str(copy)}
     assert (copy.stat().st_mtime_ns, copy.stat().st_ino) == made
     (own.python.parent.parent / module.relative_to(copy)).with_name("other.py").write_text("")  # is installed
     (prefix,) = {line[1] for line in ranks(own, local, tmp_path / "program.py")}
@@ -64,6 +65,31 @@ def test_several_copies_at_once_and_interrupted_ones(own: Mpi, tmp_path: Path) -
     assert [process.returncode for process in started] == [0, 0, 0]
     (copy,) = parent.iterdir()
     assert printed == {str(copy / "bin" / "python")}
+
+
+def test_an_environment_in_the_folder_of_a_project(mpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "data").mkdir()
+    own = make_environment(tmp_path, mpi)
+    printed = ranks(own, tmp_path / "local", tmp_path / "program.py")
+    assert not {"data", "program.py", "local"} & {path.name for path in Path(printed[0][1]).iterdir()}
+
+
+@pytest.mark.parametrize("option", ["ro", "noexec"])
+def test_disks_that_are_refused(own: Mpi, tmp_path: Path, option: str) -> None:
+    if os.geteuid() != 0:
+        missing("root, to mount a disk")
+    local = tmp_path / "local"
+    local.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(local)], check=True)
+    try:
+        (local / "mpitrain-0").mkdir(mode=0o700)
+        subprocess.run(["mount", "-o", f"remount,{option}", str(local)], check=True)
+        # With several ranks: none of them may wait for one that has failed.
+        done = own.run(2, "-m", "mpitrain", "stage", str(local))
+        assert done.returncode == 2 and str(local) in one_line(done.stderr)
+    finally:
+        subprocess.run(["umount", str(local)], check=True)
 
 
 @pytest.mark.parametrize("kind", ["file", "not writable by the user alone", "link"])

@@ -16,6 +16,7 @@ from ...batch_systems.resources import Resources
 from ...core.words import suggestion
 from ...errors import ConfigError
 from ...plan.config import FIELDS
+from ...plan.launch_options import check_disk
 from ...plan.option import OptionGroup, flag, option
 from ...plan.options import convert, convert_values, options_of, read_toml_option
 from ...plan.request import JobRequest, Workload, split_values, workload_request
@@ -62,6 +63,10 @@ class SubmitOptions(OptionGroup):
     )
     follow: bool = option(False, "Print the log until the job ends.", has_negative=False, is_common=True)
     dry_run: bool = option(False, "Print the script without submitting it.", has_negative=False, is_common=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_disk(self.stage_env)
 
 
 @dataclass(frozen=True)

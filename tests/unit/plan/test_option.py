@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Literal
 
 import click
@@ -137,3 +138,11 @@ def test_modes_that_use_servers() -> None:
     assert not own.uses_servers
     with pytest.raises(ConfigError, match="--precision float16"):
         RunConfig.of(mode="package.module:Strategy", precision="float16")
+
+
+@pytest.mark.parametrize("group", [LaunchOptions, SubmitOptions])
+def test_the_folder_of_copies_is_absolute(group: type[LaunchOptions | SubmitOptions]) -> None:
+    assert group(stage_env=Path("/tmp")).stage_env == Path("/tmp")
+    for relative in ("", "disk"):
+        with pytest.raises(ConfigError, match="--stage-env"):
+            group(stage_env=Path(relative))
