@@ -169,7 +169,11 @@ class _Supervisor:
         """Train; return the exit status."""
         run_dir = self._launch.run_dir
         while True:
-            outcome = self._run_attempt()
+            try:
+                outcome = self._run_attempt()
+            except LaunchError:  # the environment could not be copied to a host of a restart
+                self._save_state()
+                raise
             self._ranks_were_killed = outcome.kind not in (Kind.FINISHED, Kind.STOPPED)
             signals = len(self._interrupts.received)
             if (signals and outcome.has_failed) or (signals > 1 and outcome.kind is Kind.STOPPED):

@@ -97,7 +97,7 @@ def test_the_host_that_has_no_space_is_named(hosts: Hosts, own: Mpi, tmp_path: P
         assert not [*folder.iterdir()]
 
 
-@pytest.mark.parametrize("has_space", [True])
+@pytest.mark.parametrize("has_space", [True, False])
 def test_a_spare_host_gets_a_copy(
     hosts: Hosts, openmpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_space: bool
 ) -> None:
