@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from ..monitor import heartbeat
 from ..monitor.heartbeat import ENDED
 from ..plan.job import Job
 from ..plan.network import TorchModule
-from ..process.run_directory import launcher_of, read_failure
+from ..process.run_directory import LEARNERS, launcher_of, read_failure, request_stop
 from ..process.signals import STOPPED_EARLY
 from ..report.history import METRICS, Tail, is_run, open_run
 from ..report.page import collect, page
@@ -167,7 +167,7 @@ class Run:
         """Request that the run saves a checkpoint and ends; return immediately. A second call ends it without saving.
 
         Raises:
-            LaunchError: The run cannot be stopped from this host.
+            LaunchError: Nothing looks for the request, or the run directory cannot be written.
         """
         if self._process is not None:
             if self._process.poll() is None:
@@ -180,15 +180,11 @@ class Run:
                 cancel(status.job, running=status.state == "running")
                 if status.state == "submitted":
                     heartbeat.write(self.path, replace(status, state="stopped", reason="removed from the queue"))
-        elif (launcher := launcher_of(self.path)) is not None:
-            if not launcher.is_local:
-                raise LaunchError(f"the run in {self.path} was started on {launcher.host}; stop it there")
+        elif (launcher := launcher_of(self.path)) is not None and launcher.is_local:
             with contextlib.suppress(ProcessLookupError):  # the process has just ended
                 os.kill(launcher.pid, signal.SIGINT)
-        elif self.status.state == "running":
-            raise LaunchError(
-                f"the run in {self.path} was not started by mpitrain; send SIGUSR1 to its ranks to stop it"
-            )
+        elif launcher is not None or self.status.state == "running":
+            request_stop(self.path)
 
     def _start(self, words: Sequence[str]) -> None:
         """Start ``mpitrain run`` in a new session, so that signals to this process group do not reach the run."""
@@ -286,3 +282,22 @@ class Run:
 def _accept_interrupts() -> None:
     """Accept SIGINT, which ``stop`` sends: shells start background processes with SIGINT ignored."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def stop_runs(run_dir: Path) -> Iterator[tuple[Path, str]]:
+    """Stop a run, or all learners of a run; yield each directory with the state in which it has ended.
+
+    Raises:
+        LaunchError: The directory is not that of a live run.
+    """
+    learners = sorted(path for path in (run_dir / LEARNERS).glob("*") if heartbeat.read(path) is not None)
+    runs = [Run(path) for path in learners or [run_dir]]
+    alive = [run for run in runs if run._is_supervised() or run.status.state in ("running", "submitted")]
+    if not alive:
+        raise LaunchError(f"{run_dir} is not the directory of a live run")
+    for run in alive:
+        run.stop()
+    for run in alive:
+        while not run._wait_a_moment(show=False):
+            pass
+        yield run.path, run.status.state

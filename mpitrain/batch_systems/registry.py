@@ -21,6 +21,12 @@ def current_job_ids(environ: Mapping[str, str]) -> set[str]:
     return {job_id for system in SYSTEMS.values() for job_id in system.current_ids(environ)}
 
 
+def array_index(environ: Mapping[str, str]) -> str:
+    """Return the index of the element of a job array that this environment describes; empty if it describes none."""
+    indices = (environ.get(system.index_variable, "") for system in SYSTEMS.values() if system.index_variable)
+    return next((index for index in indices if index.isdigit()), "")
+
+
 def allocated_ranks(environ: Mapping[str, str]) -> int | None:
     """Return the number of ranks of the allocation that this environment describes; None if it describes none."""
     counts = (system.allocated_ranks(environ) for system in SYSTEMS.values())

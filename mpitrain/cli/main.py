@@ -47,6 +47,7 @@ _COMMANDS = {
     "doctor": ("doctor.command", "doctor_command", "Check whether this machine can train."),
     "runs": ("report.runs", "runs_command", "List the runs in a folder: job, mode, ranks, step, state, age."),
     "scale": ("cli.run", "scale_command", "Continue a live run on other ranks or hosts."),
+    "stop": ("cli.run", "stop_command", "Let a run save and end, from any host."),
     "watch": ("report.watch", "watch_command", "Show a live view of a run in the terminal."),
     "stacks": ("report.stacks", "stacks_command", "Show what every rank of a live run is doing."),
     "report": ("report.page", "report_command", "Write a web page about runs."),

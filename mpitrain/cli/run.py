@@ -90,3 +90,17 @@ def scale_command(run: Path, ranks: int | None, hosts: str | None) -> None:
     """
     send_request(run, ScaleRequest(ranks, hosts))
     click.echo(f"{run} saves a checkpoint, and its ranks start again")
+
+
+@click.command("stop", epilog=flags.examples("mpitrain stop runs/digits"))
+@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+def stop_command(run: Path) -> None:
+    """Let a run save a checkpoint and end, and wait until it has ended.
+
+    RUN is the directory of a run, on any host that sees it; of a run that learners have joined, all of them are
+    stopped. A batch job that waits is removed from the queue. Start the run again with the same command to continue it.
+    """
+    from ..api.run import stop_runs
+
+    for path, state in stop_runs(run):
+        click.echo(f"{path}: {state}")

@@ -16,6 +16,7 @@ from pathlib import Path
 from ..core.openblas import without_chosen
 from ..process import host_watcher, rank_status
 from ..process.pid import is_alive
+from ..process.run_directory import is_stop_requested
 from .command_line import Command
 from .host_monitor import HostMonitor
 from .hosts import RemoteAgent, is_local
@@ -127,6 +128,8 @@ class Attempt:
 
     def _handle_signals(self, launcher: LauncherProcess) -> None:
         """On the first signal, if the ranks are ready, request that they save and exit; otherwise end the launcher."""
+        if is_stop_requested(self.run_dir):
+            self.interrupts.request_stop()
         count = len(self.interrupts.received)  # the handler may append meanwhile
         if count == 1 and launcher.phase is Phase.RUNNING and self._all_ranks_ready():
             launcher.ask_to_stop()

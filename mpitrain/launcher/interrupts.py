@@ -30,6 +30,11 @@ class Interrupts:
     def recorded(self) -> AbstractContextManager[None]:
         return _handling(self._record, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
+    def request_stop(self) -> None:
+        """Act as if SIGTERM had been received, unless a signal was."""
+        if not self.received:
+            self._record(signal.SIGTERM, None)
+
     def end_echo(self) -> None:
         """Begin a new line if the terminal has shown ``^C`` since the last call."""
         echoed = self.received.count(signal.SIGINT)

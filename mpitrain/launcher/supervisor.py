@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .. import checkpoint
-from ..batch_systems.registry import remote_agent
+from ..batch_systems.registry import array_index, remote_agent
 from ..core import openblas
 from ..core.cpus import SHOW_BINDING
 from ..core.words import counted
@@ -28,7 +28,9 @@ from ..process.pid import is_alive
 from ..process.run_directory import (
     Failure,
     forget_launcher,
+    forget_stop,
     make_run_dir,
+    new_learner_dir,
     record_failure,
     record_launcher,
     remove_empty,
@@ -87,7 +89,9 @@ def run(request: LaunchRequest) -> int:
     if request.options.debug is not None:
         request = replace(request, workload=request.workload.with_options(hang_timeout=0.0))
     launch = Launch(request, machine, launcher, spec)
-    with _run_dir(request.workload.name, request.workload.run_dir) as launch.run_dir:
+    workload = request.workload
+    run_dir = workload.run_dir or (workload.join and new_learner_dir(workload.join, array_index(os.environ)))
+    with _run_dir(workload.name, run_dir) as launch.run_dir:
         interrupts = Interrupts()
         with interrupts.recorded():
             user_input = StandardInput()
@@ -105,6 +109,7 @@ def _run_dir(name: str, requested: Path | None) -> Iterator[Path]:
     state_folder.remove_orphans()  # before this run makes its directory
     folder, made = make_run_dir(name, requested)
     _wait_for_other_run(folder)
+    forget_stop(folder)
     if (age_s := rank_status.age_s(folder)) is not None:  # left by a run whose supervisor was killed
         host_watcher.end_ranks(str(folder.absolute()))
         host_watcher.remove_leftovers(str(folder.absolute()), age_s)
@@ -116,6 +121,7 @@ def _run_dir(name: str, requested: Path | None) -> Iterator[Path]:
         yield folder.absolute()
     finally:
         forget_launcher(folder)
+        forget_stop(folder)
         rank_status.clear(folder)
         with contextlib.suppress(OSError):
             checkpoint.remove_unfinished(folder / "checkpoints")

@@ -119,9 +119,13 @@ class Heartbeat:
     def end(self, end: RunEnd) -> None:
         """Write how the run ended; later calls do nothing."""
         if not self._ending.is_set():
-            self._ending.set()
-            self._thread.join()
+            self.abandon()
             self._write(end)
+
+    def abandon(self) -> None:
+        """Write nothing more, because another process writes the status from now on."""
+        self._ending.set()
+        self._thread.join()
 
     def _beat(self) -> None:
         while not self._ending.wait(BEAT_S):

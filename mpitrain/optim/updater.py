@@ -47,6 +47,7 @@ class Updater:
         backend: Operations on the vectors.
 
     Attributes:
+        schedule_offset: Added to the step for schedules of the learning rate, and not for rules that count updates.
         needs_sums: Whether a step uses ``prepare`` and ``finish`` instead of ``update``.
     """
 
@@ -65,6 +66,7 @@ class Updater:
         self.optimizer = optimizer
         self.needs_sums = optimizer.needs_sums
         self.layout = layout
+        self.schedule_offset = 0
         self._moving, self._frozen = moving, np.zeros(len(layout.entries), np.uint8) if frozen is None else frozen
         average = params[:0] if average is None else average
         self._backend = backend(Vectors(params, average, {name: slots[name] for name in optimizer.slots}))
@@ -170,7 +172,7 @@ class Updater:
             by_entry = sums.reshape(-1, 2)
             clip = self.optimizer.clip_factor(by_entry[:, 1].sum())
             for group in of_range.groups:
-                self._scale_layers(group, by_entry, clip, rate_scale * group.options.rate(step))
+                self._scale_layers(group, by_entry, clip, rate_scale * group.options.rate(step + self.schedule_offset))
         elif self.optimizer.clip_norm is None:
             self._use_clip(of_range, 1.0)
         else:
@@ -243,7 +245,7 @@ class Updater:
     def _apply(self, of_range: Range, gradient: Gradient, rate_scale: float, step: int) -> None:
         ema_weight = 0.0 if self._moving is None else 1.0 - self._moving.decay_at(step)
         for group in of_range.groups:
-            rate = decay_rate = rate_scale * group.options.rate(step) * group.factor
+            rate = decay_rate = rate_scale * group.options.rate(step + self.schedule_offset) * group.factor
             if group.trust is not None:
                 rate, decay_rate = 1.0, 0.0  # the scales include both factors
             fused = group.applied.fused(rate, step)

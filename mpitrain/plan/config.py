@@ -54,10 +54,15 @@ class RunConfig:
         self._check_pairs()
         self._check_compression()
         self._check_virtual_workers()
-        self.parallel.check_outer_optimizer(self.mode)
+        self.parallel.check_outer_optimizer(self.mode, self.run.join is not None)
         self._check_device()
         self._check_goal()
         saving, output = self.saving, self.output
+        if saving.keep_best and self.run.join is not None:
+            raise ConfigError(
+                f"--keep-best does not work with --join {self.run.join}, because a learner saves its own parameters; "
+                "remove one"
+            )
         if saving.save_one_file and saving.save_compression != "none":
             raise ConfigError(
                 f"--save-compression {saving.save_compression} cannot be combined with --save-one-file; remove one"
@@ -145,7 +150,8 @@ class RunConfig:
         options = self.options()
         for name, field in FIELDS.items():
             info, value = info_of(field), options[name]
-            if not info.is_valid_in(mode) and value != field.default:
+            is_valid = info.is_valid_in(mode) or (info.with_join and self.run.join is not None)
+            if not is_valid and value != field.default:
                 flag_name = flag("no_" + name if value is False else name)
                 raise ConfigError(
                     f"{flag_name} requires --mode {', '.join(info.mode_names)}, but the mode is {mode.name}; "
@@ -163,6 +169,8 @@ class RunConfig:
         for name, field in FIELDS.items():
             info, value = info_of(field), options[name]
             if value == field.default:
+                continue
+            if info.with_join and self.run.join is not None:
                 continue
             if info.requires and not (required := options[info.requires]):
                 given = flag(name) if value is True else f"{flag(name)} {value}"

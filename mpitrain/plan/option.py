@@ -49,6 +49,7 @@ class OptionInfo:
         is_part_of_model: Whether a trained model depends on the option outside of training, too.
         is_place: Whether it only says where a run is stored and when it ends, so that runs are compared without it.
         is_for_restarts: Whether it concerns restarts; commands that start short runs only do not have it.
+        with_join: Whether a learner (``--join``) has it, too, in whatever mode.
         names_hosts: Whether it says which hosts take part, or how they are reached.
         in_scripts: For an option that a ``Trainer`` does not have: what a script does instead.
     """
@@ -76,6 +77,7 @@ class OptionInfo:
     is_part_of_model: bool = False
     is_place: bool = False
     is_for_restarts: bool = False
+    with_join: bool = False
     names_hosts: bool = False
     in_scripts: str = ""
 

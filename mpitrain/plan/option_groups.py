@@ -240,6 +240,13 @@ class RunDirConfig(OptionGroup):
         is_common=True,
         is_place=True,
     )
+    join: Path | None = option(
+        None,
+        "Train as one of several learners of the run in this directory, which share their results through it and do "
+        "not wait for each other; also takes the options of local with an outer optimizer.",
+        "RUN",
+        modes=lambda mode: mode.averages_gradients,
+    )
     time_limit: float | None = option(
         None,
         "Save and exit before S seconds have passed; Slurm's limit (SLURM_JOB_END_TIME) always applies.",

@@ -12,6 +12,8 @@ from .compression import values_by_mode
 from .modes import MODES, Mode
 from .option import OptionGroup, option, value_of
 
+_STEPS_PER_EXCHANGE = 64
+
 
 def _with_own_params(mode: Mode) -> bool:
     return mode.averages_params
@@ -67,6 +69,7 @@ class ParallelConfig(OptionGroup):
         minimum=1,
         if_none=8,
         modes=_with_own_params,
+        with_join=True,
         is_simulated=True,
         change="local-steps",
         tried=(8, 32),
@@ -92,6 +95,7 @@ class ParallelConfig(OptionGroup):
         "Instead of averaging, update global parameters with the workers' mean change (DiLoCo).",
         default_text="average parameters and slots",
         modes=_with_own_params,
+        with_join=True,
         is_simulated=True,
         change="local-steps",
         tried=("nesterov",),
@@ -104,6 +108,7 @@ class ParallelConfig(OptionGroup):
         below=math.inf,
         if_none=0.7,
         modes=_with_own_params,
+        with_join=True,
         requires="outer_optimizer",
     )
     outer_momentum: float | None = option(
@@ -114,6 +119,7 @@ class ParallelConfig(OptionGroup):
         below=1,
         if_none=0.9,
         modes=_with_own_params,
+        with_join=True,
         requires="outer_optimizer",
     )
     fragments: int | None = option(
@@ -123,6 +129,7 @@ class ParallelConfig(OptionGroup):
         minimum=1,
         if_none=1,
         modes=_with_own_params,
+        with_join=True,
         requires="outer_optimizer",
         is_simulated=True,
     )
@@ -175,6 +182,11 @@ class ParallelConfig(OptionGroup):
     most_spare_workers = value_of("backup_workers")
 
     @property
+    def steps_per_exchange(self) -> int:
+        """Steps of a learner (``--join``) between two contributions to the same fragment."""
+        return self.local_steps or _STEPS_PER_EXCHANGE
+
+    @property
     def first_outer_update(self) -> int:
         """The number of steps after which the outer optimizer updates parameters for the first time."""
         steps, overlap, first = self.steps_per_average, self.steps_of_overlap, self.first_local_step + 1
@@ -185,13 +197,16 @@ class ParallelConfig(OptionGroup):
         """Return the number of spare workers of ``workers``; the default leaves at least one that is not spare."""
         return min(self.most_spare_workers, workers - 1)
 
-    def check_outer_optimizer(self, mode: Mode) -> None:
+    def check_outer_optimizer(self, mode: Mode, joins: bool = False) -> None:
         """Reject options that need an outer optimizer if there is none, and schedules in which exchanges overlap.
+
+        Args:
+            joins: Whether the run is a learner (``--join``), which always has an outer optimizer.
 
         Raises:
             ConfigError: The options contradict each other.
         """
-        if self.outer_optimizer is None:
+        if self.outer_optimizer is None and not joins:
             if self.compress is not None and mode.averages_params:
                 raise ConfigError(
                     f"--compress {self.compress} requires --outer-optimizer in local: add it, or remove --compress"
@@ -207,7 +222,8 @@ class ParallelConfig(OptionGroup):
                 f"--outer-momentum {self.outer_momentum} has no effect on --outer-optimizer sgd; use nesterov, or "
                 "remove --outer-momentum"
             )
-        steps, fragments, overlap = self.steps_per_average, self.n_fragments, self.steps_of_overlap
+        steps = self.steps_per_exchange if joins else self.steps_per_average
+        fragments, overlap = self.n_fragments, self.steps_of_overlap
         if fragments > steps:
             raise ConfigError(
                 f"--fragments {fragments} exceeds --local-steps {steps}: one fragment at most is exchanged in a step; "

@@ -82,6 +82,8 @@ class ProgramRequest:
     def run_dir(self) -> Path | None:
         return self.options.run_dir
 
+    join = None
+
     @property
     def time_limit(self) -> float | None:
         return self.options.time_limit

@@ -37,6 +37,7 @@ class Workload(Protocol):
         command: The ``mpitrain`` command that every rank runs.
         words: The arguments of this command.
         run_dir: The run directory that was given, or None.
+        join: The directory of the run of which it becomes a learner, or None.
         time_limit: Seconds that the run may take, or None.
         keeps_checkpoints: Whether restarts and later starts resume from checkpoints in the run directory.
         resumes: Whether a later start in the same run directory resumes the run without further options.
@@ -53,6 +54,9 @@ class Workload(Protocol):
 
     @property
     def run_dir(self) -> Path | None: ...
+
+    @property
+    def join(self) -> Path | None: ...
 
     @property
     def time_limit(self) -> float | None: ...
@@ -122,6 +126,10 @@ class JobRequest:
     @property
     def run_dir(self) -> Path | None:
         return self.config.run.run_dir
+
+    @property
+    def join(self) -> Path | None:
+        return self.config.run.join
 
     @property
     def time_limit(self) -> float | None:

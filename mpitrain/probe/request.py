@@ -60,6 +60,8 @@ class ProbeWorkload:
     def run_dir(self) -> Path | None:
         return self.job.run_dir
 
+    join = None
+
     @property
     def time_limit(self) -> float | None:
         return self.job.time_limit

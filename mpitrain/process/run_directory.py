@@ -21,10 +21,12 @@ FAILURE = "failure.json"
 # The files that ``check_files`` checks; ``_FOLDERS`` are the folders.
 _FILES = f"""
     config.toml metrics.jsonl status.json .status.json.partial ranks.txt trace.json {FAILURE} .{FAILURE}.partial
-    .launcher.json .scale.json .scale_answer.json output.log
+    .launcher.json .scale.json .scale_answer.json .stop output.log
 """.split()
 _LAUNCHER = ".launcher.json"
 SCALE_REQUEST, SCALE_ANSWER = ".scale.json", ".scale_answer.json"
+_STOP_REQUEST = ".stop"
+LEARNERS = "learners"  # folder with the run directories of the learners of a run
 _FOLDERS = ("logs", "tensorboard", ".ranks")
 
 
@@ -78,6 +80,26 @@ def new_run_dir(name: str) -> Path:
     raise AssertionError
 
 
+def new_learner_dir(run: Path, index: str) -> Path:
+    """Return the directory of a learner that joins a run: of its own, or of this element of a job array.
+
+    Raises:
+        LaunchError: The directory cannot be created.
+    """
+    folder = run / LEARNERS
+    try:
+        if index:
+            (folder / f"task-{index}").mkdir(parents=True, exist_ok=True)
+            return folder / f"task-{index}"
+        for number in itertools.count():
+            with contextlib.suppress(FileExistsError):
+                (folder / str(number)).mkdir(parents=True)
+                return folder / str(number)
+    except OSError as error:
+        raise cannot_write(run, error) from error
+    raise AssertionError
+
+
 def record_launcher(folder: Path) -> None:
     """Record this process as the one that starts and supervises the ranks of a run."""
     pid = os.getpid()
@@ -98,6 +120,29 @@ def launcher_of(folder: Path) -> LauncherProcess | None:
     except (OSError, ValueError, TypeError):
         return None
     return None if launcher.is_local and not is_alive(launcher.pid, launcher.start) else launcher
+
+
+def request_stop(run_dir: Path) -> None:
+    """Request that a run saves and ends, from any host that sees its directory.
+
+    Raises:
+        LaunchError: The directory cannot be written.
+    """
+    try:
+        (run_dir / _STOP_REQUEST).touch()
+    except OSError as error:
+        raise cannot_write(run_dir, error) from error
+
+
+def is_stop_requested(run_dir: Path) -> bool:
+    """Return whether somebody has requested that a run ends, since it was started."""
+    return (run_dir / _STOP_REQUEST).exists()
+
+
+def forget_stop(run_dir: Path) -> None:
+    """Remove the request to end an earlier start of a run; called when a run starts."""
+    with contextlib.suppress(OSError):
+        (run_dir / _STOP_REQUEST).unlink()
 
 
 def missing_folders(folder: Path) -> list[Path]:

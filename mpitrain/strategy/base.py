@@ -72,6 +72,7 @@ class Stats(NamedTuple):
             parameters.
         grad_norm: The norm of the averaged gradient, before clipping, in the last step that measured the norm. None if
             no step measured it, or if that step made no update.
+        moved: Number of steps by which ``step`` has grown because other learners have trained.
     """
 
     step: int
@@ -83,6 +84,7 @@ class Stats(NamedTuple):
     saved_bytes: int = 0
     gradient_nbytes: GradientBytes = ()
     grad_norm: float | None = None
+    moved: int = 0
 
 
 class Part(NamedTuple):

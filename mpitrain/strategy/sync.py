@@ -349,6 +349,9 @@ class Sync(BulkSynchronous):
             change()
         self._agreement.node_barrier()
 
+    def schedule_offset_changed(self) -> None:
+        self._updater.schedule_offset = -self.step_offset
+
     def set_optimizer(self, optimizer: Optimizer) -> None:
         self._updater.set_optimizer(optimizer)
 

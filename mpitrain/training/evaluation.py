@@ -30,6 +30,7 @@ class Evaluator:
         workers: All workers.
         metrics: The metrics that are measured in addition to loss and accuracy.
         loader: The validation examples.
+        vector: Returns the values to evaluate by the name of their vector; collective over the workers.
     """
 
     def __init__(
@@ -41,7 +42,9 @@ class Evaluator:
         network: Network,
         metrics: Mapping[str, Metric],
         loader: BatchSource,
+        vector: Callable[[str], Array] | None = None,
     ) -> None:
+        self._values = vector or strategy.vector
         self._workers, self._strategy, self._model, self._loader = workers, strategy, model, loader
         self._network, self._metrics = network, metrics
         self._vector = "params" if plan.moving_average is None else "average"
@@ -61,7 +64,7 @@ class Evaluator:
         start, stop = (min(units * (comm.rank + i) // comm.size * unit, count) for i in (0, 1))
         strategy, model = self._strategy, self._model
         with _WAIT:
-            vector = strategy.vector(self._vector)
+            vector = self._values(self._vector)
         model.bind(vector, strategy.grads)
         parts: Parts = {}
         own = self._measure(start, stop, parts)

@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from ..checkpoint import BestCheckpoint
 from ..core import subnormals
@@ -16,6 +17,7 @@ from ..monitor.worker_stats import WorkerStats
 from ..plan.hook import Hook, TrainingLoop
 from ..plan.progress import ConsistentPoint
 from ..process.rank_status import RankStatusFile
+from ..process.run_directory import is_stop_requested
 from ..process.signals import Signals, TimeLimit
 from ..strategy.base import Stats, Strategy
 from .checkpointing import Checkpoints, finish_saving
@@ -25,6 +27,7 @@ from .run_state import RunState
 _log = logging.getLogger(__name__)
 
 _CHECK_STEPS = 100  # steps between two checks of flush-to-zero
+_LOOK_S = 1.0  # seconds between two looks for a request to stop
 SAVE, VALIDATE = "save", "validate"  # reasons of the hooks' requests for a consistent point
 
 
@@ -121,7 +124,8 @@ class Log(Hook):
         if not self._chief:
             return
         if not self._timed:
-            self._timed, self._reported_steps, self._reported_s = True, loop.step, loop.training_s
+            self._timed, self._reported_s = True, loop.training_s
+            self._reported_steps = loop.step - self._strategy.stats().moved
         self._report_if_due(loop)
 
     def at_consistent_point(self, loop: TrainingLoop, point: ConsistentPoint) -> None:
@@ -143,7 +147,8 @@ class Log(Hook):
     def _report(self, loop: TrainingLoop, stats: Stats) -> None:
         before, self._before = self._before, stats
         now = loop.training_s
-        steps, seconds = stats.step - self._reported_steps, now - self._reported_s
+        taken = stats.step - stats.moved
+        steps, seconds = taken - self._reported_steps, now - self._reported_s
         counted = stats.steps - before.steps
         values = {
             "loss": (stats.loss - before.loss) / counted if counted else math.nan,
@@ -165,7 +170,7 @@ class Log(Hook):
         if time.monotonic() >= self._printed_s + self._print_every_s:
             self._print(loop)
         self._compare_shares(stats.workers)
-        self._reported_steps, self._reported_s = stats.step, now
+        self._reported_steps, self._reported_s = taken, now
 
     def _print(self, loop: TrainingLoop) -> None:
         """Print the latest report, unless this report or a later validation was already printed."""
@@ -272,24 +277,27 @@ class ShowProgress(Hook):
 
 
 class Stop(Hook):
-    """Stops the run after a signal, and early enough to save before an external time limit.
+    """Stops the run after a signal or a request, and early enough to save before an external time limit.
 
     Args:
         strategy: The strategy that is asked to stop.
         signals: The signals of this rank.
         limit: The time limit; only the chief's clock counts.
         checkpoints: The duration of their longest save is left for saving before the time limit.
+        folder: The run directory, if the chief looks for requests there; None if ``mpitrain run`` does.
 
     Attributes:
         reason: Why this worker has requested the stop; empty if it has not.
     """
 
-    def __init__(self, strategy: Strategy, signals: Signals, limit: TimeLimit, checkpoints: Checkpoints) -> None:
+    def __init__(
+        self, strategy: Strategy, signals: Signals, limit: TimeLimit, checkpoints: Checkpoints, folder: Path | None
+    ) -> None:
         self._strategy, self._signals, self._limit, self._checkpoints = strategy, signals, limit, checkpoints
-        self.reason = ""
+        self._folder, self.reason = folder, ""
 
     def begin(self, loop: TrainingLoop) -> None:
-        self._last_s = time.time()
+        self._last_s = self._looked_s = time.time()
 
     def after_step(self, loop: TrainingLoop) -> None:
         now = time.time()
@@ -299,6 +307,9 @@ class Stop(Hook):
         why = self._signals.received
         if why is None and loop.cluster.chief and self._limit.reached(now, step_s, self._checkpoints.longest_s):
             why = "the time limit is near"
+        if why is None and self._folder is not None and loop.cluster.chief and now - self._looked_s > _LOOK_S:
+            self._looked_s = now
+            why = "mpitrain stop" if is_stop_requested(self._folder) else None
         if why is not None:
             self.reason = why
             # Launchers send SIGTERM when another rank has died, and may leave no time to save.

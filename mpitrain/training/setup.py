@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import checkpoint
+from ..batch_systems.registry import array_index
 from ..checkpoint.resume import ResumePlan, plan_resume
 from ..comm.cluster import Cluster
 from ..comm.mpi import library_name
@@ -34,7 +35,7 @@ from ..plan.roles import HOW_ROLES_ARE_GIVEN
 from ..process.fork_server import import_in_server
 from ..process.launcher_env import FAILED_AT, FIRST_RANKS, RESTART_COUNT
 from ..process.rank_status import RUN_DIR_VARIABLE, RankStatusFile
-from ..process.run_directory import cannot_write, check_files, new_run_dir
+from ..process.run_directory import cannot_write, check_files, forget_stop, new_learner_dir, new_run_dir
 from ..process.standard_streams import set_output_prefix
 from .loop import Loop, RunFiles
 from .messages import notes_on_data, notes_on_patience
@@ -206,10 +207,15 @@ def resumes_at(config: RunConfig) -> tuple[int, int]:
 
 def _find_files(request: TrainRequest, job: Job, config: RunConfig, ranks: str) -> RunFiles:
     """Make the run directory, and return the files of the run; none of them is written yet."""
-    folder = _requested_run_dir(config) or new_run_dir(request.name)
+    folder = _requested_run_dir(config)
+    if folder is None:
+        join = config.run.join
+        folder = new_run_dir(request.name) if join is None else new_learner_dir(join, array_index(os.environ))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         check_files(folder)
+        if RUN_DIR_VARIABLE not in os.environ:
+            forget_stop(folder)
     except OSError as error:
         raise cannot_write(folder, error) from error
     tables = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -28,7 +29,7 @@ from ..monitor.heartbeat import RunEnd
 from ..monitor.trace import span
 from ..plan.hook import Hook
 from ..plan.placement import ranges_of
-from ..process.rank_status import RankStatusFile
+from ..process.rank_status import RUN_DIR_VARIABLE, RankStatusFile
 from ..process.signals import Signals, TimeLimit
 from ..strategy.select import make_strategy
 from .batches import Batches
@@ -37,6 +38,7 @@ from .checkpointing import finish_saving, make_checkpoints
 from .evaluation import Evaluator
 from .hook_state import HookState
 from .hooks import KeepFlushing, Log, ReportStep, Save, ShowProgress, Stop, Validate
+from .join import Joined
 from .memory_recovery import KeepInMemory, kept_run_dir, make_state_writer
 from .messages import describe_job, summary
 from .restore import Beginning, restore
@@ -69,6 +71,7 @@ class Worker:
         began = time.perf_counter()
         beginning = self._restore()
         restoring_s = time.perf_counter() - began
+        self._joined = None if plan.config.run.join is None else Joined(setup, self._strategy)
         self._model = self._make_model(training_state)
         best = TrackBest(plan.config.training.goal, plan.config.training.patience, plan.config.saving.keep_best)
         parts: list[HasExtraState] = [self._model, HookState(job.hooks), best]
@@ -78,7 +81,8 @@ class Worker:
                 state.load(beginning.extra_state)
         self._batches = Batches(setup, self._model)
         self._checkpoints = make_checkpoints(cluster, plan, setup.files.checkpoints, self._record)
-        self._stop = Stop(self._strategy, signals, limit, self._checkpoints)
+        looks_in = None if RUN_DIR_VARIABLE in os.environ else setup.files.folder
+        self._stop = Stop(self._strategy, signals, limit, self._checkpoints, looks_in)
         self._open_files(beginning)
         hooks = [*self._hooks(state, best, beginning, rank_status), *telemetry.hooks(restoring_s)]
         additions, rounds_losses = (
@@ -92,7 +96,12 @@ class Worker:
         )
         telemetry.attach(self.loop, resumed=beginning.resumed is not None)
         _log.info("%s", describe_job(self.loop, job.train_split, beginning.resumed))
-        self._began, self._first_step, self._compiled_s = time.perf_counter(), self.loop.step, compile_seconds()
+        self._began, self._compiled_s = time.perf_counter(), compile_seconds()
+        self._first_step = self._step_alone()
+
+    def _step_alone(self) -> int:
+        """Return the step without those that other learners have taken; on the chief. Local."""
+        return self.loop.step - (self._strategy.stats().moved if self._setup.cluster.chief else 0)
 
     def finish_saving(self) -> None:
         """Wait until the last checkpoint is on disk, or its save has failed. Collective over the workers."""
@@ -112,7 +121,8 @@ class Worker:
         end = self._end()
         with _WAIT:
             compiling_s = cluster.workers.allreduce(compile_seconds() - self._compiled_s, op=MPI.MAX)
-        split, steps = self._setup.job.train_split, loop.step - self._first_step
+        steps = self._step_alone() - self._first_step
+        split = self._setup.job.train_split
         _log.info("%s", summary(loop, split, files.folder, steps, seconds, compiling_s, end))
         with _WAIT:
             _end_servers(cluster)
@@ -174,10 +184,12 @@ class Worker:
         # On a terminal every report is shown, because it updates the progress bar and takes no further line.
         print_every_s = 0.0 if terminal_columns() else config.output.log_secs
         counts_examples = not isinstance(job.train_split, Steps)
-        hooks: list[Hook] = [Log(config.output.log_steps, print_every_s, strategy, counts_examples)]
+        hooks: list[Hook] = [] if self._joined is None else [self._joined]
+        hooks.append(Log(config.output.log_steps, print_every_s, strategy, counts_examples))
         if self._batches.validation is not None:
+            validation, common = self._batches.validation, None if self._joined is None else self._joined.common
             evaluator = Evaluator(
-                cluster.training, plan, strategy, self._model, job.network, job.metrics, self._batches.validation
+                cluster.training, plan, strategy, self._model, job.network, job.metrics, validation, common
             )
             hooks.append(Validate(config.training.validate_steps, config.training.validate_secs, evaluator))
         every, every_s = config.saving.save_steps, config.saving.save_secs

@@ -29,7 +29,7 @@ def with_fewer_workers(command: str) -> str:
 
 def make_missing_files(command: str, folder: Path, world: World) -> None:
     """Train the runs that a command reads, unless they exist; write the command's other inputs."""
-    for name in re.findall(r"(?<!--run-dir )runs/(\w+)", command):
+    for name in re.findall(r"(?<!--run-dir )(?<!--join )runs/(\w+)", command):
         if not (folder / "runs" / name).exists():
             world.train(2, "job.py", "--train-steps", "20", "--run-dir", f"runs/{name}", cwd=folder)
     if "other.h5" in command:

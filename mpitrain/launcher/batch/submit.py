@@ -17,6 +17,7 @@ from ...errors import ConfigError
 from ...plan.config import RunConfig
 from ...plan.modes import names_of_modes
 from ...plan.request import JobRequest, Workload
+from ...process.run_directory import LEARNERS
 from ..mpi_flavors import library_flavor
 from .request import SubmitRequest
 from .scheduler import follow, submit
@@ -64,16 +65,22 @@ def make_batch(request: SubmitRequest, folder: Path, python: str) -> Batch:
         raise ConfigError(
             "--sweep submits a job array, but --ps-nodes a heterogeneous job, which cannot be an array; remove one"
         )
+    if workload.join is not None and request.points:
+        raise ConfigError(
+            "--sweep trains each run by itself, and --join trains one model by all of them; use --array 0-7 for eight "
+            "learners, or remove one"
+        )
+    is_array = resources.array is not None
     return Batch(
         workload.name if options.job_name is None else options.job_name,
         resources,
         folder,
-        folder / (workload.run_dir or _new_run_dir(folder, workload.name)),
+        folder / (workload.run_dir or _run_dir(folder, workload, is_array)),
         python,
         workload.with_options(run_dir=None).words,
         starter,
         request.points,
-        seeds=isinstance(workload, JobRequest) and "seed" not in workload.options,
+        seeds=isinstance(workload, JobRequest) and "seed" not in workload.options and workload.join is None,
         mpi=system.mpi_plugin(starter, options.mpi, lambda: library_flavor()[0]),
         extra=options.sbatch,
         setup=options.setup,
@@ -101,11 +108,17 @@ def _check_roles(resources: Resources, workload: Workload) -> None:
         )
 
 
-def _new_run_dir(folder: Path, name: str) -> Path:
-    """Return a directory that does not exist yet; the scheduler's log is written to it before the run starts."""
-    stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+def _run_dir(folder: Path, workload: Workload, is_array: bool) -> Path:
+    """Return the directory of a new run, which does not exist; of an array of learners, their common parent.
+
+    The scheduler's log is written to it before the run starts.
+    """
+    parent = Path("runs") if workload.join is None else workload.join / LEARNERS
+    if workload.join is not None and is_array:
+        return parent
+    stem = f"{workload.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
-    return next(Path("runs") / name for name in names if not (folder / "runs" / name).exists())
+    return next(parent / name for name in names if not (folder / parent / name).exists())
 
 
 def _check_follow(system: BatchSystem, batch: Batch) -> None:

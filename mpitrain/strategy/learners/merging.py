@@ -1,0 +1,107 @@
+"""How the work of several learners becomes the next version of the common parameters.
+
+Decoupled DiLoCo (Douillard et al., 2026, arXiv 2604.21428), for a fragment of the parameters, learners m:
+
+- The outer gradient of a learner is ``delta = before - after``, its change of the fragment, negative, since it last
+  sent one.
+- Its weight is ``examples * (examples / steps) / (1 + age)``: quantity times quality; here ``age`` is the number of
+  versions that were merged since the one on which the work is based.
+- Radial-directional averaging of each tensor: the outer gradients of learners are nearly orthogonal, so their mean
+  shrinks with the number of learners. ``norm * direction``, with the weighted mean of the norms, and the direction of
+  the weighted mean of ``delta / |delta|``.
+- The outer optimizer, such as SGD with Nesterov momentum, updates the common parameters with the result.
+
+State that is not trained, such as the statistics of BatchNorm, is averaged with these weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ...core.layout import Array, Entry, Layout
+
+
+class Fragment(NamedTuple):
+    """Consecutive tensors, which are exchanged together.
+
+    Attributes:
+        lo, hi: Their range of the flat vector.
+        entries: The tensors.
+    """
+
+    lo: int
+    hi: int
+    entries: tuple[Entry, ...]
+
+    def of(self, vector: Array) -> Array:
+        """Return a view of this range of a vector, shape (hi - lo,)."""
+        return vector[self.lo : self.hi]
+
+
+class Contribution(NamedTuple):
+    """The work of a learner on a fragment.
+
+    Attributes:
+        delta: Shape (hi - lo,): the outer gradient.
+        examples, steps: What it has trained meanwhile, at least one step.
+        age: Number of versions since the one on which the work is based.
+    """
+
+    delta: Array
+    examples: int
+    steps: int
+    age: int
+
+    @property
+    def weight(self) -> float:
+        return self.examples * (self.examples / self.steps) / (1 + self.age)
+
+
+def fragments_of(layout: Layout, count: int) -> list[Fragment]:
+    """Divide the tensors into ``count`` fragments of nearly equal size, or fewer if there are fewer tensors."""
+    entries, cuts = layout.entries, [0]
+    for index in range(1, count):
+        aim = layout.size * index / count
+        nearest = min(range(len(entries)), key=lambda i: abs(entries[i].start - aim))
+        if nearest > cuts[-1]:
+            cuts.append(nearest)
+    ends = [*cuts[1:], len(entries)]
+    starts = [0, *(entries[cut].start for cut in cuts[1:]), layout.size]
+    return [
+        Fragment(starts[i], starts[i + 1], entries[first:end])
+        for i, (first, end) in enumerate(zip(cuts, ends, strict=True))
+    ]
+
+
+def outer_gradient(fragment: Fragment, n_trained: int, contributions: Sequence[Contribution]) -> Array:
+    """Return the outer gradient of all learners, shape (hi - lo,); for state, the change to add.
+
+    Args:
+        n_trained: ``Layout.n_trained``.
+        contributions: At least one, with finite values.
+    """
+    weights = np.array([each.weight for each in contributions])
+    weights /= weights.sum()
+    merged = np.zeros_like(contributions[0].delta)
+    for entry in fragment.entries:
+        part = slice(entry.start - fragment.lo, entry.stop - fragment.lo)
+        tensors = [each.delta[part] for each in contributions]
+        if entry.start >= n_trained:
+            merged[part] = -sum(float(w) * t for w, t in zip(weights, tensors, strict=True))
+        elif len(tensors) == 1:
+            merged[part] = tensors[0]
+        else:
+            merged[part] = _radial_directional(weights, tensors)
+    return merged
+
+
+def _radial_directional(weights: Array, tensors: Sequence[Array]) -> Array:
+    """Return the mean of tensors by norm and direction."""
+    norms = np.array([float(np.linalg.norm(tensor)) for tensor in tensors])
+    factors = [float(w / n) if n else 0.0 for w, n in zip(weights, norms, strict=True)]
+    direction: Array = sum(f * t for f, t in zip(factors, tensors, strict=True))  # type: ignore[assignment]
+    length = float(np.linalg.norm(direction))
+    return direction * direction.dtype.type(float(weights @ norms) / length) if length else direction

@@ -1,0 +1,152 @@
+"""Where learners meet: a shared folder, and registers in it that several processes change without locks.
+
+A store needs four operations on small names, of which only ``create`` must be exclusive. On a file system, ``create``
+is ``link(2)``, which creates a name exclusively and with all of its content, on NFS, too. Files are found by their
+names: clients of NFS may see the list of a folder, or the absence of a name, up to a minute late.
+
+A register is a value with a version number. Version n + 1 is a file of its own, which one process creates, and no other
+process can. Therefore of several changes of the same version one wins, and the others are repeated on its result:
+
+    ledger.7   ledger.8   ledger.newest (contains 8)
+
+``NAME.newest`` only says from where to look for newer versions, because old ones are deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import time
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+_LEFT_S = 3600.0  # age at which a temporary file was left by a process that has died
+
+
+class Store(Protocol):
+    """Named values that many processes on many hosts share. Methods are local, and raise OSError."""
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Create a value with all of its content; return False if it exists already."""
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Create or replace a value: readers see the old or the new content."""
+
+    def read(self, name: str) -> bytes | None:
+        """Return a value; None if it does not exist."""
+
+    def delete(self, name: str) -> None:
+        """Delete a value, if it exists."""
+
+
+class Folder:
+    """A store in a folder, which is created."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._own = path, f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        path.mkdir(parents=True, exist_ok=True)
+        for left in path.glob("*.partial"):
+            with contextlib.suppress(OSError):
+                if time.time() - left.stat().st_mtime > _LEFT_S:
+                    left.unlink()
+
+    def create(self, name: str, data: bytes) -> bool:
+        partial = self._write(name, data)
+        try:
+            os.link(partial, self._path / name)
+        except FileExistsError:
+            # A client of NFS may repeat a request that the server has performed: the link is then this one.
+            return os.stat(partial).st_nlink == 2
+        finally:
+            with contextlib.suppress(OSError):
+                partial.unlink()
+        return True
+
+    def replace(self, name: str, data: bytes) -> None:
+        os.replace(self._write(name, data), self._path / name)
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            return (self._path / name).read_bytes()
+        except FileNotFoundError:
+            if not self._path.is_dir():
+                raise
+            return None
+
+    def delete(self, name: str) -> None:
+        (self._path / name).unlink(missing_ok=True)
+
+    def _write(self, name: str, data: bytes) -> Path:
+        """Write a temporary file durably, and return its path."""
+        partial = self._path / f"{name}.{self._own}.partial"
+        try:
+            with partial.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            with contextlib.suppress(OSError):
+                partial.unlink()
+            raise
+        return partial
+
+
+class Value(NamedTuple):
+    """A version of a register: its number, from 1, and its content; 0 and no content before the first version."""
+
+    number: int
+    data: bytes
+
+
+class Register:
+    """A value of a store that processes change one after the other. Methods are local, and raise OSError.
+
+    Args:
+        keep: Number of versions that stay, at least 2.
+    """
+
+    def __init__(self, store: Store, name: str, keep: int = 2) -> None:
+        self._store, self._name, self._keep = store, name, keep
+        self._newest = Value(0, b"")
+
+    def read(self) -> Value:
+        """Return the newest version. A version that this register has returned is never followed by an older one."""
+        number = max(self._newest.number, self._recorded())
+        value = self._newest if number == self._newest.number else self._version(number)
+        while value is not None and (newer := self._version(value.number + 1)) is not None:
+            value = newer
+        if value is not None:  # else it was deleted meanwhile: the next call sees the newer one
+            self._newest = value
+        return self._newest
+
+    def changed(self) -> bool:
+        """Return whether there may be a newer version than the last one that was read."""
+        return self._recorded() > self._newest.number
+
+    def swap(self, version: Value, data: bytes) -> bool:
+        """Make ``data`` the version after this one; return False if another process has changed the value."""
+        number = version.number + 1
+        if not self._store.create(self._file(number), data):
+            return False
+        with contextlib.suppress(OSError):  # the version exists now, and is found without what follows
+            # This process was suspended for so long that the name had been used, and deleted.
+            if self._recorded() >= number + self._keep:
+                self._store.delete(self._file(number))
+                return False
+            self._store.replace(self._file("newest"), str(number).encode())
+            self._store.delete(self._file(number - self._keep))
+        self._newest = Value(number, data)
+        return True
+
+    def _recorded(self) -> int:
+        text = self._store.read(self._file("newest")) or b"0"
+        return int(text) if text.isdigit() else 0
+
+    def _version(self, number: int) -> Value | None:
+        data = self._store.read(self._file(number))
+        return None if data is None else Value(number, data)
+
+    def _file(self, suffix: int | str) -> str:
+        return f"{self._name}.{suffix}"

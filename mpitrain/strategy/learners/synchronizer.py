@@ -1,0 +1,319 @@
+"""The duty of the learner that holds the lease: it merges what the learners have sent."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...core.layout import Array, Layout
+from ...optim import Optimizer, Updater
+from .ledger import Ledger, change
+from .merging import Contribution, Fragment, outer_gradient
+from .records import pack, unpack
+from .store import Register, Store, Value
+
+GRACE = 0.5  # of the shortest time between two contributions of a learner: how long the others are waited for
+LOST_S = 60.0  # seconds without news after which a learner's examples are given out again
+SLOTS = 3  # contributions of a learner to a fragment that may wait to be merged
+_UNREADABLE_S = 5.0  # seconds after which a contribution that cannot be read is dropped
+_TOO_LARGE, _SIZES = 10.0, 20  # a contribution this many times as large as the median of the last ones is left out
+_log = logging.getLogger(__name__)
+
+
+class Merged(NamedTuple):
+    """Which contributions of a learner to a fragment are part of a version.
+
+    Attributes:
+        generation: The generation that has sent them.
+        number: The number of the last one.
+        examples: Examples of that generation's ranges on which they are based.
+    """
+
+    generation: int = 0
+    number: int = 0
+    examples: int = 0
+
+
+class Version(NamedTuple):
+    """A version of a fragment of the common parameters.
+
+    Attributes:
+        number: From 1, for the initial values.
+        merged: What each learner has contributed, by its name.
+        examples: Number of examples of all contributions.
+        contributions, left_out: Number of contributions that were merged, and that were not.
+        vectors: Shape (1 + number of the outer optimizer's slots, fragment's size): the parameters, and the slots.
+    """
+
+    number: int
+    merged: dict[str, Merged]
+    examples: int
+    contributions: int
+    left_out: int
+    vectors: Array
+
+    def of(self, name: str, generation: int) -> Merged:
+        """Return what a learner's generation has contributed."""
+        merged = self.merged.get(name, Merged())
+        return merged if merged.generation == generation else Merged(generation)
+
+
+class Fragments:
+    """The versions of all fragments in the store.
+
+    Args:
+        n_vectors: Number of vectors of a version.
+    """
+
+    def __init__(self, store: Store, fragments: Sequence[Fragment], n_vectors: int, dtype: np.dtype[Any]) -> None:
+        self._registers = [Register(store, f"fragment-{index}") for index in range(len(fragments))]
+        self._fragments, self._n_vectors, self._dtype = fragments, n_vectors, dtype
+
+    def read(self, index: int) -> Version | None:
+        """Return the newest version of a fragment; None if there is none, or it is damaged."""
+        value = self._registers[index].read()
+        size = self._fragments[index].hi - self._fragments[index].lo
+        record = unpack(value.data, self._dtype, self._n_vectors * size)
+        if record is None:
+            return None
+        header = record.header
+        merged = {name: Merged(*each) for name, each in header.pop("merged").items()}
+        return Version(value.number, merged, **header, vectors=record.values.reshape(self._n_vectors, size))
+
+    def changed(self, index: int) -> bool:
+        """Return whether there may be a newer version than the last one that was read."""
+        return self._registers[index].changed()
+
+    def swap(self, index: int, version: Version) -> bool:
+        """Add a version; return False if another process has added this number."""
+        header = {name: getattr(version, name) for name in ("merged", "examples", "contributions", "left_out")}
+        data = pack(header, [version.vectors])
+        return self._registers[index].swap(Value(version.number - 1, b""), data)
+
+
+def read_state(store: Store, name: str) -> dict[str, Any]:
+    """Return what a learner says of itself; empty if it has said nothing."""
+    data = store.read(f"state.{name}")
+    state = json.loads(data) if data else {}
+    return state if isinstance(state, dict) else {}
+
+
+def merged_examples(versions: Sequence[Version], name: str, generation: int) -> int:
+    """Return the number of examples of a learner's generation that are part of every fragment."""
+    return min(version.of(name, generation).examples for version in versions)
+
+
+def give_up(ledger: Register, versions: Sequence[Version], name: str, generation: int) -> None:
+    """Give the examples of a learner out again that are not part of these versions, unless it has a new generation."""
+    examples = merged_examples(versions, name, generation)
+
+    def apply(ledger: Ledger) -> None:
+        if ledger.members[name].generation == generation:
+            ledger.give_up(name, examples)
+
+    change(ledger, apply)
+
+
+class Synchronizer:
+    """Merges contributions; used by one thread. Methods raise OSError.
+
+    A version is created exclusively, and says which contributions it contains. Therefore nothing is merged twice or
+    lost if the lease passes on during a merge: one of two versions of the same number exists, and whoever merges next
+    continues from it.
+
+    Args:
+        optimizer: The outer optimizer.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        ledger: Register,
+        fragments: Sequence[Fragment],
+        versions: Fragments,
+        layout: Layout,
+        optimizer: Optimizer,
+        dtype: np.dtype[Any],
+    ) -> None:
+        self._store, self._ledger, self._fragments, self._versions = store, ledger, fragments, versions
+        self._layout, self._dtype = layout, dtype
+        self.center, *slots = (np.zeros(layout.size, dtype) for _ in ("params", *optimizer.slots))
+        self._vectors = [self.center, *slots]
+        self._updater = Updater(optimizer, layout, self.center, dict(zip(optimizer.slots, slots, strict=True)))
+        self.newest: list[Version] = []
+        self._first_s = [math.inf] * len(fragments)  # since when a contribution to the fragment waits
+        self._sizes = [deque[float](maxlen=_SIZES) for _ in fragments]  # of the last contributions
+        self._heard: dict[str, tuple[bytes, float]] = {}  # each learner's last state, and when it was new
+        self._unreadable_s: dict[tuple[str, int, int, int], float] = {}
+
+    def prepare(self) -> None:
+        """Compile what merging needs, which takes a while, before others rely on this process. ``begin`` follows."""
+        self._updater.update(0, self._layout.size, np.zeros((1, self._layout.size), self._dtype), 0)
+
+    def begin(self) -> None:
+        """Read the newest versions; whatever other processes have merged is known then."""
+        read = [self._versions.read(index) for index in range(len(self._fragments))]
+        self.newest = [version for version in read if version is not None]
+        if len(self.newest) != len(read):
+            raise OSError("a file of the common parameters is damaged")
+        for fragment, version in zip(self._fragments, self.newest, strict=True):
+            self._load(fragment, version)
+        self._heard.clear()
+
+    @property
+    def examples(self) -> int:
+        """Number of examples that are part of every fragment."""
+        return min(version.examples for version in self.newest)
+
+    def poll(self, ledger: Ledger, waits: bool = True) -> bool:
+        """Merge what is due, and give up learners that have died or ended; return whether anything was merged.
+
+        Args:
+            waits: Whether to wait for further contributions for a while.
+        """
+        now, states = time.monotonic(), self._states(ledger)
+        merged = False
+        for index in range(len(self._fragments)):
+            merged |= self._poll(index, states, ledger, now, waits)
+        for name, state in states.items():
+            generation = ledger.members[name].generation
+            is_current = state.get("generation") == generation
+            pending = is_current and any(
+                sent > version.of(name, generation).number
+                for sent, version in zip(state["sent"], self.newest, strict=True)
+            )
+            is_lost = now - self._heard[name][1] > LOST_S
+            if (is_current and state.get("ended") and not pending) or is_lost:
+                if is_lost and not state.get("ended"):
+                    _log.warning("learner %s is given up: no news for %.0f s", name, LOST_S)
+                give_up(self._ledger, self.newest, name, generation)
+        return merged
+
+    def _states(self, ledger: Ledger) -> dict[str, dict[str, Any]]:
+        """Return the state of each learner that has a process."""
+        states = {}
+        for name, member in ledger.members.items():
+            if not member.process:
+                self._heard.pop(name, None)
+                continue
+            data = self._store.read(f"state.{name}") or b"{}"
+            if name not in self._heard or self._heard[name][0] != data:
+                self._heard[name] = data, time.monotonic()
+            states[name] = json.loads(data)
+        return states
+
+    def _poll(
+        self, index: int, states: Mapping[str, Mapping[str, Any]], ledger: Ledger, now: float, waits: bool
+    ) -> bool:
+        """Merge the contributions to a fragment, if they are complete or the grace time has passed."""
+        version = self.newest[index]
+        waiting, others = {}, 0
+        for name, state in states.items():
+            generation = ledger.members[name].generation
+            if state.get("generation") == generation and state["sent"][index] > version.of(name, generation).number:
+                waiting[name] = state
+            elif not state.get("ended") and now - self._heard[name][1] < 2 * state.get("interval_s", 0) + 1:
+                others += 1
+        if not waiting:
+            self._first_s[index] = math.inf
+            return False
+        self._first_s[index] = min(self._first_s[index], now)
+        grace_s = GRACE * min(state["interval_s"] for state in waiting.values())
+        if waits and others and now - self._first_s[index] < grace_s:
+            return False
+        return self._merge(index, waiting, now)
+
+    def _merge(self, index: int, waiting: Mapping[str, Mapping[str, Any]], now: float) -> bool:
+        fragment, version = self._fragments[index], self.newest[index]
+        merged, accepted, sizes, dropped = dict(version.merged), [], list[float](), 0
+        for name, state in waiting.items():
+            contribution, after, lost = self._contribution(index, name, state, now)
+            dropped += lost
+            if contribution is None:
+                if after.number > version.of(name, after.generation).number:
+                    merged[name] = after
+                continue
+            trained = contribution.delta[: max(0, self._layout.n_trained - fragment.lo)]
+            size = float(np.linalg.norm(trained)) / contribution.steps
+            problem = self._problem(index, size, bool(np.isfinite(contribution.delta).all()))
+            if problem:
+                _log.warning("the work of learner %s is left out: %s", name, problem)
+                dropped += 1
+            else:
+                accepted.append(contribution)
+            sizes += [size] if math.isfinite(size) else []
+            merged[name] = after
+        if merged == version.merged:
+            return False
+        if accepted:
+            delta = outer_gradient(fragment, self._layout.n_trained, accepted)
+            self._updater.update(fragment.lo, fragment.hi, delta.reshape(1, -1), 0, origin=fragment.lo)
+        new = Version(
+            version.number + 1,
+            merged,
+            version.examples + sum(each.examples for each in accepted),
+            version.contributions + len(accepted),
+            version.left_out + dropped,
+            np.stack([fragment.of(vector) for vector in self._vectors]),
+        )
+        self._first_s[index] = math.inf
+        if self._versions.swap(index, new):
+            self.newest[index] = new
+            self._sizes[index] += sizes  # also those left out: if all grow for long, they are no exception any more
+            return True
+        newer = self._versions.read(index)  # another process has merged: continue from its version
+        self.newest[index] = version if newer is None else newer
+        self._load(fragment, self.newest[index])
+        return False
+
+    def _contribution(
+        self, index: int, name: str, state: Mapping[str, Any], now: float
+    ) -> tuple[Contribution | None, Merged, int]:
+        """Return the sum of a learner's contributions that are not merged, what is merged then, and how many are lost.
+
+        The contribution is None if none can be read.
+        """
+        fragment, version, generation = self._fragments[index], self.newest[index], state["generation"]
+        merged = version.of(name, generation)
+        delta, examples, steps, age, lost = None, 0, 0, 0, 0
+        for number in range(merged.number + 1, state["sent"][index] + 1):
+            data = self._store.read(f"work.{name}.{index}.{number % SLOTS}")
+            record = unpack(data, self._dtype, fragment.hi - fragment.lo)
+            header: dict[str, Any] = {} if record is None else record.header
+            if record is None or (header["generation"], header["number"]) != (generation, number):
+                if now - self._unreadable_s.setdefault((name, index, generation, number), now) < _UNREADABLE_S:
+                    break
+                _log.warning("the work of learner %s is left out: the file cannot be read", name)
+                merged, lost = merged._replace(number=number), lost + 1
+                continue
+            delta = record.values if delta is None else delta + record.values
+            examples, steps = examples + header["new_examples"], steps + header["new_steps"]
+            age = version.number - header["base"]
+            merged = merged._replace(number=number, examples=header["examples"])
+        contribution = None if delta is None else Contribution(delta, examples, steps, age)
+        return contribution, merged, lost
+
+    def _problem(self, index: int, size: float, is_finite: bool) -> str:
+        """Return why a contribution must not be merged; empty if it may be.
+
+        Args:
+            size: The norm of the trained part, divided by the number of steps.
+        """
+        sizes = self._sizes[index]
+        if not is_finite:
+            return "it is not finite"
+        if len(sizes) > 4 and size > _TOO_LARGE * statistics.median(sizes):
+            return f"its norm is {size:.3g} per step, and the median of the last ones is {statistics.median(sizes):.3g}"
+        return ""
+
+    def _load(self, fragment: Fragment, version: Version) -> None:
+        for vector, values in zip(self._vectors, version.vectors, strict=True):
+            fragment.of(vector)[:] = values

@@ -1,0 +1,274 @@
+"""A run that is one of several learners (``--join``): what its ranks do together; see ``strategy.learners``."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import checkpoint
+from ..checkpoint import Snapshot
+from ..checkpoint.digest import digest_of
+from ..core import activity
+from ..core.device import Device
+from ..core.layout import Array
+from ..core.words import one_line
+from ..errors import CheckpointError, ConfigError, JobError
+from ..monitor.heartbeat import Heartbeat, RunEnd
+from ..monitor.metrics import MetricsFile
+from ..monitor.run_record import CONFIG, RunRecord
+from ..monitor.trace import span
+from ..optim.whole_tensors import WholeTensorOptimizer
+from ..plan.hook import Hook, TrainingLoop
+from ..plan.job import Job
+from ..plan.plan import Plan
+from ..plan.progress import ConsistentPoint, Progress
+from ..process.run_directory import LEARNERS
+from ..strategy.base import Strategy
+from ..strategy.bulk_synchronous import BulkSynchronous
+from ..strategy.learners.learner import POLL_S, Group, Learner, News
+from ..strategy.learners.ledger import Left, Ranges
+from ..strategy.learners.store import Folder
+from ..strategy.outer_optimizer import make_outer_optimizer
+from .checkpointing import facts_of_run
+from .setup import Setup
+
+EXCHANGE = "exchange"  # reason of the requests for a consistent point
+_FOLDER = "exchange"  # in the directory of the run that learners join
+_log = logging.getLogger(__name__)
+
+
+def check_join(job: Job, plan: Plan, devices: Sequence[Device], folder: Path) -> None:
+    """Reject jobs that cannot train as one of several learners.
+
+    Args:
+        folder: The run directory of this learner.
+
+    Raises:
+        ConfigError: Something does not work with ``--join``.
+    """
+    join, rule = plan.config.run.join, plan.optimizer
+    assert join is not None
+    for what, is_used in (
+        (f"{job.train_split.source}, which can only be read in its order", job.train_split.is_stream),
+        ("moving averages", plan.moving_average is not None),
+        ("GPUs", any(device.is_gpu for device in devices)),
+        (f"the optimizer {rule.name}, which updates whole tensors", isinstance(rule, WholeTensorOptimizer)),
+    ):
+        if is_used:
+            raise ConfigError(f"--join {join} does not work with {what}: remove --join, or change the job")
+    if folder.resolve().parent != (join / LEARNERS).resolve():
+        raise ConfigError(
+            f"--run-dir {folder} is not a learner of --join {join}: it must be {join / LEARNERS}/NAME; remove it"
+        )
+
+
+class Joined(Hook):
+    """A learner's part in a run; construction is collective over the workers, after the strategy has started.
+
+    The chief has the ``Learner``. When it has something to exchange, it requests a consistent point, at which all
+    workers take over the new parameters.
+    """
+
+    def __init__(self, setup: Setup, strategy: Strategy) -> None:
+        cluster, plan = setup.cluster, setup.plan
+        with cluster.training.agree("checking --join"):
+            check_join(setup.job, plan, setup.devices, setup.files.folder)
+        if not isinstance(strategy, BulkSynchronous):
+            raise JobError(f"--join does not work with --mode {plan.config.mode.name}", on_all_ranks=True)
+        self._setup, self._cluster, self._plan, self._strategy = setup, cluster, plan, strategy
+        assert plan.config.run.join is not None
+        self._run = plan.config.run.join
+        self._learner: Learner | None = None
+        self._ranges, self._has_ended = Ranges(), False
+        self._heartbeat: Heartbeat | None = None  # of the run, while this process merges
+        self._validated = -1  # the step of the last validation that is among the run's metrics
+        params, total = strategy.vector("params"), 0
+        with cluster.training.agree("joining the run"):
+            if cluster.chief:
+                self._learner = self._join(params)
+                total = self._learner.total
+        total = cluster.workers.bcast(total, root=0)
+        if plan.length.n_epochs is None:
+            plan.length.steps = -(-total // plan.step_examples)
+        self._apply(None if self._learner is None else self._news_of_all())
+        self._continue(Progress(0, 0))
+
+    def common(self, name: str) -> Array:
+        """Return the common parameters, shape (layout.size,). Collective over the workers."""
+        assert name == "params"
+        values = np.empty(self._plan.layout.size, self._plan.dtype) if self._learner is None else self._learner.center
+        self._cluster.workers.Bcast(values, root=0)
+        return values
+
+    def after_step(self, loop: TrainingLoop) -> None:
+        learner = self._learner
+        if learner is None:
+            return
+        learner.steps_done += 1
+        learner.examples = self._ranges.trained(loop.data_cursor)
+        self._report(learner, loop)
+        if learner.is_replaced:
+            loop.stop("another process trains this learner")
+        elif learner.is_due:
+            loop.request_pause(EXCHANGE)
+
+    def at_consistent_point(self, loop: TrainingLoop, point: ConsistentPoint) -> None:
+        if EXCHANGE in point.reasons or point.last:
+            self._exchange(point.last and not self._has_ended)
+            self._has_ended |= point.last
+        if not point.last:
+            self._continue(Progress(point.step, point.data_cursor))
+
+    def end(self, loop: TrainingLoop) -> None:
+        with self._cluster.training.agree("ending as a learner"):
+            if (learner := self._learner) is not None:
+                self._report(learner, loop)
+                try:
+                    is_last = learner.finish(self._save)
+                except OSError as error:
+                    raise CheckpointError(f"the last work of this learner could not be sent: {error}") from error
+                if is_last:
+                    self._heartbeat = self._heartbeat or self._new_heartbeat(learner)
+                    self._heartbeat.end(RunEnd("finished" if learner.merged >= learner.total else "stopped"))
+                elif self._heartbeat is not None:
+                    self._heartbeat.abandon()
+
+    def _report(self, learner: Learner, loop: TrainingLoop) -> None:
+        """Write the run's own status, and validations of the common model, while this process merges."""
+        if learner.holds_lease != (self._heartbeat is not None):
+            if self._heartbeat is None:
+                self._heartbeat = self._new_heartbeat(learner)
+            else:
+                self._heartbeat.abandon()
+                self._heartbeat = None
+        if learner.holds_lease and loop.validation_step > self._validated:
+            self._validated = loop.validation_step
+            with contextlib.closing(MetricsFile(self._run / "metrics.jsonl")) as metrics:
+                metrics.write(self._step_of_run(learner), loop.training_s, dict(loop.validation))
+
+    def _new_heartbeat(self, learner: Learner) -> Heartbeat:
+        steps = -(-learner.total // learner.unit)
+        return Heartbeat(self._run, "learners", steps, lambda: self._step_of_run(learner))
+
+    @staticmethod
+    def _step_of_run(learner: Learner) -> int:
+        return -(-min(learner.merged, learner.total) // learner.unit)
+
+    def _join(self, params: Array) -> Learner:
+        """Join the run, or begin it with these parameters. Local; chief only."""
+        setup, plan, run = self._setup, self._plan, self._run
+        parallel, length = plan.config.parallel, plan.length
+        total = plan.train_steps * plan.step_examples
+        if length.n_epochs is not None:
+            total = length.n_epochs * len(setup.job.train_split)
+        process = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        try:
+            if (run / CONFIG).exists() and not (run / _FOLDER).exists():
+                raise ConfigError(
+                    f"--join {run} is the directory of a run without learners: give another one, and --init-from {run} "
+                    "to begin with its parameters"
+                )
+            group = Group(
+                Folder(run / _FOLDER),
+                plan.layout,
+                plan.dtype,
+                make_outer_optimizer(parallel),
+                parallel.n_fragments,
+                _facts(setup.job, plan),
+                total,
+            )
+            learner = Learner(group, setup.files.folder.name, process, parallel.steps_per_exchange, plan.step_examples)
+            learner.join(params)
+            if not (run / CONFIG).exists():
+                assert setup.files.record is not None
+                RunRecord(run, setup.files.record.tables, setup.request.job_file, setup.ranks).write(0)
+        except OSError as error:
+            raise ConfigError(f"--join {run}: the folder cannot be used: {one_line(error)}") from error
+        return learner
+
+    def _news_of_all(self) -> News:
+        """Return the common parameters as news, and the first range."""
+        assert self._learner is not None
+        news = self._learner.exchange(self._learner.center)
+        return news._replace(fragments=self._learner.all_fragments())
+
+    @span("average")
+    def _exchange(self, ends: bool) -> None:
+        params = self._strategy.vector("params")
+        self._apply(None if self._learner is None else self._learner.exchange(params, ends))
+
+    def _apply(self, news: News | None) -> None:
+        """Take over the news of the chief. Collective over the workers."""
+        comm = self._cluster.workers
+        if news is not None:
+            plain = [(each.lo, each.hi) for each, _ in news.fragments], news.ranges, news.is_reset, news.left
+        else:
+            plain = [], [], False, Left.SOME
+        places, ranges, is_reset, left = comm.bcast(plain, root=0)
+        parts = []
+        for number, (lo, hi) in enumerate(places):
+            values = np.empty(hi - lo, self._plan.dtype) if news is None else news.fragments[number][1]
+            comm.Bcast(values, root=0)
+            parts.append((lo, hi, values))
+        if parts:
+            params = self._strategy.params
+
+            def change() -> None:
+                for lo, hi, values in parts:
+                    params[lo:hi] = values
+
+            self._strategy.change_params(change)
+        self._ranges.update(ranges, is_reset, left)
+
+    def _continue(self, progress: Progress) -> None:
+        """Go on with the next range if this one has ended. Without a next one, go on behind this one."""
+        plan, strategy, cursor = self._plan, self._strategy, progress.data_cursor
+        assert isinstance(strategy, BulkSynchronous)
+        while self._ranges.must_wait(cursor):
+            time.sleep(POLL_S)
+            activity.mark_progress()
+            self._exchange(ends=False)
+        if self._ranges.take_next(cursor):
+            lo, hi = self._ranges.current
+            steps = (hi - lo) // plan.step_examples
+            # The last step is reached when no examples are left, not before.
+            step = min(max(progress.step, lo // plan.step_examples), plan.train_steps - 1 - steps)
+            strategy.move_to(Progress(max(0, step), lo))
+        elif self._ranges.has_ended(cursor):
+            strategy.move_to(Progress(plan.train_steps, cursor))
+        elif cursor > self._ranges.current[1]:  # steps on examples that it has not claimed do not count
+            strategy.move_to(Progress(max(0, progress.step - 1), cursor))
+
+    def _save(self, params: Array, examples: int) -> None:
+        """Write the common parameters as a checkpoint of the run."""
+        plan, record = self._plan, self._setup.files.record
+        assert record is not None
+        assert self._learner is not None
+        step = -(-examples // self._learner.unit)
+        path = checkpoint.path_for(self._run / "checkpoints", step)
+        path.parent.mkdir(exist_ok=True)
+        snapshot = Snapshot({"params": params}, step, examples, private=True)
+        checkpoint.write(path, plan.layout, snapshot, plan.config.training.seed, facts_of_run(plan, record.tables))
+        _log.info("common model of %s examples: %s", f"{examples:,}", path)
+
+
+def _facts(job: Job, plan: Plan) -> Mapping[str, Any]:
+    """Return what all learners of a run must have in common."""
+    parallel = plan.config.parallel
+    return {
+        "model": digest_of(plan.layout.digests().tobytes()),
+        **{name: str(value) for name, value in job.facts().items()},
+        "--dtype": plan.config.training.dtype,
+        "--seed": plan.config.training.seed,
+        "--fragments": parallel.n_fragments,
+        "outer optimizer": repr(make_outer_optimizer(parallel)),
+    }

@@ -1,0 +1,173 @@
+"""Learners (``--join``): runs that train one model through a folder, whoever starts, dies, sleeps or ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mpitrain import checkpoint, load
+from mpitrain.monitor import heartbeat
+from mpitrain.process import rank_status
+from mpitrain.strategy.learners.ledger import Ledger
+from mpitrain.strategy.learners.store import Folder, Register
+
+from ..support.launch import JOBS, ROOT, Mpi, one_line, run
+from ..support.waiting import limit, wait_until
+
+SLOW, MNIST = JOBS / "slow.py", ROOT / "jobs" / "mnist_mlp.py"
+
+
+def start(mpi: Mpi, folder: Path, n: int, *words: object) -> subprocess.Popen[str]:
+    command = [mpi.python, "-m", "mpitrain", "run", "-n", n, "--join", folder, *words]
+    return subprocess.Popen(
+        list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+
+
+def end(process: subprocess.Popen[str], status: int = 0) -> str:
+    """Wait for the end of a learner, and return its output."""
+    output, _ = process.communicate(timeout=limit(90))
+    assert process.returncode == status, output
+    return output
+
+
+@contextmanager
+def learners(mpi: Mpi, folder: Path, *ranks: int, words: tuple[object, ...]) -> Iterator[list[subprocess.Popen[str]]]:
+    """Learners of a run, all of which have trained some steps."""
+    processes = [start(mpi, folder, n, "--run-dir", folder / "learners" / str(k), *words) for k, n in enumerate(ranks)]
+    try:
+        for number in range(len(ranks)):
+            wait_until(lambda number=number: state(folder, number).get("examples", 0) > 100, lambda: states(folder))
+        yield processes
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def state(folder: Path, name: object) -> dict[str, int]:
+    """Return what a learner says of itself."""
+    path = folder / "exchange" / f"state.{name}"
+    return json.loads(path.read_bytes()) if path.exists() else {}
+
+
+def states(folder: Path) -> list[dict[str, int]]:
+    return [json.loads(path.read_bytes()) for path in sorted((folder / "exchange").glob("state.*"))]
+
+
+def ledger(folder: Path) -> Ledger:
+    return Ledger.parse(Register(Folder(folder / "exchange"), "ledger", 64).read().data)
+
+
+def position(folder: Path) -> int:
+    """Return the number of examples that the newest common checkpoint contains."""
+    with checkpoint.Checkpoint(checkpoint.find(folder)[0]) as opened:
+        return int(opened.attributes["/"]["position"])
+
+
+def test_learners_of_other_sizes_train_one_model(openmpi: Mpi, mpich: Mpi, tmp_path: Path) -> None:
+    words = "--train-steps", 1500, "--validate-steps", 200
+    folder = tmp_path / "run"
+    first = start(openmpi, folder, 2, MNIST, *words)
+    second = start(mpich, folder, 1, MNIST, *words, "--batch-size", 50)
+    end(first)
+    end(second)
+    book = ledger(folder)
+    assert book.is_given_out and not book.living and not book.free
+    assert position(folder) >= book.total and book.total == 1500 * book.unit
+    assert heartbeat.read(folder).state == "finished"  # type: ignore[union-attr]
+    done = run([str(openmpi.python), "-m", "mpitrain", "evaluate", str(folder), "--json"])
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["validation_accuracy"] > 0.95
+    assert np.isfinite(load(folder)(np.zeros((1, 64), np.float32))).all()
+
+
+def test_a_killed_learner_continues(openmpi: Mpi, tmp_path: Path) -> None:
+    words = SLOW, "--pause", "0.01", "--train-steps", 1200
+    with learners(openmpi, tmp_path, 1, 2, words=words) as processes:
+        killed = 0 if ledger(tmp_path).holder == "0" else 1
+        os.killpg(processes[killed].pid, signal.SIGKILL)
+        wait_until(lambda: ledger(tmp_path).holder == str(1 - killed), "another learner merges")
+        again = start(openmpi, tmp_path, 1, "--run-dir", tmp_path / "learners" / str(killed), *words)
+        end(again)
+        end(processes[1 - killed])
+    book = ledger(tmp_path)
+    assert book.is_given_out and not book.living and not book.free
+    assert book.members[str(killed)].generation > 2 and position(tmp_path) >= book.total
+
+
+def test_a_suspended_learner_continues(openmpi: Mpi, tmp_path: Path) -> None:
+    words = SLOW, "--pause", "0.01", "--train-steps", 3000
+    with learners(openmpi, tmp_path, 1, 1, words=words) as processes:
+        holder = ledger(tmp_path).holder
+        ranks = [status.pid for status in rank_status.read(tmp_path / "learners" / holder)]
+        for pid in ranks:
+            os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: ledger(tmp_path).holder == str(1 - int(holder)), "another learner merges")
+        for pid in ranks:
+            os.kill(pid, signal.SIGCONT)
+        for process in processes:
+            end(process)
+    book = ledger(tmp_path)
+    assert book.is_given_out and not book.living and position(tmp_path) >= book.total
+
+
+def test_stop_ends_all_learners_and_they_resume(openmpi: Mpi, tmp_path: Path) -> None:
+    words = SLOW, "--pause", "0.01", "--train-steps", 1500
+    with learners(openmpi, tmp_path, 1, 1, words=words) as processes:
+        done = run([str(openmpi.python), "-m", "mpitrain", "stop", str(tmp_path)])
+        assert done.returncode == 0, done.stderr
+        for number, process in enumerate(processes):
+            end(process, os.EX_TEMPFAIL)
+            assert heartbeat.read(tmp_path / "learners" / str(number)).state == "stopped"  # type: ignore[union-attr]
+    book = ledger(tmp_path)
+    assert not book.living and 0 < position(tmp_path) < book.total
+    end(start(openmpi, tmp_path, 2, "--run-dir", tmp_path / "learners" / "1", *words))
+    assert ledger(tmp_path).is_given_out and position(tmp_path) >= book.total
+
+
+def test_stop_ends_a_run_of_another_host(openmpi: Mpi, tmp_path: Path) -> None:
+    """The request is a file: here, the record of the launcher says that it is on another host."""
+    words = [str(openmpi.python), "-m", "mpitrain", "run", "-n", "2", "--run-dir", str(tmp_path), str(SLOW)]
+    with subprocess.Popen([*words, "--pause", "0.01", "--train-steps", "100000"], start_new_session=True) as process:
+        try:
+            wait_until(lambda: any(each.step > 5 for each in rank_status.read(tmp_path)), "steps", process=process)
+            record = tmp_path / ".launcher.json"
+            record.write_text(json.dumps(json.loads(record.read_text()) | {"host": "another"}))
+            began = time.monotonic()
+            done = run([str(openmpi.python), "-m", "mpitrain", "stop", str(tmp_path)])
+            assert done.returncode == 0 and process.wait(limit(30)) == os.EX_TEMPFAIL, done.stderr
+            assert time.monotonic() - began < limit(60)
+        finally:
+            process.kill()
+    assert heartbeat.read(tmp_path).state == "stopped" and not (tmp_path / ".stop").exists()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([SLOW, "--mode", "async"], "--join requires --mode sync"),
+        ([SLOW, "--run-dir", "elsewhere"], "is not a learner of --join"),
+        ([SLOW, "--join", "plain"], "is the directory of a run without learners"),
+        ([MNIST, "--seed", "3"], "has another --seed"),
+        ([MNIST, "--hidden-units", "30"], "has another model"),
+        ([SLOW, "--stop-metric", "loss", "--keep-best"], "--keep-best does not work with --join"),
+    ],
+)
+def test_what_does_not_work_is_refused(openmpi: Mpi, tmp_path: Path, words: list[object], expected: str) -> None:
+    if words[0] == MNIST:
+        end(start(openmpi, tmp_path / "run", 1, MNIST, "--train-steps", 2))
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "config.toml").touch()
+    command = [openmpi.python, "-m", "mpitrain", "run", "-n", 2, "--join", "run", *words, "--train-steps", 2]
+    done = run(list(map(str, command)), cwd=tmp_path)
+    assert done.returncode == 2 and expected in one_line(done.stderr), done.stderr

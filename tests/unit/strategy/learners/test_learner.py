@@ -1,0 +1,317 @@
+"""Learners in threads: all examples are trained and merged, whoever dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mpitrain import optim
+from mpitrain.checkpoint.digest import LENGTH
+from mpitrain.core.layout import Layout
+from mpitrain.errors import ConfigError
+from mpitrain.strategy.learners import learner as learner_module, synchronizer as synchronizer_module
+from mpitrain.strategy.learners.learner import Group, Learner
+from mpitrain.strategy.learners.ledger import Ledger, Ranges
+from mpitrain.strategy.learners.records import pack
+from mpitrain.strategy.learners.store import Folder, Register
+from mpitrain.strategy.learners.synchronizer import Fragments
+
+from ....support.waiting import limit, wait_until
+
+LAYOUT = Layout.pack([("a", (8, 4), "param"), ("b", (20,), "param"), ("mean", (3,), "state")])
+DTYPE = np.dtype(np.float64)
+TOTAL = 4000
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learner_module, "POLL_S", 0.01)
+    monkeypatch.setattr(learner_module, "_STATE_S", 0.02)
+    monkeypatch.setattr(learner_module, "LEASE_S", 1.0)
+    give_up_after(monkeypatch, limit(20))
+
+
+def give_up_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    for module in (learner_module, synchronizer_module):
+        monkeypatch.setattr(module, "LOST_S", seconds)
+
+
+class Process:
+    """A process of a learner, whose step adds 1 to every parameter; its thread is the training thread."""
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        unit: int = 10,
+        step_s: float = 0.001,
+        fragments: int = 1,
+        facts: dict[str, object] | None = None,
+        store: Callable[[Path], Folder] = Folder,
+    ) -> None:
+        group = Group(store(folder), LAYOUT, DTYPE, optim.sgd(1.0), fragments, facts or {}, TOTAL)
+        self.learner = Learner(group, name, f"process {id(self)}", steps=8, unit=unit)
+        self.unit, self.step_s, self.counts, self.saved = unit, step_s, Counter[int](), 0
+        self.params = np.zeros(LAYOUT.size)
+        self._killed, self._paused, self._running = threading.Event(), threading.Event(), threading.Event()
+        self._running.set()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.error: BaseException | None = None
+
+    def start(self) -> Process:
+        self.learner.join(self.params)
+        self._thread.start()
+        return self
+
+    def kill(self) -> None:
+        """End without any last word; the learner's thread, too."""
+        self._killed.set()
+        self.learner._closing.set()
+        self._thread.join()
+
+    def end(self) -> Process:
+        """Wait for the regular end."""
+        self._thread.join(limit(60))
+        assert not self._thread.is_alive() and self.error is None, self.error
+        return self
+
+    def _run(self) -> None:
+        try:
+            self._train()
+        except BaseException as error:
+            self.error = error
+
+    def _train(self) -> None:
+        learner, ranges, cursor = self.learner, Ranges(), 0
+        self.params[:] = learner.center
+        while True:
+            if learner.is_due:
+                news = learner.exchange(self.params)
+                for fragment, values in news.fragments:
+                    fragment.of(self.params)[:] = values
+                ranges.update(news.ranges, news.is_reset, news.left)
+            if ranges.must_wait(cursor):
+                time.sleep(self.step_s)
+                continue
+            if ranges.take_next(cursor):
+                cursor = ranges.current[0]
+            elif ranges.has_ended(cursor) or learner.is_replaced:
+                break
+            if self._killed.is_set():
+                return
+            time.sleep(self.step_s)
+            if cursor < ranges.current[1]:
+                self.counts.update(range(cursor, cursor + self.unit))
+            cursor += self.unit
+            self.params += 1
+            learner.steps_done += 1
+            learner.examples = ranges.trained(cursor)
+        learner.exchange(self.params, ends=True)
+        learner.finish(self._save)
+
+    def _save(self, params: np.ndarray, examples: int) -> None:
+        self.saved = examples
+
+
+def _state(folder: Path, fragments: int = 1) -> tuple[Ledger, int, np.ndarray]:
+    """Return the ledger, the number of merged examples, and the common parameters."""
+    store = Folder(folder)
+    parts = learner_module.fragments_of(LAYOUT, fragments)
+    versions = [Fragments(store, parts, 1, DTYPE).read(index) for index in range(len(parts))]
+    assert all(version is not None for version in versions)
+    params = np.concatenate([version.vectors[0] for version in versions if version is not None])
+    ledger = Ledger.parse(Register(store, "ledger", 64).read().data)
+    return ledger, min(version.examples for version in versions if version is not None), params
+
+
+@pytest.mark.parametrize("fragments", [1, 3])
+def test_one_learner_ends_with_its_own_parameters(tmp_path: Path, fragments: int) -> None:
+    process = Process(tmp_path, "a", fragments=fragments).start().end()
+    ledger, merged, params = _state(tmp_path, fragments)
+    assert all(process.counts[example] == 1 for example in range(TOTAL)) and max(process.counts) < TOTAL
+    assert ledger.is_given_out and not ledger.members["a"].process and not ledger.members["a"].held
+    assert merged == process.saved and merged >= TOTAL
+    for name in "ab":
+        np.testing.assert_allclose(LAYOUT.views(params)[name], merged / 10)
+
+
+@pytest.mark.parametrize(("units", "fragments"), [((10, 10), 1), ((10, 10, 30), 3)])
+def test_several_learners_train_each_example_once(tmp_path: Path, units: tuple[int, ...], fragments: int) -> None:
+    processes = [Process(tmp_path, str(n), unit, fragments=fragments).start() for n, unit in enumerate(units)]
+    for process in processes:
+        process.end()
+    counts = sum((process.counts for process in processes), Counter[int]())
+    assert all(counts[example] == 1 for example in range(TOTAL))
+    ledger, merged, _ = _state(tmp_path, fragments)
+    # Also counts steps beyond the end of a range, while the next one was being claimed.
+    assert merged == sum(process.learner.steps_done * process.unit for process in processes) >= TOTAL
+    assert max(process.saved for process in processes) == merged and not ledger.living
+
+
+def test_two_that_start_at_once_agree(tmp_path: Path) -> None:
+    processes = [Process(tmp_path, str(n)) for n in range(4)]
+    threads = [threading.Thread(target=process.start) for process in processes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({process.learner.center.tobytes() for process in processes}) == 1
+    counts: Counter[int] = Counter()
+    for process in processes:
+        counts += process.end().counts
+    assert all(counts[example] == 1 for example in range(TOTAL))
+
+
+@pytest.mark.parametrize("restarts", [True, False], ids=["restarted", "given up"])
+@pytest.mark.parametrize("holds", [True, False], ids=["holder", "other"])
+def test_the_examples_of_a_killed_learner_are_trained_again(
+    tmp_path: Path, holds: bool, restarts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give_up_after(monkeypatch, limit(20) if restarts else 2.0)
+    first = Process(tmp_path, "first").start()
+    wait_until(lambda: first.learner.holds_lease, "a lease")
+    second = Process(tmp_path, "second").start()
+    wait_until(lambda: second.learner.generation and second.learner.examples > 200, "some training")
+    killed, other = (first, second) if holds else (second, first)
+    killed.kill()
+    again = [Process(tmp_path, killed.learner._name).start()] if restarts else []
+    for process in [other, *again]:
+        process.end()
+    counts = first.counts + second.counts + sum((process.counts for process in again), Counter[int]())
+    ledger, merged, _ = _state(tmp_path)
+    assert set(counts) >= set(range(TOTAL)) and merged >= TOTAL and not ledger.living
+    assert {example for example, count in counts.items() if count > 1} <= set(killed.counts)
+
+
+def test_an_older_process_of_the_same_learner_ends(tmp_path: Path) -> None:
+    first = Process(tmp_path, "a").start()
+    wait_until(lambda: first.learner.examples > 200, "some training")
+    second = Process(tmp_path, "a").start()
+    first.end()
+    assert first.learner.is_replaced
+    second.end()
+    ledger, merged, _ = _state(tmp_path)
+    assert set(first.counts + second.counts) >= set(range(TOTAL)) and merged >= TOTAL and not ledger.living
+
+
+def test_a_learner_that_was_given_up_continues(tmp_path: Path) -> None:
+    first = Process(tmp_path, "first", step_s=0.01).start()
+    second = Process(tmp_path, "second").start()
+    wait_until(lambda: first.learner.holds_lease and second.learner.examples > 200, "some training")
+    learner_module.change(Register(Folder(tmp_path), "ledger", 64), lambda ledger: ledger.give_up("second", 0))
+    second.end()
+    first.end()
+    ledger, merged, _ = _state(tmp_path)
+    assert second.learner.generation > 2 and not second.learner.is_replaced
+    counts = first.counts + second.counts
+    assert set(counts) >= set(range(TOTAL)) and merged >= TOTAL and not ledger.living
+
+
+class Unreliable(Folder):
+    """A folder that cannot be used while ``fails`` is True."""
+
+    fails = False
+
+    def read(self, name: str) -> bytes | None:
+        self._check()
+        return super().read(name)
+
+    def _write(self, name: str, data: bytes) -> Path:
+        self._check()
+        return super()._write(name, data)
+
+    def _check(self) -> None:
+        if self.fails:
+            raise OSError(28, "No space left on device")
+
+
+def test_learners_train_on_while_the_folder_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    processes = [Process(tmp_path, str(n), store=Unreliable).start() for n in range(2)]
+    wait_until(lambda: all(process.learner.examples > 200 for process in processes), "some training")
+    monkeypatch.setattr(Unreliable, "fails", True)
+    steps = [process.learner.steps_done for process in processes]
+    wait_until(lambda: all(p.learner.steps_done > 3 * n for p, n in zip(processes, steps, strict=True)), "training")
+    monkeypatch.setattr(Unreliable, "fails", False)
+    counts: Counter[int] = Counter()
+    for process in processes:
+        counts += process.end().counts
+    assert all(counts[example] == 1 for example in range(TOTAL))
+    assert _state(tmp_path)[1] == sum(process.learner.steps_done * 10 for process in processes)
+
+
+def _truncated(data: bytes) -> bytes:
+    return data[:-20]
+
+
+def _foreign(data: bytes) -> bytes:
+    return b"x" * len(data)
+
+
+def _older(data: bytes) -> bytes:
+    header, values = json.loads(data[LENGTH + 1 :].split(b"\n")[0]), np.zeros(LAYOUT.size)
+    return pack(header | {"number": 0}, [values])
+
+
+def _not_finite(data: bytes) -> bytes:
+    header = json.loads(data[LENGTH + 1 :].split(b"\n")[0])
+    return pack(header, [np.full(LAYOUT.size, np.nan)])
+
+
+def _too_large(data: bytes) -> bytes:
+    header = json.loads(data[LENGTH + 1 :].split(b"\n")[0])
+    return pack(header, [np.full(LAYOUT.size, 1e6)])
+
+
+@pytest.mark.parametrize("damage", [_truncated, _foreign, _older, _not_finite, _too_large])
+def test_work_that_is_damaged_is_left_out(
+    tmp_path: Path, damage: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(synchronizer_module, "_UNREADABLE_S", 0.2)
+
+    class Damaging(Folder):
+        written = 0
+
+        def replace(self, name: str, data: bytes) -> None:
+            if name.startswith("work"):
+                Damaging.written += 1
+                data = damage(data) if Damaging.written == 16 else data
+            super().replace(name, data)
+
+    process = Process(tmp_path, "a", store=Damaging).start().end()
+    ledger, merged, params = _state(tmp_path)
+    assert Damaging.written >= 16 and ledger.is_given_out
+    assert 0 < process.learner.steps_done * 10 - merged < TOTAL
+    for name in "ab":
+        np.testing.assert_allclose(LAYOUT.views(params)[name], merged / 10)
+
+
+def test_parameters_that_are_not_finite_are_replaced(tmp_path: Path) -> None:
+    process = Process(tmp_path, "a").start()
+    wait_until(lambda: process.learner.examples > 200, "some training")
+    process.params[:] = np.nan
+    process.end()
+    assert np.isfinite(_state(tmp_path)[2]).all() and np.isfinite(process.params).all()
+
+
+def test_another_model_is_refused(tmp_path: Path) -> None:
+    Process(tmp_path, "a", facts={"model": "one", "seed": (0, 1)}).start().end()
+    with pytest.raises(ConfigError, match="another model"):
+        Process(tmp_path, "b", facts={"model": "two", "seed": (0, 1)}).start()
+    Process(tmp_path, "c", facts={"model": "one", "seed": (0, 1)}).start().end()  # nothing is left to train
+
+
+def test_the_folder_stays_small(tmp_path: Path) -> None:
+    processes = [Process(tmp_path, str(n), fragments=2).start() for n in range(2)]
+    for process in processes:
+        process.end()
+    names = Counter(name.split(".")[0] for name in os.listdir(tmp_path))
+    assert names == {"ledger": names["ledger"], "fragment-0": 3, "fragment-1": 3, "state": 2, "work": names["work"]}
+    assert names["ledger"] <= 65 and names["work"] <= 2 * 2 * synchronizer_module.SLOTS

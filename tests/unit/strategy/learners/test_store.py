@@ -1,0 +1,70 @@
+"""Registers in a folder: of several changes of one version, one wins."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from mpitrain.strategy.learners.store import Folder, Register, Value
+
+
+def test_a_value_is_created_once(tmp_path: Path) -> None:
+    first, second = Folder(tmp_path), Folder(tmp_path)
+    assert first.create("name", b"first") and not second.create("name", b"second")
+    assert second.read("name") == b"first"
+    second.replace("name", b"third")
+    assert first.read("name") == b"third"
+    first.delete("name")
+    first.delete("name")
+    assert second.read("name") is None and os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("keep", [2, 5])
+def test_a_register_has_all_changes_of_several_threads(tmp_path: Path, keep: int) -> None:
+    def count() -> None:
+        register = Register(Folder(tmp_path), "count", keep)
+        for _ in range(20):
+            while True:
+                value = register.read()
+                if register.swap(value, str(int(value.data or b"0") + 1).encode()):
+                    break
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert Register(Folder(tmp_path), "count", keep).read() == Value(80, b"80")
+    assert len(os.listdir(tmp_path)) <= keep + 1 + 4  # a slow thread may delete its version later
+
+
+def test_a_process_that_was_suspended_does_not_change_the_value(tmp_path: Path) -> None:
+    suspended, other = Register(Folder(tmp_path), "x"), Register(Folder(tmp_path), "x")
+    seen = suspended.read()
+    for number in range(5):
+        assert other.swap(Value(number, b""), str(number).encode())
+    assert not suspended.swap(seen, b"late")  # the name of version 1 is free again
+    assert suspended.read() == other.read() == Value(5, b"4")
+    assert sorted(os.listdir(tmp_path)) == ["x.4", "x.5", "x.newest"]
+
+
+def test_a_lost_pointer_does_not_lead_back(tmp_path: Path) -> None:
+    writer, reader = Register(Folder(tmp_path), "x"), Register(Folder(tmp_path), "x")
+    for number in range(4):
+        assert writer.swap(Value(number, b""), str(number).encode())
+    assert reader.read() == Value(4, b"3")
+    Folder(tmp_path).replace("x.newest", b"2")  # as a process writes that was suspended before it
+    assert reader.read() == Value(4, b"3")
+    assert writer.swap(writer.read(), b"4") and Register(Folder(tmp_path), "x").read() == Value(5, b"4")
+
+
+def test_files_of_killed_processes_are_removed(tmp_path: Path) -> None:
+    left, new = tmp_path / "a.host-1-x.partial", tmp_path / "b.host-2-y.partial"
+    left.touch()
+    new.touch()
+    os.utime(left, (0, 0))
+    Folder(tmp_path)
+    assert not left.exists() and new.exists()
