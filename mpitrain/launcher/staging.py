@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -77,13 +78,17 @@ class Staging:
         known = {**self._machine.environ, **spec.env}
         environment = {"PATH": f"{self._python.parent}:{known.get('PATH', os.defpath)}"}
         copy = self._python.parents[len(Path(sys.executable).relative_to(sys.prefix).parts) - 1]
-        environment |= {name: str(copy) for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if known.get(name) == sys.prefix}
+        for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+            if name in known and os.path.isdir(known[name]) and os.path.samefile(known[name], sys.prefix):
+                environment[name] = str(copy)
         return replace(spec, python=str(self._python), env={**spec.env, **environment})
 
     def in_copy(self, word: str) -> str:
         """Return a word of a program's command line; a command of the environment becomes that of the copy."""
-        name = word.removeprefix(f"{Path(sys.executable).parent}/")
-        return word if name == word or self._python is None else str(self._python.parent / name)
+        folder, name = os.path.split(word)
+        if self._python is None or not os.path.isdir(folder) or not name:
+            return word
+        return str(self._python.parent / name) if os.path.samefile(folder, Path(sys.executable).parent) else word
 
     def _stage(self, command: Command) -> Path:
         """Copy the environment; return the path of the Python of the copies."""
@@ -99,15 +104,13 @@ class Staging:
                 except subprocess.TimeoutExpired:
                     if self._interrupts.received or time.monotonic() > deadline:
                         os.killpg(process.pid, signal.SIGKILL if len(self._interrupts.received) > 1 else signal.SIGTERM)
-        if self._interrupts.received:
-            raise LaunchError("ended by a signal while the Python environment was copied")
-        pythons = [line for line in out.splitlines() if line.startswith(f"{self._folder}/")]
-        if process.returncode or not pythons:
+        # --launcher-args may let the launcher begin each line with a rank, or write no line at all.
+        pythons = re.findall(f"{re.escape(str(self._folder / 'mpitrain-'))}.*", out)
+        if self._interrupts.received or process.returncode or not pythons:
             lines = [line for line in errors.splitlines() if line.strip()]
-            message = next(
-                (line for line in lines if line.startswith("mpitrain: ")), lines[-1] if lines else "no answer"
-            )
-            raise LaunchError(f"--stage-env: {message.removeprefix('mpitrain: ')}")
+            ours = [line.partition("mpitrain: ")[2] for line in lines if "mpitrain: " in line]
+            nothing = f"{Path(command.words[0]).name} has not printed where the copy is; see --launcher-args"
+            raise LaunchError(f"--stage-env: {[nothing, *lines[-1:], *ours[:1]][-1]}")
         return Path(pythons[-1])
 
 

@@ -177,7 +177,9 @@ class _Supervisor:
         while True:
             try:
                 outcome = self._run_attempt()
-            except LaunchError:  # the environment could not be copied to a host of a restart
+            except LaunchError:  # the environment could not be copied
+                if self._interrupts.received:
+                    return self._interrupted()
                 self._save_state()
                 raise
             self._ranks_were_killed = outcome.kind not in (Kind.FINISHED, Kind.STOPPED)

@@ -6,23 +6,28 @@ copy as the stream of a tar archive, which MPI broadcasts in a tree.
 
 The copy is ``FOLDER/mpitrain-UID/NAME``, with the same path on all hosts. NAME is a digest of what is installed
 (``_digest``), so a copy is used again until a package is installed or removed. A copy gets its name when it is
-complete. Therefore an interrupted copy is never used, and two jobs may copy at the same time.
+complete. Therefore an interrupted copy is never used, and two jobs may copy at the same time. The process that writes
+a copy has locked its folder, so that others can remove the copies of processes that were killed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
+import re
 import secrets
+import shlex
 import shutil
+import signal
 import socket
 import stat
 import sys
 import sysconfig
 import tarfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -39,6 +44,12 @@ _SYSTEM = (Path("/"), Path("/usr"), Path("/usr/local"))
 # What a virtual environment contains: its folder may also be that of a project, with data.
 _OF_VENV = {"bin", "etc", "include", "lib", "lib64", "libexec", "share", "pyvenv.cfg"}
 _OF_OTHERS = {"envs", "pkgs"}  # what conda's first environment contains of other environments
+# The lines of a script that start its interpreter. pip, uv and conda let a shell start Python if its path is too long
+# for the first line, or contains spaces.
+_INTERPRETER = re.compile(
+    rb"""#!(?:/bin/sh\n'''exec' ["']?(?P<quoted>/.+?)["']? "\$0" "\$@"(?: #|\n' )'''"""
+    rb"""|(?P<path>/\S+)(?P<arguments>[^\n]*))(?=\n)"""
+)
 
 
 def stage(folder: Path) -> int:
@@ -50,6 +61,7 @@ def stage(folder: Path) -> int:
         folder: An absolute path, on a disk of each host.
     """
     prefix, world = Path(sys.prefix), start()
+    signal.signal(signal.SIGTERM, _end)
     try:
         of_host = world.Split_type(MPI.COMM_TYPE_SHARED)
         hosts = world.Split(of_host.rank > 0)  # of the first rank of each host
@@ -60,6 +72,8 @@ def stage(folder: Path) -> int:
         elif of_host.rank == 0:
             problem = _copy_to_all(hosts, prefix, copy)
         problem = world.bcast(problem)
+    except KeyboardInterrupt:
+        os._exit(128 + signal.SIGTERM)  # ending MPI would wait for the other ranks
     except Exception:
         traceback.print_exc()
         world.Abort(1)  # the other ranks would wait
@@ -69,6 +83,11 @@ def stage(folder: Path) -> int:
         print_wrapped(f"mpitrain: the environment cannot be copied to {folder}: {problem}")
     world.Barrier()  # launchers end the other ranks when one exits with an error
     return 0 if problem is None else LaunchError.exit_status
+
+
+def _end(number: int, frame: object) -> None:
+    signal.signal(number, signal.SIG_IGN)  # launchers send it again
+    raise KeyboardInterrupt
 
 
 def _copy_to_all(hosts: MPI.Comm, prefix: Path, copy: Path) -> str | None:
@@ -102,14 +121,16 @@ def _digest(prefix: Path) -> str:
     """Return a digest of what is installed: the entries of the folders that installing and removing packages change."""
     digest = hashlib.sha256(f"{prefix} {sys.version}".encode())
     paths = {Path(sysconfig.get_path(name)) for name in ("purelib", "platlib", "scripts")}
-    for folder in (prefix, prefix / "conda-meta", *sorted(paths)):
+    for folder in (prefix / "conda-meta", *sorted(paths)):
         with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
             for entry in sorted(entries, key=lambda entry: entry.name):
-                if entry.name != "__pycache__":
+                if entry.name == "__pycache__":
+                    continue
+                digest.update(os.fsencode(f"{entry.path}\n"))
+                # The time of a package's folder changes when its modules are compiled.
+                if not entry.is_dir(follow_symlinks=False) or entry.name.endswith((".dist-info", ".egg-info")):
                     status = entry.stat(follow_symlinks=False)
-                    digest.update(
-                        f"{entry.path} {status.st_mtime_ns} {status.st_size}\n".encode(errors="surrogateescape")
-                    )
+                    digest.update(f"{status.st_mtime_ns} {status.st_size}\n".encode())
     return digest.hexdigest()[:16]
 
 
@@ -120,9 +141,24 @@ def _make_parent(parent: Path) -> str | None:
         status = parent.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
             return f"{parent} must be a folder that belongs to this user, and that no other user can write"
+        with _locked(parent):
+            for left in parent.glob(".partial-*"):
+                with contextlib.suppress(OSError), _locked(left, fcntl.LOCK_NB):
+                    shutil.rmtree(left)
         return None
     except OSError as error:
         return f"{parent}: {error.strerror}"
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, flag: int = 0) -> Iterator[None]:
+    """Lock a folder inside the block; wait for another process that has locked it, or with LOCK_NB raise OSError."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | flag)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _check_disks(hosts: MPI.Comm, parent: Path) -> str | None:
@@ -146,46 +182,75 @@ def _check_disks(hosts: MPI.Comm, parent: Path) -> str | None:
 
 def _written(copy: Path, write: Callable[[Path], None]) -> str | None:
     """Let ``write`` fill a folder, and give it the name of the copy; return a problem, such as a full disk."""
-    for left in copy.parent.glob(".partial-*"):  # by a copy that was interrupted
-        if not os.path.exists(f"/proc/{left.name.split('-')[1]}"):
-            shutil.rmtree(left, ignore_errors=True)
-    partial = copy.parent / f".partial-{os.getpid()}-{secrets.token_hex(4)}"
+    partial = copy.parent / f".partial-{secrets.token_hex(8)}"
     try:
-        write(partial)
-        try:
-            partial.rename(copy)
-        except OSError:
-            if not copy.is_dir():  # which another job could have made meanwhile
-                raise
+        with contextlib.ExitStack() as lock:
+            with _locked(copy.parent):
+                partial.mkdir()
+                lock.enter_context(_locked(partial))
+            write(partial)
+            try:
+                partial.rename(copy)
+            except OSError:
+                if not copy.is_dir():  # which another job could have made meanwhile
+                    raise
         return None
     except (OSError, EOFError, tarfile.TarError) as error:
-        return f"{copy.parent}: {getattr(error, 'strerror', None) or one_line(error)}"
+        where = getattr(error, "filename2", None) or getattr(error, "filename", None) or copy.parent
+        return f"{where}: {getattr(error, 'strerror', None) or one_line(error)}"
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
 def _copy(prefix: Path, partial: Path, copy: Path) -> None:
     """Copy the environment; its commands then start the Python of the copy."""
-    copied: list[Future[str]] = []
-    with ThreadPoolExecutor(_THREADS) as threads:
+    scripts, copied = Path(sysconfig.get_path("scripts")), list[Future[None]]()
 
-        def copy_file(source: str, target: str) -> None:
-            copied.append(threads.submit(shutil.copy2, source, target))
+    def copy_file(source: Path, target: Path) -> None:
+        shutil.copy2(source, target, follow_symlinks=False)
+        if source.parent == scripts and not source.is_symlink():
+            _let_start(target, scripts, copy / scripts.relative_to(prefix))
 
-        def left_out(folder: str, names: list[str]) -> set[str]:
-            if Path(folder) != prefix:
-                return set()
-            return set(names) - _OF_VENV if "pyvenv.cfg" in names else _OF_OTHERS
+    def copy_folder(source: Path, target: Path) -> None:
+        target.mkdir(exist_ok=True)  # can be written, although the folder of the environment may be read-only
+        with os.scandir(source) as entries:
+            is_folder = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
+        names = set(is_folder) - {copy.parent.name}  # because the copy may be in the environment
+        if source == prefix:
+            names = names & _OF_VENV if "pyvenv.cfg" in names else names - _OF_OTHERS
+        for name in names:
+            if is_folder[name]:
+                copy_folder(source / name, target / name)
+            else:
+                copied.append(threads.submit(copy_file, source / name, target / name))
 
-        shutil.copytree(prefix, partial, symlinks=True, ignore=left_out, copy_function=copy_file)
-    for each in copied:
-        each.result()
-    for script in (partial / Path(sysconfig.get_path("scripts")).relative_to(prefix)).iterdir():
-        if script.is_file() and not script.is_symlink() and (content := script.read_bytes()).startswith(b"#!"):
-            # If the path is too long for the first line, the second one starts Python.
-            *heads, rest = content.split(b"\n", 2)
-            heads = [line.replace(os.fsencode(prefix) + b"/", os.fsencode(copy) + b"/") for line in heads]
-            script.write_bytes(b"\n".join([*heads, rest]))
+    threads = ThreadPoolExecutor(_THREADS)
+    try:
+        copy_folder(prefix, partial)
+        for each in copied:
+            each.result()
+    finally:
+        threads.shutdown(cancel_futures=True)
+
+
+def _let_start(script: Path, scripts: Path, copied: Path) -> None:
+    """Let a script whose interpreter is in the folder ``scripts`` start with the interpreter in ``copied``."""
+    with script.open("rb") as file:
+        content = b"#!" + file.read() if file.read(2) == b"#!" else b""
+    found = _INTERPRETER.match(content)
+    if found is None:
+        return
+    folder, name = os.path.split(found["quoted"] or found["path"])
+    if not os.path.isdir(folder) or not os.path.samefile(folder, scripts):
+        return
+    start, arguments = os.fsencode(copied / os.fsdecode(name)), found["arguments"] or b""
+    if name.startswith(b"python"):
+        start = b"/bin/sh\n'''exec' " + os.fsencode(shlex.quote(os.fsdecode(start)))
+        arguments += b' "$0" "$@"\n' + b"' '''"
+    mode = script.stat().st_mode
+    script.chmod(mode | stat.S_IWUSR)
+    script.write_bytes(b"#!" + start + arguments + content[found.end() :])
+    script.chmod(mode)
 
 
 def _sent(copy: Path, stream: _Stream) -> str | None:
