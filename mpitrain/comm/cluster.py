@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..core import activity
-from ..core.cpus import Binding, all_cores, crowded, share_of, usable_cores
+from ..core.cpus import Binding, all_cores, crowd_warnings, share_of, usable_cores
 from ..core.layout import Layout
 from ..core.words import numbered
 from ..errors import RankMismatch, UserError
@@ -233,7 +233,7 @@ class Cluster(Group):
         """Return rank, host, role, task index, device and binding of every rank, and warnings. Collective."""
         own = (str(self.rank), self.host, self.role, str(self.task_index), device)
         rows, bindings = zip(*self.comm.allgather((own, Binding.own())), strict=True)
-        warnings = crowded([row[1] for row in rows], bindings)
+        warnings = crowd_warnings([row[1] for row in rows], bindings)
         return [(*row, *binding.columns()) for row, binding in zip(rows, bindings, strict=True)], warnings
 
     def abort(self, status: int) -> None:

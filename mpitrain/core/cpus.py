@@ -83,15 +83,20 @@ class Binding:
 
 
 def crowded(hosts: Sequence[str], bindings: Sequence[Binding]) -> list[str]:
-    """Return a warning for each host whose ranks share fewer cores than ranks, although the host has more cores."""
-    warnings = []
+    """Describe each host whose ranks share fewer cores than ranks, although the host has more cores."""
+    found = []
     for host in dict.fromkeys(hosts):
         own = [binding for name, binding in zip(hosts, bindings, strict=True) if name == host]
         cores = set().union(*(binding.cores for binding in own))
         if len(cores) < min(len(own), own[0].host_cores):
-            shared = f"{len(own)} ranks on {host} share {counted(len(cores), 'core')} of {own[0].host_cores}"
-            warnings.append(f"WARNING: {shared}; request more cores, or pass --launcher-args '--bind-to none'")
-    return warnings
+            found.append(f"{len(own)} ranks on {host} share {counted(len(cores), 'core')} of {own[0].host_cores}")
+    return found
+
+
+def crowd_warnings(hosts: Sequence[str], bindings: Sequence[Binding]) -> list[str]:
+    """Return a warning for each host that ``crowded`` describes."""
+    advice = "request more cores, or pass --launcher-args '--bind-to none'"
+    return [f"WARNING: {description}; {advice}" for description in crowded(hosts, bindings)]
 
 
 def _cores_of(node: Path) -> set[int]:

@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_info
 from ..comm.clock_sync import measure_wall
 from ..comm.cluster import Cluster
 from ..comm.mpi import MPI, library_name
-from ..core.cpus import own_cores
+from ..core.cpus import Binding, crowded, own_cores
 from ..core.host_memory import available_bytes
 from ..core.openblas import CHOSEN
 from ..core.words import counted
@@ -132,21 +132,12 @@ def _hosts(cluster: Cluster) -> Iterator[Finding]:
 
 def _binding(cluster: Cluster) -> Finding:
     """Check that ranks are not bound to the same cores while other cores are free, which slows them down silently."""
-    node = cluster.node
-    sets = node.allgather(own_cores())
-    used = len(frozenset().union(*sets))
-    oversubscribed = [cores for cores, count in Counter(sets).items() if count > len(cores)]
-    squeezed = oversubscribed and used < min(node.size, os.cpu_count() or 1)
-    details = (
-        f"{cluster.host}: {sum(sets.count(c) for c in oversubscribed)} ranks on {len(oversubscribed[0])} core"
-        if squeezed
-        else ""
-    )
-    problems = [text for text in cluster.comm.allgather(details if node.rank == 0 else "") if text]
-    if problems:
+    own = Binding(tuple(own_cores()), (), os.cpu_count() or 1)
+    hosts, bindings = zip(*cluster.comm.allgather((cluster.host, own)), strict=True)
+    if problems := crowded(hosts, bindings):
         advice = "pass --bind-to none (Open MPI), -bind-to none (MPICH) or --cpu-bind=cores (srun), or use mpitrain run"
         return Finding(TOPIC, "binding", "failure", "; ".join(problems[:4]), advice)
-    each = sorted({len(cores) for cores in sets})
+    each = sorted({len(binding.cores) for binding in bindings})
     cores = f"{each[0]}" if len(each) == 1 else f"{each[0]} to {each[-1]}"
     return Finding(TOPIC, "binding", "pass", f"each rank may use {cores} core{'s' * (each[-1] != 1)} of its host")
 

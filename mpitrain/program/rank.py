@@ -16,7 +16,7 @@ from typing import NoReturn
 from ..batch_systems.registry import end_of_time
 from ..core import activity
 from ..core.activity import ActivityPage
-from ..core.cpus import SHOW_BINDING, crowded
+from ..core.cpus import SHOW_BINDING, crowd_warnings
 from ..core.openblas import without_chosen
 from ..core.words import counted
 from ..errors import LaunchError, UserError
@@ -133,7 +133,7 @@ def _table(world: World) -> str:
 def _notes(world: World) -> list[str]:
     """Return notes to the user about the ranks."""
     hosts = [entry.host for entry in world.entries]
-    notes = crowded(hosts, [entry.binding for entry in world.entries])
+    notes = crowd_warnings(hosts, [entry.binding for entry in world.entries])
     if SHOW_BINDING in os.environ:
         notes.append(f"the ranks\n{_table(world)}")
     for host in world.hosts:
