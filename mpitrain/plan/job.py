@@ -322,6 +322,8 @@ def _errors_described(path: Path, source: str = "") -> Iterator[None]:
         raise type(error)(f"{place}: {error}") from error
     except (Exception, SystemExit) as error:
         raise JobError(_describe(path, error, source)) from error
+    if getattr(sys.stdout, "closed", False):
+        raise JobError(f"job file {path} closes sys.stdout, to which mpitrain prints")
 
 
 def _describe(path: Path, error: BaseException, source: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,14 @@ def test_an_error_in_a_module_of_the_user_names_its_line(tmp_path: Path, monkeyp
     Path("module_with_an_error.py").write_text("import json\n\n\njson.loads('?')\n")
     with pytest.raises(JobError, match=r"^job\.py, line 3, in module_with_an_error\.py, line 4: JSONDecodeError"):
         load_job_file(Path("job.py"))
+
+
+def test_a_job_file_that_closes_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    path = tmp_path / "closing.py"
+    path.write_text("import sys\n\nsys.stdout.close()\n\n\ndef job(): ...\n")
+    with pytest.raises(JobError, match="stdout"):
+        load_job_file(path)
 
 
 def job_of_100_examples(**options: Any) -> Job:
