@@ -138,7 +138,7 @@ class Joined(Hook):
                     raise CheckpointError(f"the last work of this learner could not be sent: {error}") from error
                 if is_last:
                     self._heartbeat = self._heartbeat or self._new_heartbeat(learner)
-                    self._heartbeat.end(RunEnd("finished" if learner.merged >= learner.total else "stopped"))
+                    self._heartbeat.end(RunEnd("finished" if learner.is_complete else "stopped"))
                 elif self._heartbeat is not None:
                     self._heartbeat.abandon()
 

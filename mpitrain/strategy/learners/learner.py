@@ -104,6 +104,7 @@ class Learner:
         examples: Number of examples of its ranges that it has trained; set by the caller.
         steps_done: Number of steps that it has trained; set by the caller.
         total, unit: Number of examples of the run, and of one of its steps.
+        is_complete: Whether the common parameters contain all examples, at the end.
         is_replaced: Whether another process trains this learner now, so that this one must end.
         holds_lease: Whether this process merges.
     """
@@ -132,7 +133,7 @@ class Learner:
         self._ranges: list[Range] = []
         self._left = self._last_left = Left.SOME
         self._watched: dict[tuple[str, int], tuple[bytes, float]] = {}  # see ``_all_live``
-        self.is_replaced = self.holds_lease = False
+        self.is_replaced = self.holds_lease = self.is_complete = False
         self.generation = self.examples = self.steps_done = self.total = self._claimed = self._lease = 0
         self._entered = 0  # a new generation, which the training thread has not begun yet
         self._rate, self._measured = 0.0, (0.0, 0)  # examples/s, and when how many had been trained
@@ -229,7 +230,7 @@ class Learner:
                 merges.
 
         Returns:
-            Whether this process has merged, and no learner is left.
+            Whether this process has merged last; ``is_complete`` is then known.
 
         Raises:
             OSError: The store cannot be used, also not a while later.
@@ -259,6 +260,7 @@ class Learner:
             # sees that this one has resigned, or this one sees that it has ended.
             ledger = Ledger.parse(self._ledger.read().data)
             if not any(read_state(self._store, name).get("ended") for name, m in ledger.members.items() if m.process):
+                self.is_complete = ledger.is_given_out
                 return not ledger.living
             time.sleep(POLL_S)
         return False
@@ -440,7 +442,8 @@ class Learner:
     def _all_live(self, ledger: Ledger) -> bool:
         """Return whether all learners that hold examples have given a sign of life since this was first asked.
 
-        Those that give none for a while are given up, so that this learner can claim their examples.
+        Those that give none for a while are given up, so that this learner can claim their examples. Those of a learner
+        that has ended are free soon, as far as it has not trained them.
         """
         all_live, now = True, time.monotonic()
         for name, member in ledger.members.items():
@@ -448,10 +451,10 @@ class Learner:
                 continue
             state = self._store.read(f"state.{name}") or b"{}"
             first, since = self._watched.setdefault((name, member.generation), (state, now))
-            if state == first and not json.loads(state).get("ended"):
-                all_live = False
-                if now - since > LOST_S:
-                    give_up(self._ledger, self._newest, name, member.generation)
+            has_ended = bool(json.loads(state).get("ended"))
+            all_live &= state != first and not has_ended
+            if state == first and not has_ended and now - since > LOST_S:
+                give_up(self._ledger, self._newest, name, member.generation)
         return all_live
 
     def _look(self) -> Ledger:
