@@ -75,6 +75,7 @@ class BatchSystem(ABC):
         restart_arguments: Arguments for the command with which ``mpirun`` starts its daemons in an allocation, such as
             ``srun``; with them it can start daemons while the earlier daemons on a failed node still count as running.
         restart_count_variable: The variable with the number of requeues; needed for ``node_check``.
+        excludes_hosts: Whether a job can be kept off hosts.
         can_follow: Whether ``states`` and ``log_path`` suffice for ``--follow``.
         advice: Pairs of a word in the reason of a rejected job, and advice on how to fix it.
     """
@@ -99,6 +100,7 @@ class BatchSystem(ABC):
     remote_agent: ClassVar[str] = ""
     restart_arguments: ClassVar[str] = ""
     restart_count_variable: ClassVar[str] = ""
+    excludes_hosts: ClassVar[bool] = False
     can_follow: ClassVar[bool] = False
     advice: ClassVar[tuple[tuple[str, str], ...]] = ()
 
@@ -114,8 +116,12 @@ class BatchSystem(ABC):
             )
         if batch.launch_flags and batch.starter != "mpirun":
             raise ConfigError(
-                f"{batch.launch_flags[0]} requires --launcher mpirun, but {batch.starter} starts the ranks; "
-                "remove one, or write a script that calls mpitrain stage"
+                f"{batch.launch_flags[0]} requires --launcher mpirun, but {batch.starter} starts the ranks; remove one"
+            )
+        if batch.bad_hosts and not self.excludes_hosts:
+            raise ConfigError(
+                f"bad_hosts.txt of the run directory names {', '.join(batch.bad_hosts)}, which {self.title} cannot "
+                "leave out; remove the file to use them again"
             )
         for name in self.unsupported:
             if getattr(batch.resources, name):

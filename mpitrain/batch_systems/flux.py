@@ -30,7 +30,10 @@ class Flux(BatchSystem):
     submit_command = ("flux", "batch")
     id_pattern = r"^([ƒf]\w+)"
     id_variables = ("FLUX_ENCLOSING_ID",)
-    unsupported = ("gres", "mem", "mem_per_cpu", "qos", "reservation", "mail_type", "mail_user", "ps_nodes")
+    unsupported = (
+        *("spare_hosts", "gres", "mem", "mem_per_cpu", "qos", "reservation", "mail_type", "mail_user"),
+        "ps_nodes",
+    )
     # The broker sends SIGHUP to the script when its job receives SIGTERM.
     cancel_signals = ("TERM", "HUP")
     can_follow = True

@@ -44,6 +44,7 @@ class Batch:
         run_dir: The run directory; for an array, the parent of its tasks' run directories.
         python: The Python interpreter that has mpitrain installed.
         arguments: The job, script or program that the ranks execute, with its flags, without ``--run-dir``.
+        bad_hosts: Hosts that the job must not use.
         launch_flags: Flags of ``mpitrain run`` that are not the run's.
         rank_command: The ``mpitrain`` command that each rank runs if ``mpitrain run`` does not start the ranks.
         keeps_checkpoints: Whether checkpoints in the run directory show that a run has made progress.
@@ -67,6 +68,7 @@ class Batch:
     mpi: str = ""
     extra: Sequence[str] = ()
     setup: Sequence[str] = ()
+    bad_hosts: Sequence[str] = ()
     launch_flags: Sequence[str] = ()
     rank_command: str = "train"
     keeps_checkpoints: bool = True

@@ -25,7 +25,7 @@ class Lsf(BatchSystem):
     first_index = 1
     id_variables = ("LSB_JOBID",)
     allocation_variable = "LSB_JOBID"
-    unsupported = ("qos", "gres", "ps_nodes")
+    unsupported = ("spare_hosts", "qos", "gres", "ps_nodes")
     requeue_status = STOPPED_EARLY
 
     def directives(self, batch: Batch) -> Directives:

@@ -24,7 +24,7 @@ class Pbs(BatchSystem):
     index_variable = "PBS_ARRAY_INDEX"
     id_variables = ("PBS_JOBID",)
     allocation_variable = "PBS_NODEFILE"
-    unsupported = ("qos", "constraint", "gres", "ps_nodes")
+    unsupported = ("spare_hosts", "qos", "constraint", "gres", "ps_nodes")
 
     def directives(self, batch: Batch) -> Directives:
         resources = batch.resources

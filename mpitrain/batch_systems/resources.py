@@ -27,6 +27,12 @@ class Resources(OptionGroup):
     """
 
     nodes: int = option(1, "Number of nodes.", "N", minimum=1, also="-N", is_common=True)
+    spare_hosts: int = option(
+        0,
+        "Extra nodes that stay idle; a node that is lost is replaced by one of them. Ranks restart at most 3 N times.",
+        "N",
+        minimum=0,
+    )
     ntasks: int | None = option(
         None, "Total number of ranks, without servers of --ps-nodes.", "N", minimum=1, also="-n"
     )
@@ -89,6 +95,8 @@ class Resources(OptionGroup):
             raise ConfigError("--mem and --mem-per-cpu are both given; remove one")
         if self.gpus is not None and self.gpus_per_node is not None:
             raise ConfigError("--gpus and --gpus-per-node are both given; remove one")
+        if self.gpus is not None and self.spare_hosts:
+            raise ConfigError("--gpus is a number for all nodes; with --spare-hosts, give --gpus-per-node instead")
         if self.ps_nodes and self.array is not None:
             raise ConfigError("--ps-nodes (a heterogeneous job) cannot be combined with --array; remove one")
 

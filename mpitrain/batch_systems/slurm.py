@@ -49,6 +49,7 @@ class Slurm(BatchSystem):
     # After a node failure, the job step of the killed ranks keeps its CPUs and memory until Slurm notices the failure.
     restart_arguments = "--overlap --mem=0"
     restart_count_variable = "SLURM_RESTART_COUNT"
+    excludes_hosts = True
     can_follow = True
     advice = (
         ("partition", "sinfo lists the partitions"),
@@ -224,7 +225,9 @@ def _options(batch: Batch) -> list[str]:
         options.append(f"--array={batch.array}")
     if resources.ps_nodes:
         options += [*_servers(batch), *_shared(batch, resources.ps_partition or resources.partition), "hetjob"]
-    options += [f"--nodes={resources.nodes}", f"--ntasks-per-node={resources.ranks_per_node}"]
+    if resources.spare_hosts:
+        options.append("--no-kill")  # the allocation must survive a lost node
+    options += [f"--nodes={resources.nodes + resources.spare_hosts}", f"--ntasks-per-node={resources.ranks_per_node}"]
     for name in ("cpus_per_task", "mem", "mem_per_cpu", "gpus", "gpus_per_node", "gres", "constraint"):
         options += _flag(name, getattr(resources, name))
     if resources.gpus_per_task is not None:
@@ -246,6 +249,7 @@ def _shared(batch: Batch, partition: str | None) -> list[str]:
     options = _flag("partition", partition)
     for name in ("account", "qos", "time", "reservation"):
         options += _flag(name, getattr(resources, name))
+    options += [f"--exclude={','.join(batch.bad_hosts)}"] if batch.bad_hosts else []
     return options + (["--exclusive"] if resources.exclusive else [])
 
 

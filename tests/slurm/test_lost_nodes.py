@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from mpitrain.launcher import bad_hosts
+
 from ..support.launch import JOBS, Mpi
 from ..support.slurm.site import Site
 from ..support.waiting import wait_until
@@ -56,3 +58,26 @@ def test_a_job_is_requeued_if_its_run_fails_with_a_node(site: Site, openmpi: Mpi
     status = json.loads((run_dir / "status.json").read_text())
     assert (status["step"], status["ranks"]) == (300, "6 workers"), output.read_text()
     assert "resumed from" in output.read_text()
+
+
+def test_a_spare_node_replaces_a_failed_one_and_the_next_job_leaves_it_out(site: Site, openmpi: Mpi) -> None:
+    job = site.submit(
+        openmpi, "spare", "--nodes", "2", "--tasks-per-node", "2", "--spare-hosts", "1", "--time", "5", *JOB
+    )
+    wait_until_it_trains(job.run_dir, job.run_dir / "batch" / f"{job.number}.log")
+    site.cluster.crash_node(2)
+    try:
+        assert site.cluster.wait(job.number, timeout=120) == "COMPLETED", job.log()
+        assert hosts_of(job.run_dir) == ["n1", "n1", "n3", "n3"]
+        assert list(bad_hosts.read(job.run_dir)) == ["n2"]
+    finally:
+        site.cluster.start_node(2)
+        site.cluster.wait_for_nodes("n2")
+    words = ["--nodes", "2", "--tasks-per-node", "2", "--time", "5", *JOB, "--train-steps", "310"]
+    again = site.submit(openmpi, "spare", *words)
+    assert site.cluster.wait(again.number, timeout=120) == "COMPLETED", again.log()
+    assert hosts_of(job.run_dir) == ["n1", "n1", "n3", "n3"]
+
+
+def hosts_of(run_dir: Path) -> list[str]:
+    return [line.split()[1] for line in (run_dir / "ranks.txt").read_text().splitlines()[1:]]

@@ -18,10 +18,13 @@ from ...plan.config import RunConfig
 from ...plan.modes import names_of_modes
 from ...plan.request import JobRequest, Workload
 from ...process.run_directory import LEARNERS
+from .. import bad_hosts
 from ..mpi_flavors import library_flavor
 from .request import SubmitRequest
 from .scheduler import follow, submit
 from .script import render
+
+_RESTARTS = 3  # for each spare node, as ranks also die for other reasons
 
 
 def submit_one(request: SubmitRequest) -> Path:
@@ -70,12 +73,14 @@ def make_batch(request: SubmitRequest, folder: Path, python: str) -> Batch:
             "--sweep trains each run by itself, and --join trains one model by all of them; use --array 0-7 for eight "
             "learners, or remove one"
         )
-    is_array = resources.array is not None
+    run_dir = folder / (workload.run_dir or _run_dir(folder, workload, is_array=resources.array is not None))
+    spares = resources.spare_hosts
+    launch_flags = ["--spare-hosts", str(spares), "--max-restarts", str(_RESTARTS * spares)] if spares else []
     return Batch(
         workload.name if options.job_name is None else options.job_name,
         resources,
         folder,
-        folder / (workload.run_dir or _run_dir(folder, workload, is_array)),
+        run_dir,
         python,
         workload.with_options(run_dir=None).words,
         starter,
@@ -84,7 +89,8 @@ def make_batch(request: SubmitRequest, folder: Path, python: str) -> Batch:
         mpi=system.mpi_plugin(starter, options.mpi, lambda: library_flavor()[0]),
         extra=options.sbatch,
         setup=options.setup,
-        launch_flags=[] if options.stage_env is None else ["--stage-env", str(options.stage_env)],
+        bad_hosts=list(bad_hosts.read(run_dir)),
+        launch_flags=launch_flags + ([] if options.stage_env is None else ["--stage-env", str(options.stage_env)]),
         rank_command=workload.command,
         keeps_checkpoints=workload.keeps_checkpoints,
     )
@@ -132,8 +138,9 @@ def _check_follow(system: BatchSystem, batch: Batch) -> None:
 def _submitted(number: str, log: Path, batch: Batch) -> str:
     """Return the message about a submitted job."""
     resources = batch.resources
-    nodes = resources.nodes + resources.ps_nodes
+    nodes, spares = resources.nodes + resources.ps_nodes, resources.spare_hosts
     size = f"{counted(resources.ranks, 'rank')} on {counted(nodes, 'node')}"
+    size += f" and {counted(spares, 'spare node')}" if spares else ""
     runs = f", {len(batch.points)} runs" if batch.points else ""
     folder = _shown(batch.run_dir, batch)
     if batch.in_tasks:

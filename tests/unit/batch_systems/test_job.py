@@ -15,8 +15,12 @@ from mpitrain.batch_systems.job import Batch, Point
 from mpitrain.batch_systems.registry import SYSTEMS
 from mpitrain.batch_systems.resources import Resources
 from mpitrain.errors import ConfigError
+from mpitrain.launcher import bad_hosts
+from mpitrain.launcher.batch.request import submit_request
+from mpitrain.launcher.batch.submit import make_batch
 
 from ...support.batches import batch, render
+from ...support.launch import ROOT
 
 HOSTILE = ["a b", "it's", 'a"b', "$(touch pwned)", "`touch pwned`", "a'; touch pwned #", "a\nb", "a\\b", "*", "-x", "ü"]
 HOSTILE += ["a\n'\\b\x7fé"]
@@ -144,6 +148,17 @@ def test_all_options_reach_slurm() -> None:
         "--nice=10",
         '--comment="two words"',
     ]
+
+
+def test_spare_hosts_are_more_nodes_of_an_allocation_that_survives_the_loss_of_one(tmp_path: Path) -> None:
+    options = lines("slurm", "#SBATCH", nodes=2, tasks_per_node=4, spare_hosts=1, bad_hosts=["n3", "n7"])
+    assert {"--nodes=3", "--no-kill", "--ntasks-per-node=4", "--exclude=n3,n7"} <= {*options}
+    bad_hosts.record(tmp_path, {"n3": "did not answer"})
+    values = {"nodes": 2, "spare_hosts": 1, "run_dir": tmp_path}
+    made = make_batch(submit_request(ROOT / "jobs" / "mnist_mlp.py", values), tmp_path, "python")
+    assert made.resources.ranks == 2 and made.bad_hosts == ["n3"]
+    command = SYSTEMS["slurm"].command(made).split()
+    assert command[command.index("--spare-hosts") + 1] == "1" and "--max-restarts" in command
 
 
 def test_one_rank_a_gpu() -> None:
@@ -285,6 +300,8 @@ def test_a_plain_array_counts_seeds(seeds: bool, given: list[str], tmp_path: Pat
         ("lsf", {"ps_nodes": 1}, "--ps-nodes"),
         ("pbs", {"array": "1,3", "folder": Path("/w")}, "--array 1,3"),
         ("slurm", {"array": "%2"}, "--array %2"),
+        *[(name, {"spare_hosts": 1, "folder": Path("/w")}, "--spare-hosts") for name in ("pbs", "lsf", "flux")],
+        *[(name, {"bad_hosts": ["n3"], "folder": Path("/w")}, "n3") for name in ("pbs", "lsf", "flux")],
         ("flux", {"array": "0-3"}, "--array"),
         ("flux", {"points": [Point("x", ())]}, "--sweep"),
         ("flux", {"mem": "1G"}, "--mem"),

@@ -42,6 +42,7 @@ def test_durations(text: str, seconds: int) -> None:
         ({"ntasks": 8, "nodes": 2, "tasks_per_node": 8}, "--ntasks 8 .*--nodes 2 .*--tasks-per-node 8"),
         ({"mem": "1G", "mem_per_cpu": "1G"}, "--mem and --mem-per-cpu"),
         ({"ps_nodes": 1, "array": "0-1"}, "--ps-nodes .*--array"),
+        ({"gpus": "4", "spare_hosts": 1}, "--spare-hosts.*--gpus-per-node"),
         ({"time": "2", "signal_secs": 120}, "--signal-secs 120 .*120 seconds of --time 2"),
     ],
     ids=str,
