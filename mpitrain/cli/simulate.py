@@ -45,6 +45,7 @@ class Forecast:
     Attributes:
         options: The options of the mode.
         seconds: The time to train on ``--examples`` examples; None without this option.
+        goodput: The share of this time that goes into steps whose result is kept; None without ``--node-mtbf``.
     """
 
     mode: str
@@ -52,6 +53,7 @@ class Forecast:
     scenario: Scenario
     prediction: Prediction
     seconds: float | None
+    goodput: float | None
 
     def as_mapping(self) -> dict[str, Any]:
         """Return the prediction as values for JSON."""
@@ -66,6 +68,7 @@ class Forecast:
             "link_bytes_per_s": scenario.between.node_bytes_per_s,
             **dataclasses.asdict(self.prediction),
             "time_s": self.seconds,
+            "goodput": self.goodput,
         }
 
 
@@ -264,19 +267,21 @@ def _forecast(
     probe: Probe, values: Mapping[str, Any], scenario: Scenario, mode: str, options: dict[str, Any]
 ) -> Forecast:
     prediction = predict(probe, scenario)
-    seconds = None
+    seconds = goodput = None
     if values["examples"] is not None:
-        seconds = values["examples"] / prediction.examples_per_s
+        seconds = steps_s = values["examples"] / prediction.examples_per_s
         if values["node_mtbf"] is not None:
             failures = Failures(values["node_mtbf"], values["save_secs"], values["save_time"], values["restart_time"])
-            seconds = time_with_failures(seconds, scenario.n_nodes, failures)
-    return Forecast(mode, options, scenario, prediction, seconds)
+            seconds = time_with_failures(steps_s, scenario.n_nodes, failures)
+            goodput = steps_s / seconds
+    return Forecast(mode, options, scenario, prediction, seconds, goodput)
 
 
 def table(forecasts: Sequence[Forecast]) -> str:
     """Return the predictions as a table."""
-    has_time = any(forecast.seconds is not None for forecast in forecasts)
-    rows = []
+    columns, rows = list(_COLUMNS), []
+    columns += ["time"] if any(forecast.seconds is not None for forecast in forecasts) else []
+    columns += ["goodput"] if any(forecast.goodput is not None for forecast in forecasts) else []
     for forecast in forecasts:
         prediction, scenario = forecast.prediction, forecast.scenario
         row = [
@@ -291,8 +296,9 @@ def table(forecasts: Sequence[Forecast]) -> str:
             f"{100 * prediction.dropped:.0f} %",
             f"{prediction.sent_bytes_per_s / 1e6:,.1f}",
         ]
-        rows.append([*row, duration(forecast.seconds)] if forecast.seconds is not None else row)
-    return format_table([*_COLUMNS, *(["time"] if has_time else [])], rows)
+        row += [] if forecast.seconds is None else [duration(forecast.seconds)]
+        rows.append(row if forecast.goodput is None else [*row, f"{100 * forecast.goodput:.0f} %"])
+    return format_table(columns, rows)
 
 
 def _plot(path: Path, probe: Probe, forecasts: Sequence[Forecast]) -> None:

@@ -231,6 +231,18 @@ def test_the_command_writes_predictions_a_plot_and_a_timeline(tmp_path: Path) ->
     assert {"forward", "backward", "average", "step"} <= {event["name"] for event in events if event["ph"] == "X"}
 
 
+def test_the_command_predicts_the_goodput(tmp_path: Path) -> None:
+    """A failure costs half of the interval between checkpoints, and the restart: see above."""
+    probe, output = tmp_path / "probe.json", tmp_path / "out.json"
+    PROBE.write(probe)
+    words = ["simulate", str(probe), "--mode", "sync", "--nodes", "1,4", "--link", "100gbit", "--examples", f"{10**9}"]
+    words += ["--node-mtbf", "10000", "--save-secs", "100", "--save-time", "0.5", "--restart-time", "20"]
+    assert main([*words, "-o", str(output)]) == 0
+    for one in json.loads(output.read_text()):
+        assert one["goodput"] == pytest.approx((1 - one["nodes"] * (50 + 20) / 10_000) / 1.005, rel=0.01)
+        assert one["time_s"] == pytest.approx(1e9 / one["examples_per_s"] / one["goodput"])
+
+
 @pytest.mark.parametrize(
     "words",
     [
