@@ -24,7 +24,7 @@ from ..monitor.console import COLUMNS_VARIABLE, terminal_columns
 from ..monitor.run_record import recorded_kernels, recorded_virtual_workers
 from ..plan.request import JobRequest, LaunchRequest, Workload
 from ..process import fork_server, host_watcher, launcher_env, rank_status, state_folder
-from ..process.pid import is_alive
+from ..process.pid import is_alive, seconds_alive
 from ..process.run_directory import (
     Failure,
     forget_launcher,
@@ -161,7 +161,7 @@ class _Supervisor:
         recorded = recorded_virtual_workers(launch.run_dir) if launch.request.workload.resumes else None
         self._first_ranks = recorded or launch.spec.ranks
         self._is_scaled = False
-        self._began = time.monotonic()
+        self._began, self._started_at = time.monotonic(), time.time() - seconds_alive(os.getpid())
         options, workload = launch.request.options, launch.request.workload
         self._restarts = Restarts(options.max_restarts, workload.keeps_checkpoints, workload.time_limit)
         self._continues = False  # whether the present attempt follows another one
@@ -261,7 +261,7 @@ class _Supervisor:
         ours = {
             rank_status.RUN_DIR_VARIABLE: str(launch.run_dir),
             launcher_env.ATTEMPT: secrets.token_hex(8),
-            launcher_env.STARTED_AT: str(time.time()),
+            launcher_env.STARTED_AT: str(self._started_at),
             launcher_env.RESTART_COUNT: str(self._restarts.count),
             launcher_env.MAX_RESTARTS: str(self._restarts.max_restarts),
         }

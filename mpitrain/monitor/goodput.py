@@ -65,27 +65,36 @@ def accounts_in(lines: Sequence[Mapping[str, Any]]) -> list[Account]:
     return accounts
 
 
-def opened(earlier: Sequence[Account], step: int, started_at: float, failed_at: float | None, now: float) -> Account:
+def opened(
+    earlier: Sequence[Account],
+    step: int,
+    started_at: float,
+    failed_at: float | None,
+    now: float,
+    failed_step: int | None = None,
+) -> Account:
     """Return the account when an attempt begins to train at ``step``.
 
     Args:
         earlier: The accounts that earlier attempts have recorded, in order.
-        started_at: When this attempt was started.
+        started_at: When the ``mpitrain run`` of this attempt was started, or the attempt if there is none.
         failed_at: When the attempt before it failed; None if none failed, or if this is not known.
+        failed_step: The number of steps that were completed then; None if this is not known.
     """
     if not earlier:
         return Account(started_at, now, step, {START: now - started_at})
     last = earlier[-1]
-    ended_at = max(last.at, min(started_at, failed_at or started_at))
+    ended_at = max(last.at, min(now, started_at if failed_at is None else failed_at))
+    if STEPS not in last.seconds and failed_at is not None and (failed_step or 0) > last.step:  # before any report
+        earlier = [*earlier, last.with_more(ended_at, failed_step or 0, {STEPS: ended_at - last.at})]
     kept_s = _kept_s(earlier, step)
     if step > last.step:
         kept_s = min(kept_s, last.seconds.get(STEPS, 0.0) + ended_at - last.at)
-    more = {STEPS: kept_s - last.seconds.get(STEPS, 0.0), START: now - max(started_at, ended_at)}
+    more = {STEPS: kept_s - last.seconds.get(STEPS, 0.0), START: now - ended_at}
     if failed_at is None:  # the run may have ended soon after its last report
         more |= {REPEATED: max(0.0, -more[STEPS]), STOPPED: ended_at - last.at - max(0.0, more[STEPS])}
     else:
         more |= {REPEATED: ended_at - last.at - more[STEPS]}
-        more[START] += max(started_at, ended_at) - ended_at
     return last.with_more(now, step, more)
 
 

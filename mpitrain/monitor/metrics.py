@@ -32,7 +32,7 @@ class MetricsFile:
     Attributes:
         before_s: Seconds of training already recorded in the file; a resumed run continues from there.
         listeners: Called with the step and the values of every line.
-        account: Returns values that lines with a loss contain in addition; None if there are none.
+        account: Returns values that lines with a loss, and without values, contain in addition; None if there are none.
     """
 
     def __init__(self, path: Path) -> None:
@@ -50,7 +50,8 @@ class MetricsFile:
         Args:
             time_s: Seconds since this attempt began.
         """
-        account = self.account() if self.account is not None and "learning_rate" in measured else {}
+        has_account = "learning_rate" in measured or not measured
+        account = self.account() if has_account and self.account is not None else {}
         line = {"step": step, "time_s": round(self.before_s + time_s, 6), **_finite(dict(measured)), **account}
         self._append(json.dumps(line).encode() + b"\n")
         for listener in self.listeners:

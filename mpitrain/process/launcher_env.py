@@ -20,7 +20,7 @@ NETWORK = "MPITRAIN_NETWORK"  # the value of --network
 KEEPS_STATE = "MPITRAIN_KEEPS_STATE"  # set if the newest state is kept in memory
 # The number of ranks at the start of a run that may continue, or does, on another number.
 FIRST_RANKS = "MPITRAIN_FIRST_RANKS"
-STARTED_AT = "MPITRAIN_STARTED_AT"  # time at which this attempt was started, in seconds since the epoch
+STARTED_AT = "MPITRAIN_STARTED_AT"  # time at which ``mpitrain run`` was started, in seconds since the epoch
 # Variables of a restart.
 FAILED_AT = "MPITRAIN_FAILED_AT"  # time of the interruption, in seconds since the epoch
 FAILED_STEP = "MPITRAIN_FAILED_STEP"  # number of completed steps at the interruption

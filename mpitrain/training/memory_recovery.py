@@ -68,6 +68,8 @@ class KeepInMemory(Hook):
         writer: Writes the state; None on ranks that write none.
     """
 
+    purpose = "saving"
+
     def __init__(self, state: RunState, writer: StateWriter | None) -> None:
         self._state, self._writer = state, writer
         self._is_requested = self._has_failed = False

@@ -174,7 +174,10 @@ class Telemetry:
 
 
 class RecordGoodput(Hook):
-    """Adds to every report what the time since the first start of the run went into; chief only."""
+    """Records what the time since the first start of the run went into; chief only.
+
+    In every report, at the beginning, and at the end if a later start or no report follows it.
+    """
 
     def __init__(self, metrics: MetricsFile, path: Path, restoring_s: float) -> None:
         self._metrics, self._path, self._restoring_s = metrics, path, restoring_s
@@ -183,14 +186,18 @@ class RecordGoodput(Hook):
         self._earlier = accounts_in(read_lines(self._path))
         now, failed_at = time.time(), os.environ.get(FAILED_AT)
         started_at = float(os.environ.get(STARTED_AT, now - seconds_alive(os.getpid())))
-        opened_at = opened(self._earlier, loop.step, started_at, None if failed_at is None else float(failed_at), now)
+        failed = (None, None) if failed_at is None else (float(failed_at), int(os.environ.get(FAILED_STEP, "0")))
+        opened_at = opened(self._earlier, loop.step, started_at, failed[0], now, failed[1])
         restoring_s = min(self._restoring_s, opened_at.seconds[START])
         self._account = opened_at.with_more(now, loop.step, {START: -restoring_s, "restoring": restoring_s})
         self._compiled_s = compile_seconds()
         self._metrics.account = lambda: self._now(loop).record()
+        loop.report(loop.step, {}, show=False)
 
     def end(self, loop: TrainingLoop) -> None:
         account = self._now(loop)
+        if loop.step < loop.plan.train_steps or not loop.plan.config.output.log_steps:
+            loop.report(loop.step, {}, show=False)
         if self._earlier or account.at - account.since > _LONG_RUN_S:
             _log.info("%s", account.describe())
 

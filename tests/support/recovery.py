@@ -32,17 +32,24 @@ class KilledRun:
         process: The supervisor.
     """
 
-    def __init__(self, mpi: Mpi, n: int, run_dir: Path, job: Path, *flags: str, hosts: Hosts | None = None) -> None:
-        """With ``hosts``, one rank runs on each of the first n hosts; otherwise all ranks run on this machine."""
+    def __init__(
+        self, mpi: Mpi, n: int, run_dir: Path, job: Path, *flags: str, hosts: Hosts | None = None, slots: int = 1
+    ) -> None:
+        """With ``hosts``, the first n hosts have ``slots`` ranks each; otherwise n ranks run on this machine."""
         self.run_dir, self._random = run_dir, random.Random(str(run_dir))
+        self.gone = run_dir.with_suffix(".gone")  # the numbers of hosts that do not answer, one per line
         words = [str(mpi.python), "-m", "mpitrain", "run", "-n", str(n)] if hosts is None else []
-        words += [] if hosts is None else hosts.run(mpi.python, [1] * n)
+        words += [] if hosts is None else hosts.run(mpi.python, [slots] * n)
         words += ["--max-restarts", "1000", str(job), *NO_CHECKPOINTS, *flags, "--run-dir", str(run_dir)]
         self._ended: set[int] = set()  # processes of attempts that a kill has ended
         self._output = run_dir.with_suffix(".output").open("a+")
         self.process = subprocess.Popen(
             words,
-            env={**os.environ, **LAUNCHER_ENVIRONMENT, **({} if hosts is None else hosts.environment)},
+            env={
+                **os.environ,
+                **LAUNCHER_ENVIRONMENT,
+                **({} if hosts is None else {**hosts.environment, "MPITRAIN_TEST_GONE": str(self.gone)}),
+            },
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=self._output,

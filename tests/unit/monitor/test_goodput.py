@@ -48,6 +48,21 @@ def test_a_second_failure_before_the_next_report() -> None:
     assert sum(again.seconds.values()) == pytest.approx(43.0)
 
 
+def test_a_failure_before_the_first_report() -> None:
+    """Only the beginning of the first attempt is recorded: the rate of its steps follows from the failed step."""
+    now = opened([account(103.0, 0, start=3)], 8, 100.0, failed_at=113.0, now=115.0, failed_step=10)
+    assert now.seconds == pytest.approx({"start": 3 + 2, "steps": 8, "repeated": 2})
+
+
+def test_a_failure_before_training() -> None:
+    assert opened([], 0, 100.0, failed_at=104.0, now=109.0).seconds == {"start": 9.0}
+
+
+def test_a_run_that_was_scaled() -> None:
+    now = opened(EARLIER, 20, started_at=100.0, failed_at=None, now=128.0)
+    assert now.seconds == pytest.approx({"start": 5, "steps": 20, "saving": 3})
+
+
 def test_accounts_are_recorded_and_read() -> None:
     first = opened([], 0, 100.0, None, 103.0).with_more(113.0, 7, {"steps": 10})
     assert first.goodput == pytest.approx(10 / 13) and "goodput 76.9 %" in first.describe()
