@@ -1,11 +1,16 @@
 """Kill processes of runs at random moments: check that every run completes, and measure the time to the next step.
 
-    python bench/recovery.py [--kills 200] [--mpis openmpi mpich] [--hosts] [--large]
+    python bench/recovery.py [--kills 200] [--mpis openmpi mpich] [--hosts | --campaign] [--large]
 
 The runs have two or three ranks, in all modes, with restarts from memory and with frequent checkpoints. A kill ends a
 worker, the chief, a server, a reaper or the fork server. One kill in four does not wait for a step, and may happen
 while the run restarts. Each run must complete and leave nothing behind. In ``sync`` and ``local``, its parameters must
 be those of an undisturbed run. With ``--hosts`` (root, iproute2) each rank is on a separate host.
+
+With ``--campaign`` (also root, iproute2), runs in ``sync`` have two ranks on each of two hosts, and a spare host. A
+kill ends a rank or a host. The host answers again at once, or only after the run has continued without it. When both
+other hosts were lost, they are repaired, and ``mpitrain scale`` adds them. The goodput that a run reports is compared
+with the share of the time that its kept steps took, as seen from outside.
 
 On one host, another run then measures the time from a kill to the next completed step. This time is compared with the
 time of a run of one step. ``--large`` only does this, with a model of 100 million parameters.
@@ -24,14 +29,20 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from pathlib import Path
+from typing import NamedTuple
+from unittest.mock import patch
 
 from environment import one_thread_and_own_kernels, use_this_checkout
 
 use_this_checkout()
-from mpitrain.process import fork_server, rank_status  # noqa: E402
+from mpitrain.launcher import bad_hosts  # noqa: E402
+from mpitrain.monitor.goodput import accounts_in  # noqa: E402
+from mpitrain.monitor.metrics import read_lines  # noqa: E402
+from mpitrain.process import fork_server, rank_status, state_folder  # noqa: E402
 from mpitrain.process.pid import parent_of  # noqa: E402
 from tests.support.hosts.network import Hosts, make_hosts  # noqa: E402
 from tests.support.launch import Mpi  # noqa: E402
@@ -52,6 +63,9 @@ MODES = {
 SAVES = ("--save-secs", "0.2", "--keep", "2")
 VICTIMS = ("worker", "chief", "ps", "reaper", "fork server")
 KILLS = 10  # of a run
+CAMPAIGN_STEPS = 3000
+CAMPAIGN_FLAGS = ("--no-joint", "--train-steps", str(CAMPAIGN_STEPS), "--validate-steps", "0", "--threads", "1")
+WITH_SPARE = ("--min-ranks", "1", "--spare-hosts", "1", "--link-timeout", "10")
 
 
 def main() -> None:
@@ -59,6 +73,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--mpis", nargs="+", default=["openmpi", "mpich"], choices=["openmpi", "mpich"])
     parser.add_argument("--hosts", action="store_true")
+    parser.add_argument("--campaign", action="store_true")
     parser.add_argument("--large", action="store_true")
     arguments = parser.parse_args()
     one_thread_and_own_kernels()
@@ -69,7 +84,11 @@ def main() -> None:
         if arguments.large:
             measure(mpis[0], Path(folder), arguments.kills, ROOT / "bench" / "jobs" / "links.py", *_large())
             return
-        hosts = stack.enter_context(make_hosts(mpis[0].python, 3)) if arguments.hosts else None
+        needs_hosts = arguments.hosts or arguments.campaign
+        hosts = stack.enter_context(make_hosts(mpis[0].python, 3)) if needs_hosts else None
+        if hosts is not None and arguments.campaign:
+            campaign(mpis, Path(folder), arguments.kills, hosts)
+            return
         kill_at_random(mpis, Path(folder), arguments.kills, hosts)
         if hosts is None:
             measure(mpis[0], Path(folder), 15, ROOT / "jobs" / "mnist_mlp.py")
@@ -136,6 +155,110 @@ def _kill(run: KilledRun, chance: random.Random) -> str:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
                 return victim
+
+
+class Seen(NamedTuple):
+    """The chief at a moment."""
+
+    time: float
+    pid: int
+    step: int
+
+
+def campaign(mpis: list[Mpi], folder: Path, kills: int, hosts: Hosts) -> None:
+    """Kill ranks and hosts of runs with each MPI library in turn; print how many runs completed, and the goodput."""
+    with KilledRun(mpis[0], 3, folder / "whole", SMALL, *CAMPAIGN_FLAGS, *WITH_SPARE, hosts=hosts, slots=2) as run:
+        run.end()
+    whole, chance, counts = final(folder / "whole"), random.Random(kills), Counter[str]()
+    runs, failed, differing, worst, totals = 0, 0, 0, 0.0, [0.0, 0.0, 0.0]
+    while counts.total() < kills:
+        mpi, run_dir = mpis[runs % len(mpis)], folder / f"run-{runs}"
+        seen: list[Seen] = []
+        runs, began = runs + 1, time.time()
+        with KilledRun(mpi, 3, run_dir, SMALL, *CAMPAIGN_FLAGS, *WITH_SPARE, hosts=hosts, slots=2) as run:
+            observer = threading.Thread(target=_observe, args=(run, seen), daemon=True)
+            observer.start()
+            try:
+                for number in range(1, KILLS + 1):
+                    at = CAMPAIGN_STEPS * number // (KILLS + 2)
+                    counts[_kill_rank_or_host(run, hosts, chance, at)] += 1
+                run.end()
+            except (AssertionError, subprocess.TimeoutExpired) as error:
+                failed += 1
+                print(f"{run_dir.name} failed: {error}\n{run.output}", flush=True)
+                continue
+        observer.join()
+        try:
+            assert_same_bits(final(run_dir), whole)
+        except AssertionError as error:
+            differing += 1
+            print(f"{run_dir.name}: {error}", flush=True)
+        reported, measured = accounts_in(read_lines(run_dir / "metrics.jsonl"))[-1], _goodput(seen, began)
+        worst, seconds = max(worst, abs(reported.goodput - measured)), reported.at - reported.since
+        totals = [a + b * seconds for a, b in zip(totals, (1.0, reported.goodput, measured), strict=True)]
+        print(f"{run_dir.name}, {mpi.name}: {dict(counts)}", flush=True)
+        print(f"  {reported.describe()}; measured {100 * measured:.1f} %", flush=True)
+    print(f"{counts.total()} kills, {dict(counts)}")
+    print(f"{runs - failed} of {runs} runs completed, {differing} of them with other bits")
+    both = f"{100 * totals[1] / totals[0]:.1f} % reported and {100 * totals[2] / totals[0]:.1f} % measured"
+    print(f"goodput of all runs: {both}; in one run at most {100 * worst:.1f} points apart", flush=True)
+
+
+def _kill_rank_or_host(run: KilledRun, hosts: Hosts, chance: random.Random, at: int) -> str:
+    """Kill a rank or a host at a random moment, usually after the step ``at``; return what was killed."""
+    while True:
+        if chance.random() < 0.75:
+            run.wait_for_step(at)
+            time.sleep(chance.uniform(0, 0.3))
+        else:
+            time.sleep(chance.uniform(0, 2))
+        assert run.process.poll() is None, run.output
+        ranks, lost = rank_status.read(run.run_dir), bad_hosts.read(run.run_dir)
+        left = [number for number in (2, 3) if f"{hosts.net}.{number}" not in lost]
+        if not left and {rank.host for rank in ranks} == {"h1"} and all(rank.is_training for rank in ranks):
+            _repair(run, hosts)
+            continue
+        run.gone.write_text("")
+        if left and chance.random() < 0.5:
+            number, returns = chance.choice(left), chance.random() < 0.5
+            run.gone.write_text("" if returns else f"{number}\n")
+            hosts.kill(number)
+            with patch("socket.gethostname", return_value=f"h{number}"):
+                state_folder.remove(str(run.run_dir))
+            return "host that returns" if returns else "host"
+        if ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(chance.choice(ranks).pid, signal.SIGKILL)
+                return "rank"
+
+
+def _repair(run: KilledRun, hosts: Hosts) -> None:
+    """Add the hosts that were lost to a run."""
+    run.gone.write_text("")
+    (run.run_dir / bad_hosts.FILE).unlink()
+    names = ",".join(f"{hosts.net}.{number}:2" for number in (1, 2, 3))
+    words = [*hosts.on_first(), sys.executable, "-m", "mpitrain", "scale", str(run.run_dir), "--hosts", names]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr + run.output
+
+
+def _observe(run: KilledRun, seen: list[Seen]) -> None:
+    """Add what is seen of the chief until the run has ended."""
+    while run.process.poll() is None:
+        ranks = [rank for rank in rank_status.read(run.run_dir) if not rank.rank and rank.is_training and not rank.done]
+        seen += [Seen(time.time(), rank.pid, rank.step) for rank in ranks]
+        time.sleep(0.01)
+
+
+def _goodput(seen: list[Seen], began: float) -> float:
+    """Return the share of the time that went into steps from which the run has continued."""
+    kept_s, end = 0.0, seen[-1].step
+    for pid in reversed(dict.fromkeys(moment.pid for moment in seen)):
+        attempt = [moment for moment in seen if moment.pid == pid]
+        last = min(end, attempt[-1].step)
+        kept_s += next(moment.time for moment in attempt if moment.step >= last) - attempt[0].time
+        end = attempt[0].step
+    return kept_s / (seen[-1].time - began)
 
 
 def measure(mpi: Mpi, folder: Path, kills: int, job: Path, *flags: str) -> None:

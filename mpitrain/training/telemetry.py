@@ -176,7 +176,8 @@ class Telemetry:
 class RecordGoodput(Hook):
     """Records what the time since the first start of the run went into; chief only.
 
-    In every report, at the beginning, and at the end if a later start or no report follows it.
+    In every report, at the beginning, after the first step, which may be slow, and at the end of a run that was stopped
+    or has no reports.
     """
 
     def __init__(self, metrics: MetricsFile, path: Path, restoring_s: float) -> None:
@@ -193,6 +194,12 @@ class RecordGoodput(Hook):
         self._compiled_s = compile_seconds()
         self._metrics.account = lambda: self._now(loop).record()
         loop.report(loop.step, {}, show=False)
+        self._has_stepped = False
+
+    def after_step(self, loop: TrainingLoop) -> None:
+        if not self._has_stepped:
+            self._has_stepped = True
+            loop.report(loop.step, {}, show=False)
 
     def end(self, loop: TrainingLoop) -> None:
         account = self._now(loop)
