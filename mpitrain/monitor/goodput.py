@@ -1,7 +1,7 @@
 """Goodput: the share of the time since the first start of a run that went into steps whose result is kept.
 
 The chief adds up seconds by kind over all attempts, and records them with every report, so that a later attempt
-continues. What an attempt did after its last report is estimated from the duration of its steps.
+continues. What an attempt did after its last report is estimated from the number and the duration of its steps.
 """
 
 from __future__ import annotations
@@ -85,12 +85,13 @@ def opened(
         return Account(started_at, now, step, {START: now - started_at})
     last = earlier[-1]
     ended_at = max(last.at, min(now, started_at if failed_at is None else failed_at))
-    if STEPS not in last.seconds and failed_at is not None and (failed_step or 0) > last.step:  # before any report
-        earlier = [*earlier, last.with_more(ended_at, failed_step or 0, {STEPS: ended_at - last.at})]
-    kept_s = _kept_s(earlier, step)
+    kept_s = _kept_s(earlier, step) - last.seconds.get(STEPS, 0.0)  # since the last report
     if step > last.step:
-        kept_s = min(kept_s, last.seconds.get(STEPS, 0.0) + ended_at - last.at)
-    more = {STEPS: kept_s - last.seconds.get(STEPS, 0.0), START: now - ended_at}
+        if failed_at is not None and failed_step is not None and failed_step > last.step:
+            evenly_s = (ended_at - last.at) * (step - last.step) / (failed_step - last.step)
+            kept_s = min(evenly_s, 2 * kept_s or evenly_s)  # less if the ranks hung before the failure
+        kept_s = min(kept_s, ended_at - last.at)
+    more = {STEPS: kept_s, START: now - ended_at}
     if failed_at is None:  # the run may have ended soon after its last report
         more |= {REPEATED: max(0.0, -more[STEPS]), STOPPED: ended_at - last.at - max(0.0, more[STEPS])}
     else:

@@ -54,6 +54,13 @@ def test_a_failure_before_the_first_report() -> None:
     assert now.seconds == pytest.approx({"start": 3 + 2, "steps": 8, "repeated": 2})
 
 
+def test_steps_that_have_become_slower_and_ranks_that_have_hung() -> None:
+    now = opened(EARLIER, 24, 100.0, failed_at=131.0, now=135.0, failed_step=25)
+    assert now.seconds["steps"] == pytest.approx(20 + 4 * 6 / 5)
+    now = opened(EARLIER, 24, 100.0, failed_at=185.0, now=187.0, failed_step=25)
+    assert now.seconds["steps"] == pytest.approx(20 + 2 * 4) and now.seconds["repeated"] == pytest.approx(60 - 8)
+
+
 def test_a_failure_before_training() -> None:
     assert opened([], 0, 100.0, failed_at=104.0, now=109.0).seconds == {"start": 9.0}
 
