@@ -29,6 +29,8 @@ def read(run_dir: Path) -> dict[str, str]:
 
 def record(run_dir: Path, hosts: Mapping[str, str]) -> None:
     """Add hosts with the reasons."""
+    if not hosts:
+        return
     lines = [f"{host} {reason}\n" for host, reason in {**read(run_dir), **hosts}.items()]
     with contextlib.suppress(OSError):  # the hosts are reported, too
         replace_file(run_dir / FILE, "".join(lines).encode())

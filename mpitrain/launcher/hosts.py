@@ -209,6 +209,6 @@ class RemoteAgent:
             answers = list(threads.map(lambda one: self.run(*one), commands))
         return {host: error for (host, _), error in zip(commands, answers, strict=True) if error is not None}
 
-    def unreachable(self, hosts: Iterable[Host]) -> dict[str, str]:
-        """Return the hosts that do not answer, with the error of each."""
-        return self.run_on_each((host.name, "true") for host in hosts if not is_local(host.name))
+    def unreachable(self, hosts: Iterable[Host], command: str = "true") -> dict[str, str]:
+        """Return the other hosts that do not answer, or on which the command fails, with the error of each."""
+        return self.run_on_each((host.name, command) for host in hosts if not is_local(host.name))

@@ -23,7 +23,7 @@ from ..monitor import heartbeat as status
 from ..monitor.console import COLUMNS_VARIABLE, terminal_columns
 from ..monitor.run_record import recorded_kernels, recorded_virtual_workers
 from ..plan.request import JobRequest, LaunchRequest, Workload
-from ..process import fork_server, host_watcher, launcher_env, rank_status, state_folder
+from ..process import fork_server, host_check, host_watcher, launcher_env, rank_status, state_folder
 from ..process.pid import is_alive, seconds_alive
 from ..process.run_directory import (
     Failure,
@@ -229,7 +229,7 @@ class _Supervisor:
             say("the launcher failed to start; trying once more")
             result, outcome = self._start_ranks()
         if outcome.has_failed and self._spec.hosts is not None and not self._interrupts.received:
-            outcome = replace(outcome, lost_hosts=outcome.lost_hosts or self._unreachable(self._spec.hosts))
+            outcome = replace(outcome, lost_hosts=outcome.lost_hosts or list(self._unreachable(self._spec.hosts)))
         if outcome.kind is Kind.LAUNCH_FAILED and not outcome.lost_hosts and result.filtered_output.strip():
             print(result.filtered_output.strip(), file=sys.stderr)  # no other explanation is available
         return outcome
@@ -247,12 +247,24 @@ class _Supervisor:
                 say(f"host {host} does not answer ({error}); check it for leftover processes")
         return result, outcome
 
-    def _unreachable(self, hosts: Sequence[Host]) -> list[str]:
-        """Report and return the hosts that do not answer."""
-        errors = self._agent.unreachable(hosts)
+    def _unreachable(self, hosts: Sequence[Host]) -> dict[str, str]:
+        """Report and return the hosts that do not answer, with the error of each.
+
+        If the run can do without them, hosts are also checked, and recorded as bad.
+        """
+        if not self._can_do_without_hosts:
+            errors, what = self._agent.unreachable(hosts), "does not answer"
+        else:
+            check = shlex.join([sys.executable, host_check.__file__, str(time.time())])
+            errors, what = self._agent.unreachable(hosts, check), "cannot be used"
+            bad_hosts.record(self._launch.run_dir, errors)
         for host, error in errors.items():
-            say(f"host {host} does not answer: {error}")
-        return list(errors)
+            say(f"host {host} {what}: {error}")
+        return errors
+
+    @property
+    def _can_do_without_hosts(self) -> bool:
+        return self._launch.request.options.min_ranks is not None or bool(self._launch.spec.spares)
 
     def _prepare_attempt(self) -> Attempt:
         launch, spec, is_restart = self._launch, self._spec, self._restarts.count > 0
@@ -387,9 +399,11 @@ class _Supervisor:
         assert self._spec.hosts is not None
         if self._staging is not None:
             self._staging.forget(lost_hosts)
-        self._replace_hosts(lost_hosts)
-        if least is not None or self._launch.spec.spares:
-            bad_hosts.record(self._launch.run_dir, dict.fromkeys(lost_hosts, "did not answer"))
+        silent = self._unreachable(self._spec.spares)
+        if self._can_do_without_hosts:
+            bad = bad_hosts.read(self._launch.run_dir)
+            bad_hosts.record(self._launch.run_dir, dict.fromkeys(lost_hosts, "did not answer") | bad)
+        self._replace_hosts(lost_hosts, [host for host in self._spec.spares if host.name not in silent])
         left = [host for host in self._spec.hosts if host.name not in lost_hosts]
         ranks = sum(host.slots for host in left)
         if len(left) == len(self._spec.hosts):
@@ -402,11 +416,10 @@ class _Supervisor:
         self._spec = replace(self._spec, hosts=left, ranks=ranks)
         return ""
 
-    def _replace_hosts(self, lost_hosts: Sequence[str]) -> None:
-        """Replace lost hosts by spare hosts that answer, as far as there are any."""
+    def _replace_hosts(self, lost_hosts: Sequence[str], spares: list[Host]) -> None:
+        """Replace lost hosts by spare hosts, as far as there are any."""
         assert self._spec.hosts is not None
-        silent = self._unreachable(self._spec.spares)
-        spares, hosts = [host for host in self._spec.spares if host.name not in silent], list(self._spec.hosts)
+        hosts = list(self._spec.hosts)
         for index, host in enumerate(hosts):
             if host.name in lost_hosts and spares:
                 hosts[index] = host._replace(name=spares.pop(0).name)

@@ -16,6 +16,7 @@ SITE = {
     "--ps-constraint cpu": "--ps-constraint f1",
     "--nodes 4 --gpus-per-node 4": "--nodes 2 --gpus-per-node 1",
     "--nodes=4 --ntasks-per-node=8": "--nodes=3 --ntasks-per-node=2",
+    "--nodes 4 --tasks-per-node 8 --spare-hosts": "--nodes 2 --tasks-per-node 2 --spare-hosts",
     "--nodes 4 --tasks-per-node 8": "--nodes 3 --tasks-per-node 2",
     "--tasks-per-node 4": "--tasks-per-node 2",
     "--min-ranks 24": "--min-ranks 6",

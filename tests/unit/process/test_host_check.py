@@ -1,0 +1,35 @@
+"""The check of a host before ranks are started on it again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from typing import NamedTuple
+
+import pytest
+
+from mpitrain.process import host_check
+
+
+class Usage(NamedTuple):
+    free: int
+
+
+def check(now: float) -> tuple[int, str]:
+    words = [sys.executable, "-S", host_check.__file__, str(now)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, done.stderr.strip()
+
+
+def test_a_host_may_be_used_unless_its_clock_is_wrong() -> None:
+    assert check(time.time()) == (0, "")
+    status, reason = check(time.time() - 3600)
+    assert status == 1 and "3600 s ahead" in reason and "\n" not in reason
+
+
+def test_a_host_needs_disk_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_check, "_memory", lambda: {"MemTotal": 1 << 20, "MemAvailable": 1 << 14})
+    assert "16 MiB" in host_check.problem(time.time())
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: Usage(3 << 20))
+    assert "3 MiB" in host_check.problem(time.time())
