@@ -48,6 +48,7 @@ _STATE_S = 1.0  # seconds between two signs of life
 _RANGE_S = 20.0  # seconds of training for which examples are claimed at once
 _AHEAD_S = 2.0  # seconds of training for which examples are claimed in advance
 _SHARE = 8  # at most this part of a learner's share of the remaining examples is claimed at once
+_LAST_S = 2.0  # seconds for which the last contributions of all learners are merged together
 _LAST = SLOTS - 1  # contributions that may wait before the last one
 _log = logging.getLogger(__name__)
 
@@ -252,18 +253,30 @@ class Learner:
         self._write_work()
         self._write_state(ended=True)
         while self._must_merge():
+            until = time.monotonic() + _LAST_S
+            while self._others(ended=False) and time.monotonic() < until:
+                time.sleep(POLL_S)
             while self._synchronizer.poll(Ledger.parse(self._ledger.read().data), waits=False):
                 pass
             save(self._synchronizer.center, self._synchronizer.examples)
             self._resign()
             # A learner that ends now has sent its last work before it looks whether another one merges. So either it
             # sees that this one has resigned, or this one sees that it has ended.
-            ledger = Ledger.parse(self._ledger.read().data)
-            if not any(read_state(self._store, name).get("ended") for name, m in ledger.members.items() if m.process):
+            if not self._others(ended=True):
+                ledger = Ledger.parse(self._ledger.read().data)
                 self.is_complete = ledger.is_given_out
                 return not ledger.living
             time.sleep(POLL_S)
         return False
+
+    def _others(self, ended: bool) -> bool:
+        """Return whether there are learners with a process that have said that they end, or that have not."""
+        members = Ledger.parse(self._ledger.read().data).members
+        return any(
+            bool(read_state(self._store, name).get("ended")) is ended
+            for name, member in members.items()
+            if member.process
+        )
 
     def _must_merge(self) -> bool:
         """Return whether this process has the lease, or can take it; wait for a sign of life of another that has it."""

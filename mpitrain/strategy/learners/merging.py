@@ -6,9 +6,11 @@ Decoupled DiLoCo (Douillard et al., 2026, arXiv 2604.21428), for a fragment of t
   sent one.
 - Its weight is ``examples * (examples / steps) / (1 + age)``: quantity times quality; here ``age`` is the number of
   versions that were merged since the one on which the work is based.
-- Radial-directional averaging of each tensor: the outer gradients of learners are nearly orthogonal, so their mean
-  shrinks with the number of learners. ``norm * direction``, with the weighted mean of the norms, and the direction of
-  the weighted mean of ``delta / |delta|``.
+- The outer gradient is the weighted mean of those of the learners. (Decoupled DiLoCo averages norms and directions
+  separately, so that the mean of nearly orthogonal changes is as long as each of them. With 2 learners on
+  Fashion-MNIST, this cost 1.2 percentage points of accuracy: what the mean cancels is mostly noise.)
+- If only some learners have contributed, the mean is multiplied by their part of the examples/s of all that train.
+  Otherwise learners that contribute in turns would move the common parameters as far as if each one were alone.
 - The outer optimizer, such as SGD with Nesterov momentum, updates the common parameters with the result.
 
 State that is not trained, such as the statistics of BatchNorm, is averaged with these weights.
@@ -84,24 +86,9 @@ def outer_gradient(fragment: Fragment, n_trained: int, contributions: Sequence[C
         contributions: At least one, with finite values.
     """
     weights = np.array([each.weight for each in contributions])
-    weights /= weights.sum()
-    merged = np.zeros_like(contributions[0].delta)
-    for entry in fragment.entries:
-        part = slice(entry.start - fragment.lo, entry.stop - fragment.lo)
-        tensors = [each.delta[part] for each in contributions]
-        if entry.start >= n_trained:
-            merged[part] = -sum(float(w) * t for w, t in zip(weights, tensors, strict=True))
-        elif len(tensors) == 1:
-            merged[part] = tensors[0]
-        else:
-            merged[part] = _radial_directional(weights, tensors)
+    weights = (weights / weights.sum()).astype(contributions[0].delta.dtype)
+    deltas = [weight * each.delta for weight, each in zip(weights, contributions, strict=True)]
+    merged: Array = np.sum(deltas, axis=0)
+    state = merged[max(0, n_trained - fragment.lo) :]
+    np.negative(state, out=state)
     return merged
-
-
-def _radial_directional(weights: Array, tensors: Sequence[Array]) -> Array:
-    """Return the mean of tensors by norm and direction."""
-    norms = np.array([float(np.linalg.norm(tensor)) for tensor in tensors])
-    factors = [float(w / n) if n else 0.0 for w, n in zip(weights, norms, strict=True)]
-    direction: Array = sum(f * t for f, t in zip(factors, tensors, strict=True))  # type: ignore[assignment]
-    length = float(np.linalg.norm(direction))
-    return direction * direction.dtype.type(float(weights @ norms) / length) if length else direction

@@ -131,8 +131,12 @@ class Register:
         if not self._store.create(self._file(number), data):
             return False
         with contextlib.suppress(OSError):  # the version exists now, and is found without what follows
-            # This process was suspended for so long that the name had been used, and deleted.
-            if self._recorded() >= number + self._keep:
+            # This process was suspended for so long that the name had been used, and deleted. ``NAME.newest`` may be
+            # behind: another process that was suspended has written it.
+            newest = max(number, self._recorded())
+            while self._version(newest + 1) is not None:
+                newest += 1
+            if newest >= number + self._keep:
                 self._store.delete(self._file(number))
                 return False
             self._store.replace(self._file("newest"), str(number).encode())

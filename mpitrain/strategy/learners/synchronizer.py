@@ -8,13 +8,13 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...core.layout import Array, Layout
-from ...optim import Optimizer, Updater
+from ...optim import Optimizer, Updater, sgd
 from .ledger import Ledger, change
 from .merging import Contribution, Fragment, outer_gradient
 from .records import pack, unpack
@@ -148,6 +148,7 @@ class Synchronizer:
         self.center, *slots = (np.zeros(layout.size, dtype) for _ in ("params", *optimizer.slots))
         self._vectors = [self.center, *slots]
         self._updater = Updater(optimizer, layout, self.center, dict(zip(optimizer.slots, slots, strict=True)))
+        self._averaging = Updater(sgd(1.0), layout, self.center, {})  # for last contributions
         self.newest: list[Version] = []
         self._first_s = [math.inf] * len(fragments)  # since when a contribution to the fragment waits
         self._sizes = [deque[float](maxlen=_SIZES) for _ in fragments]  # of the last contributions
@@ -156,7 +157,8 @@ class Synchronizer:
 
     def prepare(self) -> None:
         """Compile what merging needs, which takes a while, before others rely on this process. ``begin`` follows."""
-        self._updater.update(0, self._layout.size, np.zeros((1, self._layout.size), self._dtype), 0)
+        for updater in (self._updater, self._averaging):
+            updater.update(0, self._layout.size, np.zeros((1, self._layout.size), self._dtype), 0)
 
     def begin(self) -> None:
         """Read the newest versions; whatever other processes have merged is known then."""
@@ -215,13 +217,13 @@ class Synchronizer:
     ) -> bool:
         """Merge the contributions to a fragment, if they are complete or the grace time has passed."""
         version = self.newest[index]
-        waiting, others = {}, 0
+        waiting, others = {}, []
         for name, state in states.items():
             generation = ledger.members[name].generation
             if state.get("generation") == generation and state["sent"][index] > version.of(name, generation).number:
                 waiting[name] = state
             elif not state.get("ended") and now - self._heard[name][1] < 2 * state.get("interval_s", 0) + 1:
-                others += 1
+                others.append(state)
         if not waiting:
             self._first_s[index] = math.inf
             return False
@@ -229,9 +231,9 @@ class Synchronizer:
         grace_s = GRACE * min(state["interval_s"] for state in waiting.values())
         if waits and others and now - self._first_s[index] < grace_s:
             return False
-        return self._merge(index, waiting, now)
+        return self._merge(index, waiting, _share(waiting.values(), others), now)
 
-    def _merge(self, index: int, waiting: Mapping[str, Mapping[str, Any]], now: float) -> bool:
+    def _merge(self, index: int, waiting: Mapping[str, Mapping[str, Any]], share: float, now: float) -> bool:
         fragment, version = self._fragments[index], self.newest[index]
         merged, accepted, sizes, dropped = dict(version.merged), [], list[float](), 0
         for name, state in waiting.items():
@@ -255,7 +257,9 @@ class Synchronizer:
             return False
         if accepted:
             delta = outer_gradient(fragment, self._layout.n_trained, accepted)
-            self._updater.update(fragment.lo, fragment.hi, delta.reshape(1, -1), 0, origin=fragment.lo)
+            delta *= delta.dtype.type(share)
+            updater = self._averaging if all(state.get("ended") for state in waiting.values()) else self._updater
+            updater.update(fragment.lo, fragment.hi, delta.reshape(1, -1), 0, origin=fragment.lo)
         new = Version(
             version.number + 1,
             merged,
@@ -317,3 +321,15 @@ class Synchronizer:
     def _load(self, fragment: Fragment, version: Version) -> None:
         for vector, values in zip(self._vectors, version.vectors, strict=True):
             fragment.of(vector)[:] = values
+
+
+def _share(waiting: Iterable[Mapping[str, Any]], others: Iterable[Mapping[str, Any]]) -> float:
+    """Return the part that learners have in the examples/s of all that train; before these are known, in their number.
+
+    Learners of ``others`` that have not trained yet do not count.
+    """
+    speeds = [state["examples_per_s"] for state in waiting]
+    rest = [state["examples_per_s"] for state in others if state.get("examples_per_s")]
+    if not all(speeds):
+        return len(speeds) / (len(speeds) + len(rest))
+    return float(sum(speeds) / (sum(speeds) + sum(rest)))

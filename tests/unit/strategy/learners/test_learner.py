@@ -301,6 +301,34 @@ def test_parameters_that_are_not_finite_are_replaced(tmp_path: Path) -> None:
     assert np.isfinite(_state(tmp_path)[2]).all() and np.isfinite(process.params).all()
 
 
+def test_work_of_some_counts_by_their_part_and_last_work_is_averaged(tmp_path: Path) -> None:
+    """With momentum 0.5, three versions by one of two equal learners: a half counts; the last one has no momentum."""
+    group = Group(Folder(tmp_path), LAYOUT, DTYPE, optim.nesterov(1.0, 0.5), 1, {}, TOTAL)
+    parts, ledger = learner_module.fragments_of(LAYOUT, 1), Ledger({}, TOTAL)
+    versions = Fragments(group.store, parts, 2, DTYPE)
+    versions.swap(0, synchronizer_module.Version(1, {}, 0, 0, 0, np.zeros((2, LAYOUT.size))))
+    register = Register(group.store, "ledger", 64)
+    for name in "ab":
+        ledger.join(name, name, 0)
+    register.swap(register.read(), ledger.dump())
+    synchronizer = synchronizer_module.Synchronizer(
+        group.store, register, parts, versions, LAYOUT, group.optimizer, DTYPE
+    )
+    synchronizer.begin()
+    expected, momentum = 0.0, 0.0
+    for number in (1, 2, 3):
+        header = {"generation": 1, "number": number, "base": number, "examples": 10 * number}
+        work = pack(header | {"new_examples": 10, "new_steps": 1}, [np.ones(LAYOUT.size)])
+        group.store.replace(f"work.a.0.{number % synchronizer_module.SLOTS}", work)
+        for name, sent in (("a", number), ("b", 0)):
+            state = {"generation": 1, "sent": [sent], "interval_s": 100, "examples_per_s": 5, "beat": number}
+            group.store.replace(f"state.{name}", json.dumps(state | {"ended": (name, number) == ("a", 3)}).encode())
+        assert synchronizer.poll(Ledger.parse(register.read().data), waits=False)
+        momentum = 0.5 * momentum + 0.5
+        expected -= 0.5 if number == 3 else 0.5 + 0.5 * momentum
+        np.testing.assert_allclose(LAYOUT.views(synchronizer.center)["a"], expected)
+
+
 def test_another_model_is_refused(tmp_path: Path) -> None:
     Process(tmp_path, "a", facts={"model": "one", "seed": (0, 1)}).start().end()
     with pytest.raises(ConfigError, match="another model"):

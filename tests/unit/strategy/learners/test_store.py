@@ -51,6 +51,16 @@ def test_a_process_that_was_suspended_does_not_change_the_value(tmp_path: Path) 
     assert sorted(os.listdir(tmp_path)) == ["x.4", "x.5", "x.newest"]
 
 
+def test_a_suspended_process_does_not_change_the_value_if_the_pointer_is_behind(tmp_path: Path) -> None:
+    suspended, other = Register(Folder(tmp_path), "x"), Register(Folder(tmp_path), "x")
+    seen = suspended.read()
+    for number in range(3):
+        assert other.swap(Value(number, b""), str(number).encode())
+    Folder(tmp_path).replace("x.newest", b"2")  # by a process that was suspended, too
+    assert not suspended.swap(seen, b"late")
+    assert Register(Folder(tmp_path), "x").read() == Value(3, b"2")
+
+
 def test_a_lost_pointer_does_not_lead_back(tmp_path: Path) -> None:
     writer, reader = Register(Folder(tmp_path), "x"), Register(Folder(tmp_path), "x")
     for number in range(4):

@@ -1,0 +1,200 @@
+"""Learners (``--join``): the accuracy of their common model, and their speed with and without failures.
+
+    python bench/learners.py accuracy [--seeds 3] [--epochs 5] [--job mnist_mlp] [--programs local learners-2]
+    python bench/learners.py failures [--minutes 5]
+    python bench/learners.py speed [--rounds 5]
+
+- ``accuracy``: learners of one rank each that start at once, and ``--mode local`` with the same outer optimizer on two
+  ranks, train the same number of examples of Fashion-MNIST.
+- ``failures``: two learners on one core each. Every 30 s, all processes of a random one are killed; 5 s later it starts
+  again. The examples/s that were merged are compared with the undisturbed rate times the share of the time in which the
+  learners were past their start.
+- ``speed``: a learner alone against the same run without ``--join``; and a learner beside another one that takes
+  twice as long for a step, against the learner alone. In turns, on one core each; medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from environment import ROOT, one_thread_and_own_kernels, use_this_checkout
+
+use_this_checkout()
+from mpitrain.monitor.metrics import read_lines  # noqa: E402
+from mpitrain.strategy.learners.store import Folder, Register  # noqa: E402
+
+MPITRAIN = (sys.executable, "-P", "-m", "mpitrain")
+PAUSED = ROOT / "bench" / "jobs" / "paused_mlp.py"
+PERIOD_S, REST_S = 30.0, 5.0
+Process = subprocess.Popen[bytes]
+
+
+def start(core: int | None, *words: object) -> Process:
+    """Start ``mpitrain run`` in a process group of its own, on one core."""
+    pinned = [] if core is None else ["taskset", "-c", core]
+    command = [*pinned, *MPITRAIN, "run", "--threads", 1, "--validate-steps", 0, *words]
+    return subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL, start_new_session=True)
+
+
+def learner(folder: Path, number: int, core: int | None, *words: object) -> Process:
+    return start(core, "-n", 1, "--join", folder, "--run-dir", folder / "learners" / str(number), *words)
+
+
+def end(*processes: Process) -> None:
+    statuses = [process.wait() for process in processes]
+    if any(statuses):
+        raise SystemExit("a run has failed")
+
+
+@contextmanager
+def killed_at_end(processes: list[Process]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def accuracy(given: argparse.Namespace) -> None:
+    found: dict[str, list[float]] = defaultdict(list)
+    job = (ROOT / "jobs" / f"{given.job}.py", "--data-dir", given.data, *given.words.split())
+    for seed in range(given.seeds):
+        for program in given.programs:
+            with tempfile.TemporaryDirectory() as temporary:
+                folder = Path(temporary, "run")
+                words = (*job, "--train-epochs", given.epochs, "--seed", seed)
+                if program == "local":
+                    local = ("--mode", "local", "--outer-optimizer", "nesterov", "--local-steps", 64)
+                    end(start(None, "-n", 2, "--run-dir", folder, *local, *words))
+                else:
+                    number = int(program.removeprefix("learners-"))
+                    end(*[learner(folder, k, k % (os.cpu_count() or 1), *words) for k in range(number)])
+                done = subprocess.run(
+                    [*MPITRAIN, "evaluate", folder, "--json"], check=True, capture_output=True, text=True
+                )
+                found[program].append(100 * json.loads(done.stdout)["validation_accuracy"])
+            print(f"seed {seed}, {program}: {found[program][-1]:.2f} %", flush=True)
+    for program, values in found.items():
+        difference = statistics.mean(values) - statistics.mean(found[given.programs[0]])
+        print(f"{program}: {statistics.mean(values):.2f} %, {difference:+.2f} points", flush=True)
+
+
+def merged(folder: Path) -> int:
+    """Return the number of examples that the common parameters contain."""
+    data = Register(Folder(folder / "exchange"), "fragment-0").read().data
+    return int(json.loads(data.split(b"\n", 2)[1])["examples"]) if data else 0
+
+
+def state(folder: Path, number: int) -> dict[str, int]:
+    """Return what a learner says of itself."""
+    data = Folder(folder / "exchange").read(f"state.{number}")
+    return json.loads(data) if data else {"generation": 0, "examples": 0}
+
+
+def failures(given: argparse.Namespace) -> None:
+    chance, words = random.Random(1), (PAUSED, "--data-dir", given.data, "--train-steps", 10**7)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary, "run")
+        processes = [learner(folder, k, k, *words) for k in range(2)]
+        with killed_at_end(processes):
+            former, died = [0, 0], [0.0, 0.0]
+
+            def trains(k: int) -> bool:
+                now = state(folder, k)
+                return not died[k] and now["generation"] > former[k] and now["examples"] > 0
+
+            def rate_until(until: float, kills: bool) -> tuple[float, float]:
+                """Return the merged examples/s, and the share of the time in which learners trained."""
+                began, before, trained, samples, kill = time.monotonic(), merged(folder), 0, 0, PERIOD_S
+                while (now := time.monotonic()) < until:
+                    if kills and now - began >= kill:
+                        victim, kill = chance.randrange(2), kill + PERIOD_S
+                        if not died[victim]:
+                            former[victim], died[victim] = state(folder, victim)["generation"], now
+                            os.killpg(processes[victim].pid, signal.SIGKILL)
+                            processes[victim].wait()
+                    for k in range(2):
+                        if died[k] and now - died[k] >= REST_S:
+                            died[k], processes[k] = 0.0, learner(folder, k, k, *words)
+                    trained, samples = trained + trains(0) + trains(1), samples + 2
+                    time.sleep(0.2)
+                return (merged(folder) - before) / (time.monotonic() - began), trained / samples
+
+            while not (trains(0) and trains(1)):
+                time.sleep(0.2)
+            time.sleep(10)
+            first, _ = rate_until(time.monotonic() + 60, kills=False)
+            print(f"undisturbed: {first:,.0f} merged examples/s", flush=True)
+            rate, share = rate_until(time.monotonic() + 60 * given.minutes, kills=True)
+            print(f"with kills: {rate:,.0f} merged examples/s; learners trained in {100 * share:.1f} % of the time")
+            while not (trains(0) and trains(1)):
+                time.sleep(0.2)
+            last, _ = rate_until(time.monotonic() + 60, kills=False)
+            usual = (first + last) / 2
+            print(
+                f"undisturbed again: {last:,.0f}; {100 * rate / (usual * share):.1f} % of what was possible", flush=True
+            )
+
+
+def speed_of(folder: Path) -> float:
+    """Return the median of a run's examples/s, without its first interval."""
+    speeds = [line["examples_per_s"] for line in read_lines(folder / "metrics.jsonl") if "examples_per_s" in line]
+    return statistics.median(speeds[1:])
+
+
+def speed(given: argparse.Namespace) -> None:
+    found: dict[str, list[float]] = defaultdict(list)
+    words = (PAUSED, "--data-dir", given.data, "--log-secs", 1)
+    for _ in range(given.rounds):
+        with tempfile.TemporaryDirectory() as temporary:
+            plain, alone, both = (Path(temporary, name) for name in ("plain", "alone", "both"))
+            end(start(0, "-n", 1, "--run-dir", plain, *words, "--train-steps", given.steps))
+            found["run"].append(speed_of(plain))
+            end(learner(alone, 0, 0, *words, "--train-steps", given.steps))
+            found["learner"].append(speed_of(alone / "learners" / "0"))
+            pause = 100 / found["run"][-1]
+            pair = [
+                learner(both, 0, 0, *words, "--train-steps", given.steps * 3 // 2),
+                learner(both, 1, 1, *words, "--train-steps", given.steps * 3 // 2, "--pause", pause),
+            ]
+            end(*pair)
+            found["beside a slow one"].append(speed_of(both / "learners" / "0"))
+        print({name: round(values[-1]) for name, values in found.items()}, flush=True)
+    run, one, beside = (statistics.median(values) for values in found.values())
+    print(f"run {run:,.0f}, learner alone {one:,.0f} examples/s: {100 * (run / one - 1):.1f} % overhead")
+    print(f"beside a learner of half the speed {beside:,.0f} examples/s: {100 * (1 - beside / one):.1f} % lost")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("program", choices=["accuracy", "failures", "speed"])
+    parser.add_argument("--data", default="/usr/share/datasets/fashion-mnist")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--job", default="mnist_mlp")
+    parser.add_argument("--words", default="--hidden-units 500", help="further arguments of the job")
+    parser.add_argument("--programs", nargs="+", default=["local", "learners-2"])
+    parser.add_argument("--minutes", type=float, default=5)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=2000)
+    given = parser.parse_args()
+    one_thread_and_own_kernels()
+    {"accuracy": accuracy, "failures": failures, "speed": speed}[given.program](given)
+
+
+if __name__ == "__main__":
+    main()
