@@ -40,7 +40,17 @@ from .ledger import Ledger, Left, Range, change
 from .merging import Fragment, fragments_of
 from .records import pack
 from .store import Register, Store
-from .synchronizer import LOST_S, SLOTS, Fragments, Synchronizer, Version, give_up, merged_examples, read_state
+from .synchronizer import (
+    LOST_S,
+    SLOTS,
+    Fragments,
+    Synchronizer,
+    Version,
+    give_up,
+    merged_examples,
+    parse_state,
+    read_state,
+)
 
 POLL_S = 0.2  # seconds between two looks at the store
 LEASE_S = 10.0  # seconds without a sign of life after which another learner merges
@@ -203,6 +213,8 @@ class Learner:
         Returns:
             The parameters to continue with.
         """
+        if self._error is not None:
+            raise self._error
         with self._lock:
             received, self._news = self._news, {}
             ranges, self._ranges = self._ranges, []
@@ -258,6 +270,7 @@ class Learner:
                 time.sleep(POLL_S)
             while self._synchronizer.poll(Ledger.parse(self._ledger.read().data), waits=False):
                 pass
+            self._newest = list(self._synchronizer.newest)
             save(self._synchronizer.center, self._synchronizer.examples)
             self._resign()
             # A learner that ends now has sent its last work before it looks whether another one merges. So either it
@@ -464,7 +477,7 @@ class Learner:
                 continue
             state = self._store.read(f"state.{name}") or b"{}"
             first, since = self._watched.setdefault((name, member.generation), (state, now))
-            has_ended = bool(json.loads(state).get("ended"))
+            has_ended = bool(parse_state(state).get("ended"))
             all_live &= state != first and not has_ended
             if state == first and not has_ended and now - since > LOST_S:
                 give_up(self._ledger, self._newest, name, member.generation)

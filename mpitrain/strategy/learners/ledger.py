@@ -74,13 +74,20 @@ class Ledger:
 
     @classmethod
     def parse(cls, data: bytes) -> Ledger:
-        """Return the ledger from the bytes that ``dump`` has returned."""
-        values = json.loads(data)
-        members = {
-            name: Member(**member | {"held": [(lo, hi) for lo, hi in member["held"]]})
-            for name, member in values.pop("members").items()
-        }
-        return cls(**values | {"free": [(lo, hi) for lo, hi in values["free"]]}, members=members)
+        """Return the ledger from the bytes that ``dump`` has returned.
+
+        Raises:
+            OSError: The bytes are damaged.
+        """
+        try:
+            values = json.loads(data)
+            members = {
+                name: Member(**member | {"held": [(lo, hi) for lo, hi in member["held"]]})
+                for name, member in values.pop("members").items()
+            }
+            return cls(**values | {"free": [(lo, hi) for lo, hi in values["free"]]}, members=members)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise OSError("the newest file of the ledger is damaged") from None
 
     def dump(self) -> bytes:
         """Return the ledger as bytes."""
@@ -186,14 +193,15 @@ class Ranges:
 
     def has_ended(self, cursor: int) -> bool:
         """Return whether all examples were trained that this learner will get."""
-        return self._left is Left.NONE and self._are_trained(cursor)
+        return self._left is Left.NONE and not self.has_more(cursor)
 
     def must_wait(self, cursor: int) -> bool:
         """Return whether all examples were trained, but others may be left."""
-        return self._left is Left.UNKNOWN and self._are_trained(cursor)
+        return self._left is Left.UNKNOWN and not self.has_more(cursor)
 
-    def _are_trained(self, cursor: int) -> bool:
-        return cursor >= self.current[1] and not self._following
+    def has_more(self, cursor: int) -> bool:
+        """Return whether this range has not ended, or there is a next one."""
+        return cursor < self.current[1] or bool(self._following)
 
 
 def change(register: Register, apply: Callable[[Ledger], object]) -> Ledger:

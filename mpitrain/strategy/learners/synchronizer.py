@@ -101,8 +101,15 @@ class Fragments:
 
 def read_state(store: Store, name: str) -> dict[str, Any]:
     """Return what a learner says of itself; empty if it has said nothing."""
-    data = store.read(f"state.{name}")
-    state = json.loads(data) if data else {}
+    return parse_state(store.read(f"state.{name}"))
+
+
+def parse_state(data: bytes | None) -> dict[str, Any]:
+    """Return what a learner says of itself; empty if it has said nothing, or the file is damaged."""
+    try:
+        state = json.loads(data or b"{}")
+    except ValueError:
+        return {}
     return state if isinstance(state, dict) else {}
 
 
@@ -209,7 +216,7 @@ class Synchronizer:
             data = self._store.read(f"state.{name}") or b"{}"
             if name not in self._heard or self._heard[name][0] != data:
                 self._heard[name] = data, time.monotonic()
-            states[name] = json.loads(data)
+            states[name] = parse_state(data)
         return states
 
     def _poll(

@@ -68,3 +68,9 @@ def test_ranges_are_trained_one_after_the_other() -> None:
     assert ranges.has_ended(75) and not ranges.must_wait(75)
     ranges.update([(0, 10)], is_reset=True, left=Left.SOME)
     assert ranges.take_next(75) and ranges.trained(5) == 5
+
+
+@pytest.mark.parametrize("data", [b"", b'{"facts": {}', b"[]", b"{}", b'{"members": {"a": {"held": 1}}}'])
+def test_a_damaged_ledger_is_an_error_of_the_folder(data: bytes) -> None:
+    with pytest.raises(OSError, match="damaged"):
+        Ledger.parse(data)
