@@ -152,7 +152,8 @@ class Log(Hook):
         counted = stats.steps - before.steps
         values = {
             "loss": (stats.loss - before.loss) / counted if counted else math.nan,
-            "learning_rate": loop.learning_rate,
+            # Not ``loop.learning_rate``: with servers, other workers may have taken steps since this worker's last one.
+            "learning_rate": loop.plan.optimizer.rate(max(stats.step - 1, 0)),
         }
         if steps:
             examples_per_s = {"examples_per_s": steps * loop.plan.step_examples / seconds}

@@ -41,6 +41,7 @@ from ..strategy.outer_optimizer import make_outer_optimizer
 from .checkpointing import facts_of_run
 from .setup import Setup
 
+_SHORTEST_PAUSE_S = 0.002  # while a range is being claimed
 EXCHANGE = "exchange"  # reason of the requests for a consistent point
 _FOLDER = "exchange"  # in the directory of the run that learners join
 _log = logging.getLogger(__name__)
@@ -233,8 +234,12 @@ class Joined(Hook):
         """Go on with the next range if this one has ended. Without a next one, go on behind this one."""
         plan, strategy, cursor = self._plan, self._strategy, progress.data_cursor
         assert isinstance(strategy, BulkSynchronous)
+        if self._ranges.is_at_end(cursor):
+            self._exchange(ends=False)
+        pause_s = _SHORTEST_PAUSE_S
         while self._ranges.must_wait(cursor):
-            time.sleep(POLL_S)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, POLL_S)
             activity.mark_progress()
             self._exchange(ends=False)
         if self._ranges.take_next(cursor):

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -58,6 +59,7 @@ _STATE_S = 1.0  # seconds between two signs of life
 _RANGE_S = 20.0  # seconds of training for which examples are claimed at once
 _AHEAD_S = 2.0  # seconds of training for which examples are claimed in advance
 _SHARE = 8  # at most this part of a learner's share of the remaining examples is claimed at once
+_WAIT_S = 2.0  # seconds for which a learner waits for its next range before it trains examples that it has not claimed
 _LAST_S = 2.0  # seconds for which the last contributions of all learners are merged together
 _LAST = SLOTS - 1  # contributions that may wait before the last one
 _log = logging.getLogger(__name__)
@@ -125,6 +127,7 @@ class Learner:
         self._group, self._name, self._process, self._unit = group, name, process, unit
         self._fragments = fragments_of(group.layout, min(group.fragments, steps))
         self._pace = max(1, steps // len(self._fragments))
+        self._first_claim = 4 * self._pace * len(self._fragments) * unit  # in examples, before the speed is known
         self._ledger = Register(group.store, "ledger", keep=64)
         self._versions = Fragments(group.store, self._fragments, 1 + len(group.optimizer.slots), group.dtype)
         self._synchronizer = Synchronizer(
@@ -148,7 +151,8 @@ class Learner:
         self.generation = self.examples = self.steps_done = self.total = self._claimed = self._lease = 0
         self._entered = 0  # a new generation, which the training thread has not begun yet
         self._rate, self._measured = 0.0, (0.0, 0)  # examples/s, and when how many had been trained
-        self._lock, self._closing = threading.Lock(), threading.Event()
+        self._lock, self._closing, self._wake = threading.Lock(), threading.Event(), threading.Event()
+        self._waits_since = math.inf  # since when this learner has no range
         self._error: BaseException | None = None
         self._beat, self._stated_s, self._looked_s = 0, 0.0, 0.0
         self._holder_heard: tuple[str, bytes, float] = ("", b"", 0.0)
@@ -188,7 +192,7 @@ class Learner:
             fragment.of(self.center)[:] = version.vectors[0]
         self._received = [version.number for version in self._newest]
         self._write_state()
-        self._claim(4 * self._pace * len(self._fragments) * self._unit)
+        self._claim(self._first_claim)
         self._thread.start()
 
     def all_fragments(self) -> list[tuple[Fragment, Array]]:
@@ -197,11 +201,9 @@ class Learner:
 
     @property
     def is_due(self) -> bool:
-        """Whether ``exchange`` has something to do. Raises an exception that was raised in the thread."""
-        if self._error is not None:
-            raise self._error
+        """Whether ``exchange`` has something to do, such as to raise an exception that was raised in the thread."""
         has_news = self._news or self._ranges or self._entered or self._left is not self._last_left
-        return bool(has_news) or self._may_send()
+        return bool(has_news) or self._may_send() or self._error is not None
 
     def exchange(self, params: Array, ends: bool = False) -> News:
         """Take over what other learners have contributed, and contribute what is due.
@@ -215,10 +217,14 @@ class Learner:
         """
         if self._error is not None:
             raise self._error
+        if self._error is not None:
+            raise self._error
         with self._lock:
             received, self._news = self._news, {}
             ranges, self._ranges = self._ranges, []
             left = self._last_left = self._left
+            if left is Left.SOME and self._waits_for_range(bool(ranges)):
+                left = Left.UNKNOWN
             is_reset = self._entered > 0
             if is_reset:
                 self._reset()
@@ -332,6 +338,16 @@ class Learner:
         self._turn, self._last_sent = (index + 1) % len(self._fragments), self.steps_done
         self._sent_s.append(time.monotonic())
 
+    def _waits_for_range(self, has_one: bool) -> bool:
+        """Return whether to wait for the next range, which takes milliseconds if the store can be used."""
+        if has_one or self.examples < self._claimed:
+            self._waits_since = math.inf
+            return False
+        now = time.monotonic()
+        self._waits_since = min(self._waits_since, now)
+        self._wake.set()
+        return self._trouble_since is None and not self.is_replaced and now - self._waits_since < _WAIT_S
+
     def _reset(self) -> None:
         """Begin the generation that the thread has entered, without the work that was not merged."""
         self.generation, self._entered = self._entered, 0
@@ -368,7 +384,9 @@ class Learner:
 
     def _run(self) -> None:
         try:
-            while not self._closing.wait(POLL_S):
+            while not self._closing.is_set():
+                self._wake.wait(POLL_S)
+                self._wake.clear()
                 try:
                     self._work()
                 except OSError as error:
@@ -387,7 +405,7 @@ class Learner:
         self._measure(now)
         ahead = self._claimed - self.examples
         if self._left is not Left.NONE and ahead < max(self._unit, self._rate * _AHEAD_S):
-            self._claim(int(self._rate * _RANGE_S))
+            self._claim(int(self._rate * _RANGE_S) or self._first_claim)
         if now - self._looked_s >= _STATE_S or self.holds_lease:
             self._looked_s = now
             self._duties(self._look())

@@ -195,8 +195,12 @@ class Ranges:
         """Return whether all examples were trained that this learner will get."""
         return self._left is Left.NONE and not self.has_more(cursor)
 
+    def is_at_end(self, cursor: int) -> bool:
+        """Return whether all examples were trained that are known so far, and no others yet."""
+        return cursor == self.current[1] and not self._following
+
     def must_wait(self, cursor: int) -> bool:
-        """Return whether all examples were trained, but others may be left."""
+        """Return whether all examples were trained, but others may be left or are being claimed."""
         return self._left is Left.UNKNOWN and not self.has_more(cursor)
 
     def has_more(self, cursor: int) -> bool:

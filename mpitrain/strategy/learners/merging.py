@@ -8,7 +8,7 @@ Decoupled DiLoCo (Douillard et al., 2026, arXiv 2604.21428), for a fragment of t
   versions that were merged since the one on which the work is based.
 - The outer gradient is the weighted mean of those of the learners. (Decoupled DiLoCo averages norms and directions
   separately, so that the mean of nearly orthogonal changes is as long as each of them. With 2 learners on
-  Fashion-MNIST, this cost 1.2 percentage points of accuracy: what the mean cancels is mostly noise.)
+  Fashion-MNIST, this cost about 1 percentage point of accuracy.)
 - If only some learners have contributed, the mean is multiplied by their part of the examples/s of all that train.
   Otherwise learners that contribute in turns would move the common parameters as far as if each one were alone.
 - The outer optimizer, such as SGD with Nesterov momentum, updates the common parameters with the result.

@@ -307,7 +307,7 @@ class Synchronizer:
                 continue
             delta = record.values if delta is None else delta + record.values
             examples, steps = examples + header["new_examples"], steps + header["new_steps"]
-            age = version.number - header["base"]
+            age = max(0, version.number - header["base"])  # less if another process has merged since
             merged = merged._replace(number=number, examples=header["examples"])
         contribution = None if delta is None else Contribution(delta, examples, steps, age)
         return contribution, merged, lost

@@ -16,8 +16,10 @@ class Loop:
     """A training loop that keeps the steps of the printed and of the recorded reports."""
 
     def __init__(self) -> None:
-        self.step, self.training_s, self.learning_rate, self.validation_step = 0, 0.0, 0.1, -1
-        self.cluster, self.plan = SimpleNamespace(chief=True), SimpleNamespace(step_examples=1, nbytes=4)
+        self.step, self.training_s, self.validation_step = 0, 0.0, -1
+        optimizer = SimpleNamespace(rate=lambda step: 0.1)
+        self.cluster = SimpleNamespace(chief=True)
+        self.plan = SimpleNamespace(step_examples=1, nbytes=4, optimizer=optimizer)
         self.printed: list[int] = []
         self.recorded: list[int] = []
 

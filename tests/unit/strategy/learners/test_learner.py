@@ -93,7 +93,7 @@ class Process:
         learner, ranges, cursor = self.learner, Ranges(), 0
         self.params[:] = learner.center
         while True:
-            if learner.is_due:
+            if learner.is_due or ranges.is_at_end(cursor) or ranges.must_wait(cursor):
                 news = learner.exchange(self.params)
                 for fragment, values in news.fragments:
                     fragment.of(self.params)[:] = values
