@@ -10,7 +10,6 @@ from ..checkpoint.snapshot import Snapshot
 from ..comm.cluster import Cluster
 from ..core.extra_state import ExtraState, Versioned, values_of
 from ..core.layout import Array
-from ..errors import JobError
 from ..monitor.trace import span
 from ..plan.plan import Plan
 from ..plan.progress import ConsistentPoint, Progress, WorkItem
@@ -65,7 +64,7 @@ class BulkSynchronous(Strategy):
         # Whether the chief requested this point; whether it is the last one.
         self._is_requested = self.has_ended = False
         self._snapshot: Snapshot | None = None  # the snapshot whose vectors must not change
-        self._counted_to, self._loss_sum, self._updated, self._skipped, self._moved = 0, 0.0, 0, 0, 0
+        self._counted_to, self._loss_sum, self._updated, self._skipped = 0, 0.0, 0, 0
         output = plan.config.output
         self.grad_norm: float | None = None
         self.measures_norm = False
@@ -90,19 +89,6 @@ class BulkSynchronous(Strategy):
         share, (step, data_cursor) = self._share, self.progress
         return WorkItem(step, data_cursor + share.offset, share.micro_batches, share.batches)
 
-    def move_to(self, progress: Progress) -> None:
-        """Continue at another step and another position of the data, with the same number of updates.
-
-        Called by all workers at a ``ConsistentPoint`` or before the first step; schedules follow the step.
-        """
-        moved = progress.step - self.progress.step
-        self.progress, self._counted_to = progress, self._counted_to + moved
-        self._moved += moved
-        self.step_offset -= moved
-        self.schedule_offset_changed()
-        if progress.step >= self.plan.train_steps:
-            self.enter_consistent_point(0)
-
     def begin(self, loss: SupportsFloat) -> None:
         self.loss = loss
         if self._norm_steps:
@@ -120,14 +106,9 @@ class BulkSynchronous(Strategy):
         return self.snapshot_of({name: self.vector(name) for name in self.plan.vectors})
 
     def stats(self) -> Stats:
-        totals = self._counted_to, self._loss_sum, self._updated, self._skipped
-        return Stats(*totals, [], grad_norm=self.grad_norm, moved=self._moved)
+        return Stats(self._counted_to, self._loss_sum, self._updated, self._skipped, [], grad_norm=self.grad_norm)
 
     # For subclasses.
-
-    def schedule_offset_changed(self) -> None:
-        """Called when ``step_offset`` has changed, and schedules must not follow the number of updates."""
-        raise JobError("learners (--join) need --mode sync on CPUs", on_all_ranks=True)
 
     def extra_state(self) -> ExtraState:
         """Return state of the mode that is not in the vectors; ``start`` restores it. Collective over the workers."""

@@ -94,6 +94,7 @@ class Sync(BulkSynchronous):
             self.tensors = DividedTensorUpdates(plan.optimizer, plan.layout, state.frozen, *divided)
         self._late: LateParams | None = None  # set if parameters arrive while the next step computes
         self._accepts = True  # whether ``--nan`` accepts all losses since the last update
+        self._moved = 0  # steps by which ``move_to`` has advanced
         # The loss of all workers and the union of their flags, once this step has exchanged them.
         self._exchanged: tuple[float, int] | None = None
 
@@ -133,7 +134,8 @@ class Sync(BulkSynchronous):
 
     def stats(self) -> Stats:
         sent, uncompressed = self._hierarchy.internode_bytes, self._hierarchy.uncompressed_bytes
-        return super().stats()._replace(internode_bytes=sent, saved_bytes=max(0, uncompressed - sent))
+        stats = super().stats()
+        return stats._replace(internode_bytes=sent, saved_bytes=max(0, uncompressed - sent), moved=self._moved)
 
     # A step.
 
@@ -349,8 +351,18 @@ class Sync(BulkSynchronous):
             change()
         self._agreement.node_barrier()
 
-    def schedule_offset_changed(self) -> None:
+    def move_to(self, progress: Progress) -> None:
+        """Continue at another step and another position of the data, with the same number of updates.
+
+        Called by all workers at a ``ConsistentPoint`` or before the first step. Schedules follow the step.
+        """
+        moved = progress.step - self.progress.step
+        self.progress, self._counted_to = progress, self._counted_to + moved
+        self._moved += moved
+        self.step_offset -= moved
         self._updater.schedule_offset = -self.step_offset
+        if progress.step >= self.plan.train_steps:
+            self.enter_consistent_point(0)
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         self._updater.set_optimizer(optimizer)

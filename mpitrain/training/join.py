@@ -33,11 +33,11 @@ from ..plan.plan import Plan
 from ..plan.progress import ConsistentPoint, Progress
 from ..process.run_directory import LEARNERS
 from ..strategy.base import Strategy
-from ..strategy.bulk_synchronous import BulkSynchronous
 from ..strategy.learners.learner import POLL_S, Group, Learner, News
 from ..strategy.learners.ledger import Left, Ranges
 from ..strategy.learners.store import Folder
 from ..strategy.outer_optimizer import make_outer_optimizer
+from ..strategy.sync import Sync
 from .checkpointing import facts_of_run
 from .setup import Setup
 
@@ -83,7 +83,7 @@ class Joined(Hook):
         cluster, plan = setup.cluster, setup.plan
         with cluster.training.agree("checking --join"):
             check_join(setup.job, plan, setup.devices, setup.files.folder)
-        if not isinstance(strategy, BulkSynchronous):
+        if not isinstance(strategy, Sync):
             raise JobError(f"--join does not work with --mode {plan.config.mode.name}", on_all_ranks=True)
         self._setup, self._cluster, self._plan, self._strategy = setup, cluster, plan, strategy
         assert plan.config.run.join is not None
@@ -233,7 +233,6 @@ class Joined(Hook):
     def _continue(self, progress: Progress) -> None:
         """Go on with the next range if this one has ended. Without a next one, go on behind this one."""
         plan, strategy, cursor = self._plan, self._strategy, progress.data_cursor
-        assert isinstance(strategy, BulkSynchronous)
         if self._ranges.is_at_end(cursor):
             self._exchange(ends=False)
         pause_s = _SHORTEST_PAUSE_S

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -143,10 +142,8 @@ def test_stop_ends_a_run_of_another_host(openmpi: Mpi, tmp_path: Path) -> None:
             wait_until(lambda: any(each.step > 5 for each in rank_status.read(tmp_path)), "steps", process=process)
             record = tmp_path / ".launcher.json"
             record.write_text(json.dumps(json.loads(record.read_text()) | {"host": "another"}))
-            began = time.monotonic()
             done = run([str(openmpi.python), "-m", "mpitrain", "stop", str(tmp_path)])
             assert done.returncode == 0 and process.wait(limit(30)) == os.EX_TEMPFAIL, done.stderr
-            assert time.monotonic() - began < limit(60)
         finally:
             process.kill()
     assert heartbeat.read(tmp_path).state == "stopped" and not (tmp_path / ".stop").exists()  # type: ignore[union-attr]

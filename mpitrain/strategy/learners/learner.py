@@ -1,24 +1,8 @@
-"""A learner: it trains apart, and takes part in common parameters through a store. It waits for no other learner.
+"""A process of a learner: its thread does everything that touches the store, while the ranks train.
 
-For each fragment of the parameters, a learner has the common values ``center`` that it last received, its own values
-``theta``, and its values ``sent`` at the time of its last contributions that are not merged yet, oldest first. After
-some steps it sends a contribution ``delta``, and goes on training:
-
-    delta = sent[-1] - theta   (center - theta, if nothing waits);   sent.append(theta)
-
-Another process merges contributions (``synchronizer``), and publishes a version of the fragment, which says which ones
-it contains. When a learner receives a version, after training for some more steps, it keeps all of its own changes that
-the version does not contain:
-
-    it contains contribution k:   theta = version + (theta - sent[k])
-    it contains none of them:     theta = theta + (version - center), and the same for each of ``sent``
-
-So each change is merged once. (Streaming DiLoCo takes a mean of both instead, which forgets a part of the changes that
-were made meanwhile; ``outer_optimizer`` states what that cost.) State that is not trained, such as the statistics of
-BatchNorm, is taken from the version.
-
-A thread does everything that touches the store. If the store cannot be reached, training goes on, and the thread tries
-again.
+The thread writes contributions (``contributions``), reads new versions of the common parameters, claims examples
+(``ledger``), gives signs of life, and merges if this process has the lease (``synchronizer``). If the store cannot be
+reached, training goes on, and the thread tries again.
 """
 
 from __future__ import annotations
@@ -37,6 +21,8 @@ import numpy as np
 from ...core.layout import Array, Layout
 from ...errors import ConfigError
 from ...optim import Optimizer
+from .contributions import Contributions
+from .lease import LEASE_S, Lease
 from .ledger import Ledger, Left, Range, change
 from .merging import Fragment, fragments_of
 from .records import pack
@@ -54,14 +40,12 @@ from .synchronizer import (
 )
 
 POLL_S = 0.2  # seconds between two looks at the store
-LEASE_S = 10.0  # seconds without a sign of life after which another learner merges
 _STATE_S = 1.0  # seconds between two signs of life
 _RANGE_S = 20.0  # seconds of training for which examples are claimed at once
 _AHEAD_S = 2.0  # seconds of training for which examples are claimed in advance
 _SHARE = 8  # at most this part of a learner's share of the remaining examples is claimed at once
 _WAIT_S = 2.0  # seconds for which a learner waits for its next range before it trains examples that it has not claimed
 _LAST_S = 2.0  # seconds for which the last contributions of all learners are merged together
-_LAST = SLOTS - 1  # contributions that may wait before the last one
 _log = logging.getLogger(__name__)
 
 
@@ -113,19 +97,17 @@ class Learner:
         unit: Number of examples of a step.
 
     Attributes:
-        center: Shape (layout.size,): the common parameters, as last received.
         examples: Number of examples of its ranges that it has trained; set by the caller.
         steps_done: Number of steps that it has trained; set by the caller.
         total, unit: Number of examples of the run, and of one of its steps.
         is_complete: Whether the common parameters contain all examples, at the end.
         is_replaced: Whether another process trains this learner now, so that this one must end.
-        holds_lease: Whether this process merges.
     """
 
     def __init__(self, group: Group, name: str, process: str, steps: int, unit: int) -> None:
         self._store, self._layout, self._dtype = group.store, group.layout, group.dtype
         self._group, self._name, self._process, self._unit = group, name, process, unit
-        self._fragments = fragments_of(group.layout, min(group.fragments, steps))
+        self._fragments = fragments_of(group.layout, group.fragments)
         self._pace = max(1, steps // len(self._fragments))
         self._first_claim = 4 * self._pace * len(self._fragments) * unit  # in examples, before the speed is known
         self._ledger = Register(group.store, "ledger", keep=64)
@@ -133,29 +115,25 @@ class Learner:
         self._synchronizer = Synchronizer(
             group.store, self._ledger, self._fragments, self._versions, group.layout, group.optimizer, group.dtype
         )
-        self.center = np.zeros(group.layout.size, group.dtype)
         self._newest: list[Version] = []  # as read by the thread
-        self._received = [0] * len(self._fragments)  # the number of the version in ``center``
-        self._sent: list[deque[tuple[int, Array]]] = [deque() for _ in self._fragments]
-        self._numbers = [0] * len(self._fragments)  # of the last contributions
-        self._written = [0] * len(self._fragments)  # those of them that are in the store
-        self._since = [0] * len(self._fragments)  # the steps at that time
-        self._outgoing: deque[tuple[int, dict[str, Any], Array]] = deque()
+        self._contributions: Contributions
+        self._written = [0] * len(self._fragments)  # the numbers of the last contributions that are in the store
+        self._outgoing: deque[tuple[int, dict[str, Any], Array]] = deque()  # contributions to be written
         self._turn, self._last_sent = 0, 0  # the fragment to send next, and the step of the last contribution
         self._sent_s = deque[float](maxlen=2 * len(self._fragments) + 1)  # when contributions were made
         self._news: dict[int, Version] = {}
         self._ranges: list[Range] = []
         self._left = self._last_left = Left.SOME
         self._watched: dict[tuple[str, int], tuple[bytes, float]] = {}  # see ``_all_live``
-        self.is_replaced = self.holds_lease = self.is_complete = False
-        self.generation = self.examples = self.steps_done = self.total = self._claimed = self._lease = 0
+        self.is_replaced = self.is_complete = False
+        self.generation = self.examples = self.steps_done = self.total = self._claimed = 0
         self._entered = 0  # a new generation, which the training thread has not begun yet
         self._rate, self._measured = 0.0, (0.0, 0)  # examples/s, and when how many had been trained
         self._lock, self._closing, self._wake = threading.Lock(), threading.Event(), threading.Event()
         self._waits_since = math.inf  # since when this learner has no range
         self._error: BaseException | None = None
         self._beat, self._stated_s, self._looked_s = 0, 0.0, 0.0
-        self._holder_heard: tuple[str, bytes, float] = ("", b"", 0.0)
+        self._lease = Lease(group.store, self._ledger, name)
         self._trouble_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="learner", daemon=True)
 
@@ -182,18 +160,21 @@ class Learner:
             if self._versions.read(index) is None:
                 vectors = np.zeros((1 + len(self._group.optimizer.slots), fragment.hi - fragment.lo), self._dtype)
                 vectors[0] = fragment.of(params)
-                self._versions.swap(index, Version(1, {}, 0, 0, 0, vectors))
+                self._versions.swap(index, Version(1, {}, 0, vectors))
         self._synchronizer.prepare()
         self._synchronizer.begin()
         self._newest = list(self._synchronizer.newest)
         self.total, self.unit = ledger.total, ledger.unit
         self.generation = self._enter()
-        for fragment, version in zip(self._fragments, self._newest, strict=True):
-            fragment.of(self.center)[:] = version.vectors[0]
-        self._received = [version.number for version in self._newest]
+        self._contributions = Contributions(self._layout, self._fragments, self._newest, 0)
         self._write_state()
         self._claim(self._first_claim)
         self._thread.start()
+
+    @property
+    def center(self) -> Array:
+        """The common parameters, as last received, shape (layout.size,)."""
+        return self._contributions.center
 
     def all_fragments(self) -> list[tuple[Fragment, Array]]:
         """Return the common parameters as ``News.fragments``."""
@@ -217,24 +198,28 @@ class Learner:
         """
         if self._error is not None:
             raise self._error
-        if self._error is not None:
-            raise self._error
         with self._lock:
             received, self._news = self._news, {}
             ranges, self._ranges = self._ranges, []
             left = self._last_left = self._left
             if left is Left.SOME and self._waits_for_range(bool(ranges)):
                 left = Left.UNKNOWN
-            is_reset = self._entered > 0
-            if is_reset:
+            values: dict[int, Array] = {}
+            if is_reset := self._entered > 0:
                 self._reset()
-        now = {}
-        for index, version in sorted(received.items()):
-            now[index] = self._received_values(index, version, self._fragments[index].of(params), is_reset)
-        sends = range(len(self._fragments)) if ends else [self._turn] if self._may_send() else []
-        for index in sends:
-            self._send(index, now.get(index, self._fragments[index].of(params)))
-        return News([(self._fragments[i], values) for i, values in now.items()], ranges, is_reset, left)
+                received = {}
+                values = {index: fragment.of(self.center) for index, fragment in enumerate(self._fragments)}
+        for index, version in received.items():
+            theta, mine = self._fragments[index].of(params), version.of(self._name, self.generation)
+            values[index] = self._contributions.receive(index, version, mine, theta)
+        for index in range(len(self._fragments)) if ends else [self._turn] if self._may_send() else []:
+            self._send(index, values.get(index, self._fragments[index].of(params)))
+        return News([(self._fragments[i], each) for i, each in values.items()], ranges, is_reset, left)
+
+    @property
+    def holds_lease(self) -> bool:
+        """Whether this process merges."""
+        return self._lease.is_held
 
     @property
     def merged(self) -> int:
@@ -277,8 +262,8 @@ class Learner:
             while self._synchronizer.poll(Ledger.parse(self._ledger.read().data), waits=False):
                 pass
             self._newest = list(self._synchronizer.newest)
-            save(self._synchronizer.center, self._synchronizer.examples)
-            self._resign()
+            save(self._synchronizer.center, self.merged)
+            self._lease.resign()
             # A learner that ends now has sent its last work before it looks whether another one merges. So either it
             # sees that this one has resigned, or this one sees that it has ended.
             if not self._others(ended=True):
@@ -302,10 +287,10 @@ class Learner:
         signs: set[bytes] = set()
         while not self.holds_lease:
             ledger = Ledger.parse(self._ledger.read().data)
-            if ledger.holder in ("", self._name) or self._is_silent(ledger):
+            if self._lease.is_free(ledger):
                 self._take_lease(ledger)
                 continue
-            signs.add(self._holder_heard[1])
+            signs.add(self._lease.sign)
             if len(signs) > 1:
                 return False
             time.sleep(POLL_S)
@@ -315,26 +300,21 @@ class Learner:
 
     def _may_send(self) -> bool:
         is_time = self.steps_done - self._last_sent >= self._pace
-        return is_time and len(self._sent[self._turn]) < _LAST and not self.is_replaced
+        return is_time and self._contributions.may_send(self._turn) and not self.is_replaced
 
     def _send(self, index: int, theta: Array) -> None:
         """Add a contribution to the queue of the thread, from this learner's values of a fragment."""
-        before = self._sent[index][-1][1] if self._sent[index] else self._fragments[index].of(self.center)
-        if (steps := self._since[index]) == self.steps_done:
+        if (sent := self._contributions.send(index, theta, self.steps_done)) is None:
             return
-        delta, theta = before - theta, theta.copy()
-        self._numbers[index] += 1
         header = {
             "generation": self.generation,
-            "number": self._numbers[index],
-            "base": self._received[index],
+            "number": sent.number,
+            "base": sent.base,
             "examples": self.examples,
-            "new_examples": (self.steps_done - steps) * self._unit,
-            "new_steps": self.steps_done - steps,
+            "new_examples": sent.steps * self._unit,
+            "new_steps": sent.steps,
         }
-        self._sent[index].append((self._numbers[index], theta))
-        self._since[index] = self.steps_done
-        self._outgoing.append((index, header, delta))
+        self._outgoing.append((index, header, sent.delta))
         self._turn, self._last_sent = (index + 1) % len(self._fragments), self.steps_done
         self._sent_s.append(time.monotonic())
 
@@ -352,33 +332,8 @@ class Learner:
         """Begin the generation that the thread has entered, without the work that was not merged."""
         self.generation, self._entered = self._entered, 0
         self.examples = self._claimed = 0
-        self._outgoing.clear()
-        for sent in self._sent:
-            sent.clear()
-        self._numbers = [0] * len(self._fragments)
         self._written = [0] * len(self._fragments)
-        self._since = [self.steps_done] * len(self._fragments)
-
-    def _received_values(self, index: int, version: Version, theta: Array, is_reset: bool) -> Array:
-        """Return this learner's new values of a fragment, and update ``center`` and ``sent``."""
-        fragment, mine = self._fragments[index], version.of(self._name, self.generation)
-        new, center = version.vectors[0], self._fragments[index].of(self.center)
-        contained = center
-        while self._sent[index] and self._sent[index][0][0] <= mine.number:
-            contained = self._sent[index].popleft()[1]
-        vectors = [theta + (new - contained)]  # this learner's values, now and when it has sent what waits
-        vectors += [sent for _, sent in self._sent[index]]
-        for sent in vectors[1:]:
-            sent += new - contained
-        is_broken = not np.isfinite(vectors[0]).all()
-        if is_broken:
-            _log.warning("this learner's parameters were not finite: it continues from the common ones")
-        kept = 0 if is_reset or is_broken else max(0, self._layout.n_trained - fragment.lo)
-        for vector in vectors:
-            vector[kept:] = new[kept:]
-        center[:] = new
-        self._received[index] = version.number
-        return vectors[0]
+        self._contributions = Contributions(self._layout, self._fragments, self._newest, self.steps_done)
 
     # The thread.
 
@@ -411,14 +366,16 @@ class Learner:
             self._duties(self._look())
 
     def _write_work(self) -> None:
-        """Write the contributions that wait."""
+        """Write the contributions that wait, except those of an earlier generation."""
         wrote = False
         while self._outgoing:
             index, header, delta = self._outgoing[0]
             number = header["number"]
             if header["generation"] == self.generation:
                 self._store.replace(f"work.{self._name}.{index}.{number % SLOTS}", pack(header, [delta]))
-                self._written[index], wrote = number, True
+                with self._lock:  # the training thread may have begun another generation
+                    if header["generation"] == self.generation:
+                        self._written[index], wrote = number, True
             self._outgoing.popleft()
         if wrote:
             self._write_state()
@@ -431,7 +388,6 @@ class Learner:
             "generation": self.generation,
             "beat": self._beat,
             "sent": self._written,
-            "received": self._received,
             "interval_s": interval_s,
             "examples_per_s": self._rate,
             "examples": self.examples,
@@ -507,7 +463,7 @@ class Learner:
         member = ledger.members[self._name]
         if member.generation not in (self.generation, self._entered) and not self._closing.is_set():
             if member.process and member.process != self._process:
-                self.is_replaced, self.holds_lease = True, False
+                self.is_replaced = True
                 self._closing.set()
             else:
                 _log.warning("the other learners had given this one up; it continues from the common parameters")
@@ -518,45 +474,15 @@ class Learner:
         """Merge, or look whether the learner that does is alive."""
         if self.is_replaced:
             return
-        if self.holds_lease and ledger.lease != self._lease:
-            self.holds_lease = False  # another learner has taken it over
+        self._lease.check(ledger)
         if self.holds_lease:
             self._synchronizer.poll(ledger)
-        elif ledger.holder in ("", self._name) or self._is_silent(ledger):
+        elif self._lease.is_free(ledger):
             self._take_lease(ledger)
 
-    def _is_silent(self, ledger: Ledger) -> bool:
-        """Return whether the learner that merges has given no sign of life for ``LEASE_S``, by this process's clock."""
-        holder = ledger.members.get(ledger.holder)
-        if holder is None or not holder.process:
-            return True
-        state, now = self._store.read(f"state.{ledger.holder}") or b"", time.monotonic()
-        if self._holder_heard[:2] != (ledger.holder, state):
-            self._holder_heard = ledger.holder, state, now
-        return now - self._holder_heard[2] > LEASE_S
-
     def _take_lease(self, seen: Ledger) -> None:
-        """Take over the duty to merge, unless another learner has done so since ``seen``."""
-        if self.holds_lease:
-            return
-
-        def apply(ledger: Ledger) -> None:
-            if ledger.lease == seen.lease:
-                ledger.holder, ledger.lease = self._name, seen.lease + 1
-
-        ledger = change(self._ledger, apply)
-        if (ledger.holder, ledger.lease) == (self._name, seen.lease + 1):
-            self._lease = ledger.lease
-            self._synchronizer.begin()
-            self.holds_lease = True
-
-    def _resign(self) -> None:
-        def apply(ledger: Ledger) -> None:
-            if ledger.lease == self._lease:
-                ledger.holder = ""
-
-        change(self._ledger, apply)
-        self.holds_lease = False
+        self._synchronizer.begin()
+        self._lease.take(seen)
 
     def _enter(self) -> int:
         """Begin a generation of this learner in the ledger, and return it."""
@@ -576,7 +502,6 @@ class Learner:
         entered = self._enter()
         with self._lock:
             self._entered, self._ranges, self._left = entered, [], Left.SOME
-            self._news = dict(enumerate(self._newest))
 
     # Trouble with the store.
 

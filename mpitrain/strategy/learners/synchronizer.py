@@ -49,15 +49,12 @@ class Version(NamedTuple):
         number: From 1, for the initial values.
         merged: What each learner has contributed, by its name.
         examples: Number of examples of all contributions.
-        contributions, left_out: Number of contributions that were merged, and that were not.
         vectors: Shape (1 + number of the outer optimizer's slots, fragment's size): the parameters, and the slots.
     """
 
     number: int
     merged: dict[str, Merged]
     examples: int
-    contributions: int
-    left_out: int
     vectors: Array
 
     def of(self, name: str, generation: int) -> Merged:
@@ -94,7 +91,7 @@ class Fragments:
 
     def swap(self, index: int, version: Version) -> bool:
         """Add a version; return False if another process has added this number."""
-        header = {name: getattr(version, name) for name in ("merged", "examples", "contributions", "left_out")}
+        header = {name: getattr(version, name) for name in ("merged", "examples")}
         data = pack(header, [version.vectors])
         return self._registers[index].swap(Value(version.number - 1, b""), data)
 
@@ -170,17 +167,13 @@ class Synchronizer:
     def begin(self) -> None:
         """Read the newest versions; whatever other processes have merged is known then."""
         read = [self._versions.read(index) for index in range(len(self._fragments))]
-        self.newest = [version for version in read if version is not None]
-        if len(self.newest) != len(read):
+        newest = [version for version in read if version is not None]
+        if len(newest) != len(read):
             raise OSError("a file of the common parameters is damaged")
+        self.newest = newest
         for fragment, version in zip(self._fragments, self.newest, strict=True):
             self._load(fragment, version)
         self._heard.clear()
-
-    @property
-    def examples(self) -> int:
-        """Number of examples that are part of every fragment."""
-        return min(version.examples for version in self.newest)
 
     def poll(self, ledger: Ledger, waits: bool = True) -> bool:
         """Merge what is due, and give up learners that have died or ended; return whether anything was merged.
@@ -242,10 +235,9 @@ class Synchronizer:
 
     def _merge(self, index: int, waiting: Mapping[str, Mapping[str, Any]], share: float, now: float) -> bool:
         fragment, version = self._fragments[index], self.newest[index]
-        merged, accepted, sizes, dropped = dict(version.merged), [], list[float](), 0
+        merged, accepted, sizes = dict(version.merged), [], list[float]()
         for name, state in waiting.items():
-            contribution, after, lost = self._contribution(index, name, state, now)
-            dropped += lost
+            contribution, after = self._contribution(index, name, state, now)
             if contribution is None:
                 if after.number > version.of(name, after.generation).number:
                     merged[name] = after
@@ -255,7 +247,6 @@ class Synchronizer:
             problem = self._problem(index, size, bool(np.isfinite(contribution.delta).all()))
             if problem:
                 _log.warning("the work of learner %s is left out: %s", name, problem)
-                dropped += 1
             else:
                 accepted.append(contribution)
             sizes += [size] if math.isfinite(size) else []
@@ -271,8 +262,6 @@ class Synchronizer:
             version.number + 1,
             merged,
             version.examples + sum(each.examples for each in accepted),
-            version.contributions + len(accepted),
-            version.left_out + dropped,
             np.stack([fragment.of(vector) for vector in self._vectors]),
         )
         self._first_s[index] = math.inf
@@ -287,14 +276,14 @@ class Synchronizer:
 
     def _contribution(
         self, index: int, name: str, state: Mapping[str, Any], now: float
-    ) -> tuple[Contribution | None, Merged, int]:
-        """Return the sum of a learner's contributions that are not merged, what is merged then, and how many are lost.
+    ) -> tuple[Contribution | None, Merged]:
+        """Return the sum of a learner's contributions that are not merged, or None; and what is merged with it.
 
-        The contribution is None if none can be read.
+        A contribution that cannot be read for a while is left out.
         """
         fragment, version, generation = self._fragments[index], self.newest[index], state["generation"]
         merged = version.of(name, generation)
-        delta, examples, steps, age, lost = None, 0, 0, 0, 0
+        delta, examples, steps, age = None, 0, 0, 0
         for number in range(merged.number + 1, state["sent"][index] + 1):
             data = self._store.read(f"work.{name}.{index}.{number % SLOTS}")
             record = unpack(data, self._dtype, fragment.hi - fragment.lo)
@@ -303,14 +292,13 @@ class Synchronizer:
                 if now - self._unreadable_s.setdefault((name, index, generation, number), now) < _UNREADABLE_S:
                     break
                 _log.warning("the work of learner %s is left out: the file cannot be read", name)
-                merged, lost = merged._replace(number=number), lost + 1
+                merged = merged._replace(number=number)
                 continue
             delta = record.values if delta is None else delta + record.values
             examples, steps = examples + header["new_examples"], steps + header["new_steps"]
             age = max(0, version.number - header["base"])  # less if another process has merged since
             merged = merged._replace(number=number, examples=header["examples"])
-        contribution = None if delta is None else Contribution(delta, examples, steps, age)
-        return contribution, merged, lost
+        return None if delta is None else Contribution(delta, examples, steps, age), merged
 
     def _problem(self, index: int, size: float, is_finite: bool) -> str:
         """Return why a contribution must not be merged; empty if it may be.

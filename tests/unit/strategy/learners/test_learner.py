@@ -17,7 +17,11 @@ from mpitrain import optim
 from mpitrain.checkpoint.digest import LENGTH
 from mpitrain.core.layout import Layout
 from mpitrain.errors import ConfigError
-from mpitrain.strategy.learners import learner as learner_module, synchronizer as synchronizer_module
+from mpitrain.strategy.learners import (
+    learner as learner_module,
+    lease as lease_module,
+    synchronizer as synchronizer_module,
+)
 from mpitrain.strategy.learners.learner import Group, Learner
 from mpitrain.strategy.learners.ledger import Ledger, Ranges
 from mpitrain.strategy.learners.records import pack
@@ -35,7 +39,7 @@ TOTAL = 4000
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learner_module, "POLL_S", 0.01)
     monkeypatch.setattr(learner_module, "_STATE_S", 0.02)
-    monkeypatch.setattr(learner_module, "LEASE_S", 1.0)
+    monkeypatch.setattr(lease_module, "LEASE_S", 1.0)
     give_up_after(monkeypatch, limit(20))
 
 
@@ -306,7 +310,7 @@ def test_work_of_some_counts_by_their_part_and_last_work_is_averaged(tmp_path: P
     group = Group(Folder(tmp_path), LAYOUT, DTYPE, optim.nesterov(1.0, 0.5), 1, {}, TOTAL)
     parts, ledger = learner_module.fragments_of(LAYOUT, 1), Ledger({}, TOTAL)
     versions = Fragments(group.store, parts, 2, DTYPE)
-    versions.swap(0, synchronizer_module.Version(1, {}, 0, 0, 0, np.zeros((2, LAYOUT.size))))
+    versions.swap(0, synchronizer_module.Version(1, {}, 0, np.zeros((2, LAYOUT.size))))
     register = Register(group.store, "ledger", 64)
     for name in "ab":
         ledger.join(name, name, 0)

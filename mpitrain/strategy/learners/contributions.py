@@ -1,0 +1,116 @@
+"""The contributions of a learner to the common parameters, without threads and without the store.
+
+For each fragment of the parameters, a learner has the common values ``center`` that it last received, its own values
+``theta``, and its values ``sent`` at the time of its last contributions that are not merged yet, oldest first. After
+some steps it sends a contribution ``delta``, and goes on training:
+
+    delta = sent[-1] - theta   (center - theta, if nothing waits);   sent.append(theta)
+
+Another process merges contributions (``synchronizer``), and publishes a version of the fragment, which says which ones
+it contains. When a learner receives a version, after training for some more steps, it keeps all of its own changes that
+the version does not contain:
+
+    it contains contribution k:   theta = version + (theta - sent[k])
+    it contains none of them:     theta = theta + (version - center), and the same for each of ``sent``
+
+So each change is merged once. (Streaming DiLoCo takes a mean of both instead, which forgets a part of the changes that
+were made meanwhile; ``outer_optimizer`` states what that cost.) State that is not trained, such as the statistics of
+BatchNorm, is taken from the version.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ...core.layout import Array, Layout
+from .merging import Fragment
+from .synchronizer import SLOTS, Merged, Version
+
+_WAITING = SLOTS - 1  # contributions to a fragment that may wait before the last one of a learner that ends
+_log = logging.getLogger(__name__)
+
+
+class Sent(NamedTuple):
+    """A contribution.
+
+    Attributes:
+        number: Its number among those to this fragment, from 1.
+        base: The number of the version on which it is based.
+        steps: Number of steps since the contribution before it.
+        delta: Shape (hi - lo,): the values before these steps minus those after them.
+    """
+
+    number: int
+    base: int
+    steps: int
+    delta: Array
+
+
+class _OfFragment:
+    """The state of one fragment: the number of the version in ``center``, and what waits to be merged."""
+
+    def __init__(self, base: int, step: int) -> None:
+        self.base, self.number, self.step = base, 0, step
+        self.sent: deque[tuple[int, Array]] = deque()
+
+
+class Contributions:
+    """The contributions of one generation of a learner. Local; used by the training thread.
+
+    Args:
+        versions: The newest versions of the fragments, with which the generation begins.
+        step: The number of steps that this process has taken.
+
+    Attributes:
+        center: Shape (layout.size,): the common parameters, as last received.
+    """
+
+    def __init__(self, layout: Layout, fragments: Sequence[Fragment], versions: Sequence[Version], step: int) -> None:
+        self._n_trained, self._fragments = layout.n_trained, fragments
+        self._states = [_OfFragment(version.number, step) for version in versions]
+        self.center = np.zeros(layout.size, versions[0].vectors.dtype)
+        for fragment, version in zip(fragments, versions, strict=True):
+            fragment.of(self.center)[:] = version.vectors[0]
+
+    def may_send(self, index: int) -> bool:
+        """Return whether another contribution to a fragment may wait."""
+        return len(self._states[index].sent) < _WAITING
+
+    def send(self, index: int, theta: Array, step: int) -> Sent | None:
+        """Return this learner's next contribution to a fragment; None if it has taken no step since the last one."""
+        state = self._states[index]
+        if state.step == step:
+            return None
+        before = state.sent[-1][1] if state.sent else self._fragments[index].of(self.center)
+        steps, state.step, state.number = step - state.step, step, state.number + 1
+        state.sent.append((state.number, theta.copy()))
+        return Sent(state.number, state.base, steps, before - theta)
+
+    def receive(self, index: int, version: Version, mine: Merged, theta: Array) -> Array:
+        """Return this learner's values of a fragment after it has received a version.
+
+        Args:
+            mine: What the version contains of this generation.
+            theta: Shape (hi - lo,): this learner's values before; not changed.
+        """
+        state, fragment, new = self._states[index], self._fragments[index], version.vectors[0]
+        center = contained = fragment.of(self.center)
+        while state.sent and state.sent[0][0] <= mine.number:
+            contained = state.sent.popleft()[1]
+        vectors = [theta + (new - contained)]  # this learner's values, now and when it has sent what waits
+        vectors += [sent for _, sent in state.sent]
+        for sent in vectors[1:]:
+            sent += new - contained
+        kept = max(0, self._n_trained - fragment.lo)
+        if not np.isfinite(vectors[0]).all():
+            _log.warning("this learner's parameters were not finite: it continues from the common ones")
+            kept = 0
+        for vector in vectors:
+            vector[kept:] = new[kept:]
+        center[:], state.base = new, version.number
+        return vectors[0]
