@@ -7,9 +7,11 @@ names: clients of NFS may see the list of a folder, or the absence of a name, up
 A register is a value with a version number. Version n + 1 is a file of its own, which one process creates, and no other
 process can. Therefore of several changes of the same version one wins, and the others are repeated on its result:
 
-    ledger.7   ledger.8   ledger.newest (contains 8)
+    ledger.6 (empty)   ledger.7   ledger.8   ledger.newest (contains 8)
 
-``NAME.newest`` only says from where to look for newer versions, because old ones are deleted.
+Old versions become empty files, whose names stay used, so that a process that was suspended meanwhile cannot create one
+of them again. ``NAME.newest`` only says from where to look for newer versions. If a process that was suspended sets it
+back, the newest version is still found.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+_USED = 1000  # older versions whose names stay used
 _LEFT_S = 3600.0  # age at which a temporary file was left by a process that has died
 
 
@@ -104,7 +107,7 @@ class Register:
     """A value of a store that processes change one after the other. Methods are local, and raise OSError.
 
     Args:
-        keep: Number of versions that stay, at least 2.
+        keep: Number of versions that stay as they are, at least 2.
     """
 
     def __init__(self, store: Store, name: str, keep: int = 2) -> None:
@@ -131,16 +134,13 @@ class Register:
         if not self._store.create(self._file(number), data):
             return False
         with contextlib.suppress(OSError):  # the version exists now, and is found without what follows
-            # This process was suspended for so long that the name had been used, and deleted. ``NAME.newest`` may be
-            # behind: another process that was suspended has written it.
-            newest = max(number, self._recorded())
-            while self._version(newest + 1) is not None:
-                newest += 1
-            if newest >= number + self._keep:
+            if self._recorded() >= number + self._keep:  # this process was suspended until the name was deleted
                 self._store.delete(self._file(number))
                 return False
             self._store.replace(self._file("newest"), str(number).encode())
-            self._store.delete(self._file(number - self._keep))
+            if number > self._keep:
+                self._store.replace(self._file(number - self._keep), b"")
+            self._store.delete(self._file(number - self._keep - _USED))
         self._newest = Value(number, data)
         return True
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from mpitrain.strategy.learners import store as store_module
 from mpitrain.strategy.learners.store import Folder, Register, Value
 
 
@@ -38,27 +39,34 @@ def test_a_register_has_all_changes_of_several_threads(tmp_path: Path, keep: int
     for thread in threads:
         thread.join()
     assert Register(Folder(tmp_path), "count", keep).read() == Value(80, b"80")
-    assert len(os.listdir(tmp_path)) <= keep + 1 + 4  # a slow thread may delete its version later
+    sizes = [path.stat().st_size for path in tmp_path.glob("count.[0-9]*")]
+    assert len(sizes) == 80 and sum(map(bool, sizes)) <= keep + 4  # a slow thread may empty its version later
 
 
-def test_a_process_that_was_suspended_does_not_change_the_value(tmp_path: Path) -> None:
+@pytest.mark.parametrize("used", [1000, 1])
+def test_a_process_that_was_suspended_does_not_change_the_value(
+    tmp_path: Path, used: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "_USED", used)
     suspended, other = Register(Folder(tmp_path), "x"), Register(Folder(tmp_path), "x")
     seen = suspended.read()
     for number in range(5):
         assert other.swap(Value(number, b""), str(number).encode())
-    assert not suspended.swap(seen, b"late")  # the name of version 1 is free again
+    assert not suspended.swap(seen, b"late")
     assert suspended.read() == other.read() == Value(5, b"4")
-    assert sorted(os.listdir(tmp_path)) == ["x.4", "x.5", "x.newest"]
+    sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
+    names = ["x.1", "x.2", "x.3"] if used > 1 else ["x.3"]
+    assert sizes == {**dict.fromkeys(names, 0), "x.4": 1, "x.5": 1, "x.newest": 1}
 
 
 def test_a_suspended_process_does_not_change_the_value_if_the_pointer_is_behind(tmp_path: Path) -> None:
     suspended, other = Register(Folder(tmp_path), "x"), Register(Folder(tmp_path), "x")
     seen = suspended.read()
-    for number in range(3):
+    for number in range(9):
         assert other.swap(Value(number, b""), str(number).encode())
-    Folder(tmp_path).replace("x.newest", b"2")  # by a process that was suspended, too
+    Folder(tmp_path).replace("x.newest", b"1")  # by a process that was suspended, too
     assert not suspended.swap(seen, b"late")
-    assert Register(Folder(tmp_path), "x").read() == Value(3, b"2")
+    assert Register(Folder(tmp_path), "x").read() == Value(9, b"8")
 
 
 def test_a_lost_pointer_does_not_lead_back(tmp_path: Path) -> None:
