@@ -8,8 +8,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from .. import checkpoint
 from ..checkpoint import Snapshot
 from ..checkpoint.digest import digest_of
 from ..core import activity
-from ..core.device import Device
 from ..core.layout import Array
 from ..core.words import one_line
 from ..errors import CheckpointError, ConfigError, JobError
@@ -31,7 +29,6 @@ from ..plan.hook import Hook, TrainingLoop
 from ..plan.job import Job
 from ..plan.plan import Plan
 from ..plan.progress import ConsistentPoint, Progress
-from ..process.run_directory import LEARNERS
 from ..strategy.base import Strategy
 from ..strategy.learners.learner import POLL_S, Group, Learner, News
 from ..strategy.learners.ledger import Left, Ranges
@@ -47,17 +44,14 @@ _FOLDER = "exchange"  # in the directory of the run that learners join
 _log = logging.getLogger(__name__)
 
 
-def check_join(job: Job, plan: Plan, devices: Sequence[Device], folder: Path) -> None:
-    """Reject jobs that cannot train as one of several learners.
-
-    Args:
-        folder: The run directory of this learner.
+def check_join(setup: Setup) -> None:
+    """Reject what cannot train as one of several learners.
 
     Raises:
         ConfigError: Something does not work with ``--join``.
     """
+    job, plan, devices = setup.job, setup.plan, setup.devices
     join, rule = plan.config.run.join, plan.optimizer
-    assert join is not None
     for what, is_used in (
         (f"{job.train_split.source}, which can only be read in its order", job.train_split.is_stream),
         ("moving averages", plan.moving_average is not None),
@@ -66,10 +60,6 @@ def check_join(job: Job, plan: Plan, devices: Sequence[Device], folder: Path) ->
     ):
         if is_used:
             raise ConfigError(f"--join {join} does not work with {what}: remove --join, or change the job")
-    if folder.resolve().parent != (join / LEARNERS).resolve():
-        raise ConfigError(
-            f"--run-dir {folder} is not a learner of --join {join}: it must be {join / LEARNERS}/NAME; remove it"
-        )
 
 
 class Joined(Hook):
@@ -82,7 +72,7 @@ class Joined(Hook):
     def __init__(self, setup: Setup, strategy: Strategy) -> None:
         cluster, plan = setup.cluster, setup.plan
         with cluster.training.agree("checking --join"):
-            check_join(setup.job, plan, setup.devices, setup.files.folder)
+            check_join(setup)
         if not isinstance(strategy, Sync):
             raise JobError(f"--join does not work with --mode {plan.config.mode.name}", on_all_ranks=True)
         self._setup, self._cluster, self._plan, self._strategy = setup, cluster, plan, strategy
