@@ -36,6 +36,7 @@ from ..strategy.learners.store import Folder
 from ..strategy.outer_optimizer import make_outer_optimizer
 from ..strategy.sync import Sync
 from .checkpointing import facts_of_run
+from .hooks import Stop
 from .setup import Setup
 
 _SHORTEST_PAUSE_S = 0.002  # while a range is being claimed
@@ -69,13 +70,13 @@ class Joined(Hook):
     workers take over the new parameters.
     """
 
-    def __init__(self, setup: Setup, strategy: Strategy) -> None:
+    def __init__(self, setup: Setup, strategy: Strategy, stop: Stop) -> None:
         cluster, plan = setup.cluster, setup.plan
         with cluster.training.agree("checking --join"):
             check_join(setup)
         if not isinstance(strategy, Sync):
             raise JobError(f"--join does not work with --mode {plan.config.mode.name}", on_all_ranks=True)
-        self._setup, self._cluster, self._plan, self._strategy = setup, cluster, plan, strategy
+        self._setup, self._cluster, self._plan, self._strategy, self._stop = setup, cluster, plan, strategy, stop
         assert plan.config.run.join is not None
         self._run = plan.config.run.join
         self._learner: Learner | None = None
@@ -221,12 +222,15 @@ class Joined(Hook):
         self._ranges.update(ranges, is_reset, left)
 
     def _continue(self, progress: Progress) -> None:
-        """Go on with the next range if this one has ended. Without a next one, go on behind this one."""
+        """Go on with the next range if this one has ended. Without a next one, go on behind this one.
+
+        Nothing is waited for if training must stop: then the next step is the last one.
+        """
         plan, strategy, cursor = self._plan, self._strategy, progress.data_cursor
         if self._ranges.is_at_end(cursor):
             self._exchange(ends=False)
         pause_s = _SHORTEST_PAUSE_S
-        while self._ranges.must_wait(cursor):
+        while self._ranges.must_wait(cursor) and not self._must_stop():
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, POLL_S)
             activity.mark_progress()
@@ -239,8 +243,14 @@ class Joined(Hook):
             strategy.move_to(Progress(max(0, step), lo))
         elif self._ranges.has_ended(cursor):
             strategy.move_to(Progress(plan.train_steps, cursor))
-        elif cursor > self._ranges.current[1]:  # steps on examples that it has not claimed do not count
+        elif cursor > self._ranges.current[1] or self._ranges.must_wait(cursor):
+            # Steps on examples that it has not claimed do not count.
             strategy.move_to(Progress(max(0, progress.step - 1), cursor))
+
+    def _must_stop(self) -> bool:
+        """Return whether a worker has been asked to stop. Collective over the workers."""
+        cluster = self._cluster
+        return any(cluster.workers.allgather(self._stop.why(cluster.chief) is not None))
 
     def _save(self, params: Array, examples: int) -> None:
         """Write the common parameters as a checkpoint of the run."""

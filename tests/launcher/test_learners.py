@@ -120,6 +120,25 @@ def test_a_suspended_learner_continues(openmpi: Mpi, tmp_path: Path) -> None:
     assert book.is_given_out and not book.living and position(tmp_path) >= book.total
 
 
+def test_a_learner_that_waits_for_the_examples_of_another_one_can_be_stopped(openmpi: Mpi, tmp_path: Path) -> None:
+    words = SLOW, "--pause", "0.01", "--train-steps", 600
+    with learners(openmpi, tmp_path, 1, 1, words=words) as processes:
+        waiting = 0 if ledger(tmp_path).holder == "0" else 1
+        os.killpg(processes[1 - waiting].pid, signal.SIGKILL)
+
+        def waits() -> bool:
+            book = ledger(tmp_path)
+            member = book.members[str(waiting)]
+            mine = member.merged + sum(hi - lo for lo, hi in member.held)
+            return book.is_given_out and state(tmp_path, waiting)["examples"] == mine
+
+        wait_until(waits, lambda: states(tmp_path))
+        processes[waiting].send_signal(signal.SIGTERM)
+        end(processes[waiting], os.EX_TEMPFAIL)
+    killed = ledger(tmp_path).members[str(1 - waiting)]
+    assert killed.process and killed.held  # it was not yet given up
+
+
 def test_stop_ends_all_learners_and_they_resume(openmpi: Mpi, tmp_path: Path) -> None:
     words = SLOW, "--pause", "0.01", "--train-steps", 1500
     with learners(openmpi, tmp_path, 1, 1, words=words) as processes:
