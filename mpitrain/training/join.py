@@ -166,8 +166,8 @@ class Joined(Hook):
         try:
             if (run / CONFIG).exists() and not (run / _FOLDER).exists():
                 raise ConfigError(
-                    f"--join {run} is the directory of a run without learners: give another one, and --init-from {run} "
-                    "to begin with its parameters"
+                    f"--join {run} is the directory of a run, but has no folder {_FOLDER}, in which learners meet: "
+                    f"give another one, and --init-from {run} to begin with its parameters"
                 )
             group = Group(
                 Folder(run / _FOLDER),

@@ -173,7 +173,7 @@ def test_stop_ends_a_run_of_another_host(openmpi: Mpi, tmp_path: Path) -> None:
     [
         ([SLOW, "--mode", "async"], "--join requires --mode sync"),
         ([SLOW, "--run-dir", "elsewhere"], "is not a learner of --join"),
-        ([SLOW, "--join", "plain"], "is the directory of a run without learners"),
+        ([SLOW, "--join", "plain"], "has no folder exchange"),
         ([MNIST, "--seed", "3"], "has another --seed"),
         ([MNIST, "--hidden-units", "30"], "has another model"),
         ([SLOW, "--stop-metric", "loss", "--keep-best"], "--keep-best does not work with --join"),
