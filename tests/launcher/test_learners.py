@@ -185,9 +185,7 @@ def test_what_does_not_work_is_refused(openmpi: Mpi, tmp_path: Path, words: list
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "config.toml").touch()
     before = sorted(tmp_path.glob("*/learners/*"))
-    options = "--train-steps", 2, "--join", "run", *words[1:]
-    done = run(
-        [str(word) for word in (openmpi.python, "-m", "mpitrain", "run", "-n", 2, *options, words[0])], cwd=tmp_path
-    )
+    command = [openmpi.python, "-m", "mpitrain", "run", "-n", 2, "--join", "run", *words, "--train-steps", 2]
+    done = run(list(map(str, command)), cwd=tmp_path)
     assert done.returncode == 2 and expected in one_line(done.stderr), done.stderr
     assert sorted(tmp_path.glob("*/learners/*")) == before
