@@ -52,7 +52,7 @@ def launch(
     def start(values: Mapping[str, Any], target: Target, text: str | None) -> Run:
         request = launch_request(target, values, is_job=text is not None)
         prepare(request)
-        with _run_dir(request.workload.name, run_dir) as folder:
+        with _run_dir(request.workload, run_dir) as folder:
             run = Run(folder)
             run._start(replace(request, workload=_in_run_dir(request.workload, folder, text)).words)
             return run
@@ -75,7 +75,7 @@ def submit(job: JobSource | Command, *, run_dir: str | os.PathLike[str] | None =
 
     def start(values: Mapping[str, Any], target: Target, text: str | None) -> Run:
         request = submit_request(target, values, is_job=text is not None)
-        with _run_dir(request.workload.name, run_dir) as folder:
+        with _run_dir(request.workload, run_dir) as folder:
             run = Run(folder)
             run._skip_output()
             submit_one(replace(request, workload=_in_run_dir(request.workload, folder, text)))
@@ -114,13 +114,13 @@ def _import_path() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _run_dir(name: str, path: str | os.PathLike[str] | None) -> Iterator[Path]:
+def _run_dir(workload: Workload, path: str | os.PathLike[str] | None) -> Iterator[Path]:
     """Yield the run directory; after an error remove the folders that were created for it and are still empty.
 
     Raises:
         LaunchError: The directory cannot be written, or a process on this host is using it.
     """
-    folder, made = make_run_dir(name, None if path is None else Path(path))
+    folder, made = make_run_dir(workload.name, None if path is None else Path(path), workload.join)
     try:
         launcher = launcher_of(folder)
         if launcher is not None and launcher.is_local:

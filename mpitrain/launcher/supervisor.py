@@ -30,7 +30,6 @@ from ..process.run_directory import (
     forget_launcher,
     forget_stop,
     make_run_dir,
-    new_learner_dir,
     record_failure,
     record_launcher,
     remove_empty,
@@ -89,9 +88,7 @@ def run(request: LaunchRequest) -> int:
     if request.options.debug is not None:
         request = replace(request, workload=request.workload.with_options(hang_timeout=0.0))
     launch = Launch(request, machine, launcher, spec)
-    workload = request.workload
-    run_dir = workload.run_dir or (workload.join and new_learner_dir(workload.join, array_index(os.environ)))
-    with _run_dir(workload.name, run_dir) as launch.run_dir:
+    with _run_dir(request.workload) as launch.run_dir:
         interrupts = Interrupts()
         with interrupts.recorded():
             user_input = StandardInput()
@@ -104,10 +101,10 @@ def run(request: LaunchRequest) -> int:
 
 
 @contextlib.contextmanager
-def _run_dir(name: str, requested: Path | None) -> Iterator[Path]:
+def _run_dir(workload: Workload) -> Iterator[Path]:
     """Yield the absolute run directory; remove it afterwards if it was created here and is still empty."""
     state_folder.remove_orphans()  # before this run makes its directory
-    folder, made = make_run_dir(name, requested)
+    folder, made = make_run_dir(workload.name, workload.run_dir, workload.join, array_index(os.environ))
     _wait_for_other_run(folder)
     forget_stop(folder)
     if (age_s := rank_status.age_s(folder)) is not None:  # left by a run whose supervisor was killed

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..core.files import replace_file
-from ..errors import LaunchError
+from ..errors import ConfigError, LaunchError
 from .pid import is_alive, pid_start
 
 FAILURE = "failure.json"
@@ -43,15 +43,30 @@ class LauncherProcess(NamedTuple):
         return self.host == socket.gethostname()
 
 
-def make_run_dir(name: str, requested: Path | None) -> tuple[Path, list[Path]]:
+def make_run_dir(
+    name: str, requested: Path | None, join: Path | None = None, element: str = ""
+) -> tuple[Path, list[Path]]:
     """Return the run directory, and the folders created for it, innermost first; by default a new run directory.
 
+    Args:
+        join: The directory of the run that this one joins as a learner, or None.
+        element: As for ``new_learner_dir``.
+
     Raises:
+        ConfigError: As for ``check_learner_dir``.
         LaunchError: The directory cannot be written, or has links or other files in place of files that a run writes.
     """
     try:
-        folder = requested or new_run_dir(name)
-        made = [folder, folder.parent] if requested is None else missing_folders(folder)
+        if requested is not None:
+            check_learner_dir(requested, join)
+            folder, made = requested, missing_folders(requested)
+        elif join is not None:
+            parents = missing_folders(join / LEARNERS)
+            folder = new_learner_dir(join, element)
+            made = [folder, *parents]
+        else:
+            folder = new_run_dir(name)
+            made = [folder, folder.parent]
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(13, "Permission denied")
@@ -80,24 +95,41 @@ def new_run_dir(name: str) -> Path:
     raise AssertionError
 
 
-def new_learner_dir(run: Path, index: str) -> Path:
-    """Return the directory of a learner that joins a run: of its own, or of this element of a job array.
+def new_learner_dir(run: Path, element: str) -> Path:
+    """Return the directory of a learner that joins a run: a new one, or that of an element of a job array.
+
+    Args:
+        element: The index of this element of a job array, or empty.
 
     Raises:
         LaunchError: The directory cannot be created.
     """
     folder = run / LEARNERS
     try:
-        if index:
-            (folder / f"task-{index}").mkdir(parents=True, exist_ok=True)
-            return folder / f"task-{index}"
+        if element:
+            (folder / f"task-{element}").mkdir(parents=True, exist_ok=True)
+            return folder / f"task-{element}"
         for number in itertools.count():
             with contextlib.suppress(FileExistsError):
                 (folder / str(number)).mkdir(parents=True)
                 return folder / str(number)
     except OSError as error:
-        raise cannot_write(run, error) from error
+        raise LaunchError(
+            f"--join {run}: the directory cannot be written: {error.strerror}; pass another one"
+        ) from error
     raise AssertionError
+
+
+def check_learner_dir(folder: Path, join: Path | None) -> None:
+    """Check that a run directory is that of a learner of the run that it joins, if any.
+
+    Raises:
+        ConfigError: It is another one.
+    """
+    if join is not None and folder.resolve().parent != (join / LEARNERS).resolve():
+        raise ConfigError(
+            f"--run-dir {folder} is not a learner of --join {join}: it must be {join / LEARNERS}/NAME; remove it"
+        )
 
 
 def record_launcher(folder: Path) -> None:

@@ -6,15 +6,13 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from ..checkpoint.digest import digest_of
 from ..core import activity
-from ..core.device import Device
 from ..core.layout import Array
 from ..core.words import one_line
 from ..errors import CheckpointError, ConfigError, JobError
@@ -25,7 +23,6 @@ from ..plan.hook import Hook, TrainingLoop
 from ..plan.job import Job
 from ..plan.plan import Plan
 from ..plan.progress import ConsistentPoint, Progress
-from ..process.run_directory import LEARNERS
 from ..strategy.base import Strategy
 from ..strategy.learners.learner import POLL_S, Group, Learner, News
 from ..strategy.learners.ledger import Left, Ranges
@@ -33,6 +30,7 @@ from ..strategy.learners.store import Folder
 from ..strategy.outer_optimizer import make_outer_optimizer
 from ..strategy.sync import Sync
 from .common_run import REPORT_S, CommonRun
+from .hooks import Stop
 from .setup import Setup
 
 _SHORTEST_PAUSE_S = 0.002  # while a range is being claimed
@@ -40,17 +38,14 @@ EXCHANGE = "exchange"  # reason of the requests for a consistent point
 _FOLDER = "exchange"  # in the directory of the run that learners join
 
 
-def check_join(job: Job, plan: Plan, devices: Sequence[Device], folder: Path) -> None:
-    """Reject jobs that cannot train as one of several learners.
-
-    Args:
-        folder: The run directory of this learner.
+def check_join(setup: Setup) -> None:
+    """Reject what cannot train as one of several learners.
 
     Raises:
         ConfigError: Something does not work with ``--join``.
     """
+    job, plan, devices = setup.job, setup.plan, setup.devices
     join, rule = plan.config.run.join, plan.optimizer
-    assert join is not None
     for what, is_used in (
         (f"{job.train_split.source}, which can only be read in its order", job.train_split.is_stream),
         ("moving averages", plan.moving_average is not None),
@@ -59,10 +54,6 @@ def check_join(job: Job, plan: Plan, devices: Sequence[Device], folder: Path) ->
     ):
         if is_used:
             raise ConfigError(f"--join {join} does not work with {what}: remove --join, or change the job")
-    if folder.resolve().parent != (join / LEARNERS).resolve():
-        raise ConfigError(
-            f"--run-dir {folder} is not a learner of --join {join}: it must be {join / LEARNERS}/NAME; remove it"
-        )
 
 
 class Joined(Hook):
@@ -72,13 +63,13 @@ class Joined(Hook):
     workers take over the new parameters.
     """
 
-    def __init__(self, setup: Setup, strategy: Strategy) -> None:
+    def __init__(self, setup: Setup, strategy: Strategy, stop: Stop) -> None:
         cluster, plan = setup.cluster, setup.plan
         with cluster.training.agree("checking --join"):
-            check_join(setup.job, plan, setup.devices, setup.files.folder)
+            check_join(setup)
         if not isinstance(strategy, Sync):
             raise JobError(f"--join does not work with --mode {plan.config.mode.name}", on_all_ranks=True)
-        self._setup, self._cluster, self._plan, self._strategy = setup, cluster, plan, strategy
+        self._setup, self._cluster, self._plan, self._strategy, self._stop = setup, cluster, plan, strategy, stop
         assert plan.config.run.join is not None
         self._run = plan.config.run.join
         self._learner: Learner | None = None
@@ -157,8 +148,8 @@ class Joined(Hook):
         try:
             if (run / CONFIG).exists() and not (run / _FOLDER).exists():
                 raise ConfigError(
-                    f"--join {run} is the directory of a run without learners: give another one, and --init-from {run} "
-                    "to begin with its parameters"
+                    f"--join {run} is the directory of a run, but has no folder {_FOLDER}, in which learners meet: "
+                    f"give another one, and --init-from {run} to begin with its parameters"
                 )
             group = Group(
                 Folder(run / _FOLDER),
@@ -214,12 +205,15 @@ class Joined(Hook):
         self._ranges.update(ranges, is_reset, left)
 
     def _continue(self, progress: Progress) -> None:
-        """Go on with the next range if this one has ended. Without a next one, go on behind this one."""
+        """Go on with the next range if this one has ended. Without a next one, go on behind this one.
+
+        Nothing is waited for if training must stop: then the next step is the last one.
+        """
         plan, strategy, cursor = self._plan, self._strategy, progress.data_cursor
         if self._ranges.is_at_end(cursor):
             self._exchange(ends=False)
         pause_s = _SHORTEST_PAUSE_S
-        while self._ranges.must_wait(cursor):
+        while self._ranges.must_wait(cursor) and not self._must_stop():
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, POLL_S)
             activity.mark_progress()
@@ -232,8 +226,14 @@ class Joined(Hook):
             strategy.move_to(Progress(max(0, step), lo))
         elif self._ranges.has_ended(cursor):
             strategy.move_to(Progress(plan.train_steps, cursor))
-        elif cursor > self._ranges.current[1]:  # steps on examples that it has not claimed do not count
+        elif cursor > self._ranges.current[1] or self._ranges.must_wait(cursor):
+            # Steps on examples that it has not claimed do not count.
             strategy.move_to(Progress(max(0, progress.step - 1), cursor))
+
+    def _must_stop(self) -> bool:
+        """Return whether a worker has been asked to stop. Collective over the workers."""
+        cluster = self._cluster
+        return any(cluster.workers.allgather(self._stop.why(cluster.chief) is not None))
 
 
 def _facts(job: Job, plan: Plan) -> Mapping[str, Any]:

@@ -35,7 +35,14 @@ from ..plan.roles import HOW_ROLES_ARE_GIVEN
 from ..process.fork_server import import_in_server
 from ..process.launcher_env import FAILED_AT, FIRST_RANKS, RESTART_COUNT
 from ..process.rank_status import RUN_DIR_VARIABLE, RankStatusFile
-from ..process.run_directory import cannot_write, check_files, forget_stop, new_learner_dir, new_run_dir
+from ..process.run_directory import (
+    cannot_write,
+    check_files,
+    check_learner_dir,
+    forget_stop,
+    new_learner_dir,
+    new_run_dir,
+)
 from ..process.standard_streams import set_output_prefix
 from .loop import Loop, RunFiles
 from .messages import notes_on_data, notes_on_patience
@@ -211,6 +218,7 @@ def _find_files(request: TrainRequest, job: Job, config: RunConfig, ranks: str) 
     if folder is None:
         join = config.run.join
         folder = new_run_dir(request.name) if join is None else new_learner_dir(join, array_index(os.environ))
+    check_learner_dir(folder, config.run.join)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         check_files(folder)

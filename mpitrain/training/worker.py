@@ -71,7 +71,10 @@ class Worker:
         began = time.perf_counter()
         beginning = self._restore()
         restoring_s = time.perf_counter() - began
-        self._joined = None if plan.config.run.join is None else Joined(setup, self._strategy)
+        self._checkpoints = make_checkpoints(cluster, plan, setup.files.checkpoints, self._record)
+        looks_in = None if RUN_DIR_VARIABLE in os.environ else setup.files.folder
+        self._stop = Stop(self._strategy, signals, limit, self._checkpoints, looks_in)
+        self._joined = None if plan.config.run.join is None else Joined(setup, self._strategy, self._stop)
         self._model = self._make_model(training_state)
         keeps_best = plan.config.saving.keep_best and self._joined is None  # else the common model's are kept
         best = TrackBest(plan.config.training.goal, plan.config.training.patience, keeps_best)
@@ -81,9 +84,6 @@ class Worker:
             with self._errors_of_workers():
                 state.load(beginning.extra_state)
         self._batches = Batches(setup, self._model)
-        self._checkpoints = make_checkpoints(cluster, plan, setup.files.checkpoints, self._record)
-        looks_in = None if RUN_DIR_VARIABLE in os.environ else setup.files.folder
-        self._stop = Stop(self._strategy, signals, limit, self._checkpoints, looks_in)
         self._open_files(beginning)
         hooks = [*self._hooks(state, best, beginning, rank_status), *telemetry.hooks(restoring_s)]
         additions, rounds_losses = (

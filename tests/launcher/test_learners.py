@@ -132,6 +132,25 @@ def test_a_suspended_learner_continues(openmpi: Mpi, tmp_path: Path) -> None:
     assert book.is_given_out and not book.living and position(tmp_path) >= book.total
 
 
+def test_a_learner_that_waits_for_the_examples_of_another_one_can_be_stopped(openmpi: Mpi, tmp_path: Path) -> None:
+    words = SLOW, "--pause", "0.01", "--train-steps", 600
+    with learners(openmpi, tmp_path, 1, 1, words=words) as processes:
+        waiting = 0 if ledger(tmp_path).holder == "0" else 1
+        os.killpg(processes[1 - waiting].pid, signal.SIGKILL)
+
+        def waits() -> bool:
+            book = ledger(tmp_path)
+            member = book.members[str(waiting)]
+            mine = member.merged + sum(hi - lo for lo, hi in member.held)
+            return book.is_given_out and state(tmp_path, waiting)["examples"] == mine
+
+        wait_until(waits, lambda: states(tmp_path))
+        processes[waiting].send_signal(signal.SIGTERM)
+        end(processes[waiting], os.EX_TEMPFAIL)
+    killed = ledger(tmp_path).members[str(1 - waiting)]
+    assert killed.process and killed.held  # it was not yet given up
+
+
 def test_stop_ends_all_learners_and_they_resume(openmpi: Mpi, tmp_path: Path) -> None:
     words = SLOW, "--pause", "0.01", "--train-steps", 1500
     with learners(openmpi, tmp_path, 1, 1, words=words) as processes:
@@ -166,7 +185,7 @@ def test_stop_ends_a_run_of_another_host(openmpi: Mpi, tmp_path: Path) -> None:
     [
         ([SLOW, "--mode", "async"], "--join requires --mode sync"),
         ([SLOW, "--run-dir", "elsewhere"], "is not a learner of --join"),
-        ([SLOW, "--join", "plain"], "is the directory of a run without learners"),
+        ([SLOW, "--join", "plain"], "has no folder exchange"),
         ([MNIST, "--seed", "3"], "has another --seed"),
         ([MNIST, "--hidden-units", "30"], "has another model"),
     ],
@@ -176,6 +195,8 @@ def test_what_does_not_work_is_refused(openmpi: Mpi, tmp_path: Path, words: list
         end(start(openmpi, tmp_path / "run", 1, MNIST, "--train-steps", 2))
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "config.toml").touch()
+    before = sorted(tmp_path.glob("*/learners/*"))
     command = [openmpi.python, "-m", "mpitrain", "run", "-n", 2, "--join", "run", *words, "--train-steps", 2]
     done = run(list(map(str, command)), cwd=tmp_path)
     assert done.returncode == 2 and expected in one_line(done.stderr), done.stderr
+    assert sorted(tmp_path.glob("*/learners/*")) == before

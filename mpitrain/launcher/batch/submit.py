@@ -17,7 +17,7 @@ from ...errors import ConfigError
 from ...plan.config import RunConfig
 from ...plan.modes import names_of_modes
 from ...plan.request import JobRequest, Workload
-from ...process.run_directory import LEARNERS
+from ...process.run_directory import LEARNERS, check_learner_dir
 from .. import bad_hosts
 from ..mpi_flavors import library_flavor
 from .request import SubmitRequest
@@ -76,7 +76,7 @@ def make_batch(request: SubmitRequest, folder: Path, python: str) -> Batch:
     run_dir = folder / (workload.run_dir or _run_dir(folder, workload, is_array=resources.array is not None))
     spares = resources.spare_hosts
     launch_flags = ["--spare-hosts", str(spares), "--max-restarts", str(_RESTARTS * spares)] if spares else []
-    return Batch(
+    batch = Batch(
         workload.name if options.job_name is None else options.job_name,
         resources,
         folder,
@@ -94,6 +94,9 @@ def make_batch(request: SubmitRequest, folder: Path, python: str) -> Batch:
         rank_command=workload.command,
         keeps_checkpoints=workload.keeps_checkpoints,
     )
+    for _, each in batch.run_dirs(system.first_index):
+        check_learner_dir(each, None if workload.join is None else folder / workload.join)
+    return batch
 
 
 def _check_roles(resources: Resources, workload: Workload) -> None:

@@ -153,7 +153,8 @@ class Learner:
         for name, value in Ledger.parse(begun).facts.items():
             if (other := ledger.facts.get(name)) != value:
                 raise ConfigError(
-                    f"--join: this learner has another {name} than the run that it would join: {value}, not {other}; "
+                    f"--join: this learner has another {name} than the run that it would join: "
+                    f"{_own_parts(value, other)}, not {_own_parts(other, value)}; "
                     "use the same job and options, or another directory"
                 )
         for index, fragment in enumerate(self._fragments):
@@ -536,3 +537,9 @@ class Learner:
         if self._trouble_since is not None:
             seconds, self._trouble_since = time.monotonic() - self._trouble_since, None
             _log.info("the folder of the learners can be used again, after %.0f s", seconds)
+
+
+def _own_parts(value: object, other: object) -> str:
+    """Return the parts of a list of arguments, or another value, that differ from the other one, for an error."""
+    parts, others = str(value).split(", "), str(other).split(", ")
+    return ", ".join(part for part in parts if part not in others) or str(value)

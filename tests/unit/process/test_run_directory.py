@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from mpitrain.errors import LaunchError
+from mpitrain.errors import ConfigError, LaunchError
 from mpitrain.process import host_watcher
-from mpitrain.process.run_directory import check_files
+from mpitrain.process.run_directory import check_files, make_run_dir, remove_empty
 
 
 @pytest.fixture
@@ -75,3 +75,24 @@ def test_records_must_not_be_links(name: str, tmp_path: Path) -> None:
 def test_checkpoints_may_be_a_link(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").symlink_to(tmp_path / "elsewhere")
     check_files(tmp_path)
+
+
+def test_a_learner_has_a_directory_in_the_run_that_it_joins(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "a"
+    folders = [make_run_dir("job", None, run)[0] for _ in range(2)]
+    assert folders == [run / "learners" / "0", run / "learners" / "1"]
+    for _ in range(2):
+        assert make_run_dir("job", None, run, "3")[0] == run / "learners" / "task-3"
+    with pytest.raises(ConfigError, match="--run-dir"):
+        make_run_dir("job", tmp_path / "other", run)
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("element", ["", "3"])
+def test_the_directory_of_a_learner_that_does_not_start_is_removed(element: str, tmp_path: Path) -> None:
+    first = make_run_dir("job", None, tmp_path / "runs" / "a", element)[1]
+    remove_empty(first)
+    assert not [*tmp_path.iterdir()]
+    make_run_dir("job", None, tmp_path / "a")
+    remove_empty(make_run_dir("job", None, tmp_path / "a", element)[1])
+    assert [path.name for path in (tmp_path / "a" / "learners").iterdir()] == ["0"]

@@ -36,6 +36,12 @@ def test_a_single_learner_has_a_directory_of_its_own(tmp_path: Path) -> None:
     assert made(tmp_path, Resources(), join=Path("runs/a")).run_dir != first.run_dir
 
 
+@pytest.mark.parametrize(("run_dir", "array"), [("elsewhere", None), ("runs/a/learners/x", "0-2")])
+def test_a_directory_that_is_not_that_of_a_learner_is_refused(tmp_path: Path, run_dir: str, array: str | None) -> None:
+    with pytest.raises(ConfigError, match="--run-dir"):
+        made(tmp_path, Resources(array=array), join=Path("runs/a"), run_dir=Path(run_dir))
+
+
 def test_a_sweep_of_learners_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--sweep"):
         made(tmp_path, Resources(), (Point("a", ("--seed", "1")),), join=Path("runs/a"))

@@ -339,6 +339,13 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
     Process(tmp_path, "c", facts={"model": "one", "seed": (0, 1)}).start().end()  # nothing is left to train
 
 
+def test_an_error_names_the_arguments_that_differ(tmp_path: Path) -> None:
+    Process(tmp_path, "a", facts={"optimizer": "sgd(rate=2, l2=0)"}).start().end()
+    with pytest.raises(ConfigError) as caught:
+        Process(tmp_path, "b", facts={"optimizer": "sgd(rate=1, l2=0)"}).start()
+    assert "rate=1" in str(caught.value) and "rate=2" in str(caught.value) and "l2" not in str(caught.value)
+
+
 def test_the_folder_stays_small(tmp_path: Path) -> None:
     processes = [Process(tmp_path, str(n), fragments=2).start() for n in range(2)]
     for process in processes:
