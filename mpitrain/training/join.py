@@ -6,7 +6,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from ..strategy.outer_optimizer import make_outer_optimizer
 from ..strategy.sync import Sync
 from .common_run import REPORT_S, CommonRun
 from .hooks import Stop
+from .loop import Loop
 from .setup import Setup
 
 _SHORTEST_PAUSE_S = 0.002  # while a range is being claimed
@@ -76,6 +77,7 @@ class Joined(Hook):
         self._ranges, self._has_ended = Ranges(), False
         self._common: CommonRun | None = None  # on the chief
         self._reported_s = time.monotonic()
+        self._show: Callable[[], None] = lambda: None  # parameters that were taken over
         params, total = strategy.vector("params"), 0
         with cluster.training.agree("joining the run"):
             if cluster.chief:
@@ -87,9 +89,12 @@ class Joined(Hook):
         self._apply(None if self._learner is None else self._news_of_all())
         self._continue(Progress(0, 0))
 
-    def common(self, name: str) -> Array:
+    def attach(self, loop: Loop) -> None:
+        """Show common parameters to a loop from now on. Local."""
+        loop.common, self._show = self.common, loop.show_params
+
+    def common(self) -> Array:
         """Return the common parameters, shape (layout.size,). Collective over the workers."""
-        assert name == "params"
         values = np.empty(self._plan.layout.size, self._plan.dtype) if self._learner is None else self._learner.center
         self._cluster.workers.Bcast(values, root=0)
         return values
@@ -128,6 +133,8 @@ class Joined(Hook):
                     self._common.end(is_last=learner.finish(self._common.save))
                 except OSError as error:
                     raise CheckpointError(f"the last work of this learner could not be sent: {error}") from error
+        # Code of a script after its loop has the common parameters.
+        self._apply(None if learner is None else News(learner.newest_fragments(), [], False, Left.NONE))
 
     def _report(self, learner: Learner, loop: TrainingLoop) -> None:
         """Write metrics of this learner, and what is written of the run while this process merges."""
@@ -202,6 +209,7 @@ class Joined(Hook):
                     params[lo:hi] = values
 
             self._strategy.change_params(change)
+            self._show()
         self._ranges.update(ranges, is_reset, left)
 
     def _continue(self, progress: Progress) -> None:
