@@ -184,7 +184,10 @@ class Joined(Hook):
                 assert setup.files.record is not None
                 RunRecord(run, setup.files.record.tables, setup.request.job_file, setup.ranks).write(0)
         except OSError as error:
-            raise ConfigError(f"--join {run}: the folder cannot be used: {one_line(error)}") from error
+            raise ConfigError(
+                f"--join {run}: the folder cannot be used: {one_line(error)}; repair it, or give another one, and "
+                f"--init-from {run} to begin with its parameters"
+            ) from error
         return learner
 
     def _news_of_all(self) -> News:

@@ -147,7 +147,7 @@ class Learner:
             OSError: The store cannot be used.
         """
         begun = Ledger(dict(self._group.facts), self._group.total, self._unit).dump()
-        if not (first := self._ledger.read()).data:
+        if not (first := self._ledger.read()).number:
             self._ledger.swap(first, begun)
         ledger = Ledger.parse(self._ledger.read().data)
         for name, value in Ledger.parse(begun).facts.items():

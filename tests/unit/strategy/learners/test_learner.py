@@ -339,6 +339,16 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
     Process(tmp_path, "c", facts={"model": "one", "seed": (0, 1)}).start().end()  # nothing is left to train
 
 
+@pytest.mark.parametrize("name", ["ledger", "fragment-0"])
+def test_a_run_whose_newest_file_is_empty_is_not_begun_again(name: str, tmp_path: Path) -> None:
+    Process(tmp_path, "a").start().end()
+    files = sorted(tmp_path.glob(f"{name}.*[0-9]"), key=lambda path: int(path.suffix[1:]))
+    files[-1].write_bytes(b"")
+    with pytest.raises(OSError, match="damaged"):
+        Process(tmp_path, "b").start()
+    assert {path.name for path in tmp_path.glob(f"{name}.*[0-9]")} == {path.name for path in files}
+
+
 def test_an_error_names_the_arguments_that_differ(tmp_path: Path) -> None:
     Process(tmp_path, "a", facts={"optimizer": "sgd(rate=2, l2=0)"}).start().end()
     with pytest.raises(ConfigError) as caught:
