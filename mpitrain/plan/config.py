@@ -58,11 +58,6 @@ class RunConfig:
         self._check_device()
         self._check_goal()
         saving, output = self.saving, self.output
-        if saving.keep_best and self.run.join is not None:
-            raise ConfigError(
-                f"--keep-best does not work with --join {self.run.join}, because a learner saves its own parameters; "
-                "remove one"
-            )
         if saving.save_one_file and saving.save_compression != "none":
             raise ConfigError(
                 f"--save-compression {saving.save_compression} cannot be combined with --save-one-file; remove one"

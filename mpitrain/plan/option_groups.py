@@ -246,7 +246,6 @@ class RunDirConfig(OptionGroup):
         "not wait for each other; also takes the options of local with an outer optimizer.",
         "RUN",
         modes=lambda mode: mode.averages_gradients,
-        in_scripts="learners train a job, because they choose the examples; write a job, or remove it",
     )
     time_limit: float | None = option(
         None,

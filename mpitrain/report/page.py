@@ -25,7 +25,7 @@ from .charts import Chart, PlottedRun, line_style, make_charts
 from .figures import figure, library
 from .history import Run, is_run, read_run, shown_name
 from .images import as_png
-from .runs import find, latest_run
+from .runs import find, latest_run, learners_of
 from .time_shares import GROUPS, Shares, read_shares
 
 _TEMPLATE = Path(__file__).with_name("page.html.j2")
@@ -90,8 +90,8 @@ def collect(folders: Sequence[Path]) -> list[PlottedRun]:
 
 
 def _runs_in(folder: Path) -> list[Path]:
-    """Return the folder if it is a run directory, else the runs inside the folder, such as the runs of a sweep."""
-    runs = [folder] if is_run(folder) or not folder.is_dir() else list(find(folder))
+    """Return a run directory and its learners, or the runs inside another folder, such as the runs of a sweep."""
+    runs = [folder, *learners_of(folder)] if is_run(folder) or not folder.is_dir() else list(find(folder))
     return runs or [folder]
 
 

@@ -14,16 +14,24 @@ from ..batch_systems.registry import SYSTEMS
 from ..core.words import counted
 from ..errors import ConfigError, RecordError
 from ..monitor.console import print_wrapped
-from ..monitor.format import duration, format_table, metric, wrap
+from ..monitor.format import amount, duration, format_table, metric, wrap
 from ..monitor.heartbeat import BatchJob, State, age_s, read, states
 from ..monitor.run_record import PROGRAM
 from ..plan.metric import PREFIX, Goal, parse_goal
 from ..plan.options import examples
+from ..process.run_directory import LEARNERS
 from .history import Run, is_run, read_run
 
 _HEAD = ("run", "job", "mode", "ranks", "step", "best validation", "goodput", "state", "age")
 # Columns that a narrow terminal does not show, in the order in which they are left out.
 _LEAST_IMPORTANT = ("job", "ranks", "mode", "goodput", "age")
+# Columns of the learners of a run, by the name of the number in their metrics.
+_OF_LEARNERS = {
+    "examples_per_s": "examples/s",
+    "merged_contributions": "merged",
+    "discarded_contributions": "discarded",
+    "lag_versions": "lag",
+}
 
 
 @click.command("runs", epilog=examples("mpitrain runs --sort accuracy"))
@@ -35,9 +43,9 @@ _LEAST_IMPORTANT = ("job", "ranks", "mode", "goodput", "age")
     "those of the job.",
 )
 def runs_command(folder: Path, sort: str | None) -> None:
-    """List the runs in FOLDER (default: runs), newest first."""
+    """List the runs in FOLDER (default: runs), newest first. Of a run that learners have joined, also the learners."""
     goal = None if sort is None else parse_goal("--sort", sort)
-    run_dirs = list(find(folder))
+    run_dirs = [*find(folder), *learners_of(folder)]
     if not run_dirs:
         print(f"no runs in {folder}")
         return
@@ -45,7 +53,9 @@ def runs_command(folder: Path, sort: str | None) -> None:
     ages = {path: age_s(path) for path in run_dirs}
     runs = {path: _read(path) for path in sorted(run_dirs, key=lambda path: ages[path])}
     rows = {path: _row(path, run, folder, *state[path], ages[path]) for path, run in runs.items()}
-    if goal is None:
+    if goal is None and len(run_dirs) > 1 and is_run(folder):
+        _print_table((*_HEAD, *_OF_LEARNERS.values()), [(*row, *_exchanged(runs[path])) for path, row in rows.items()])
+    elif goal is None:
         _print_table(_HEAD, list(rows.values()))
     else:
         _print_table((*_HEAD, f"best {goal.name}"), _sorted(goal, runs, rows))
@@ -113,6 +123,31 @@ def find(folder: Path) -> Iterator[Path]:
         raise RecordError(f"{folder} cannot be listed: {error.strerror}") from error
     for child in children:
         yield from find(child)
+
+
+def learners_of(run: Path) -> list[Path]:
+    """Return the run directories of the learners that have joined a run."""
+    return list(find(run / LEARNERS)) if (run / LEARNERS).is_dir() else []
+
+
+def learner_lines(run: Path) -> list[str]:
+    """Return a table of the learners that have joined a run, as lines; none if there are none.
+
+    The state is the recorded one, with the time since it was recorded: a learner that was killed has not recorded it.
+    """
+    rows = []
+    for folder in learners_of(run):
+        if (status := read(folder)) is not None:
+            numbers = (f"{status.step:,}", *_exchanged(_read(folder)))
+            rows.append((folder.name, status.ranks, *numbers, f"{status.state}, {duration(age_s(folder))} ago"))
+    titles = ("learner", "ranks", "step", *_OF_LEARNERS.values(), "state")
+    return format_table(titles, rows).splitlines() if rows else []
+
+
+def _exchanged(run: Run | None) -> tuple[str, ...]:
+    """Return the columns of a learner that say what it has exchanged."""
+    values = [None if run is None else run.newest(name) for name in _OF_LEARNERS]
+    return tuple("-" if value is None else amount(value) for value in values)
 
 
 def latest_run(folder: Path = Path("runs")) -> Path:

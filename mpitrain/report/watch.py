@@ -20,7 +20,7 @@ from ..monitor.run_record import PROGRAM
 from ..plan.options import examples
 from ..process.pid import is_alive
 from .history import METRICS, Run, Series, Tail, open_run, shown_name
-from .runs import latest_run
+from .runs import latest_run, learner_lines
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -129,6 +129,7 @@ class View:
             head.append(Text(f" step {self.step:,}" if self.step else ""))
             return Group(*head, *_last_lines(path_for(self.folder, 0), height - len(head) - 1))
         head += [self._progress(width), Text(self._newest(), overflow="ellipsis", no_wrap=True)]
+        head += [Text(line, overflow="ellipsis", no_wrap=True) for line in learner_lines(self.folder)[: height // 2]]
         # One line is reserved for the cursor; a view that fills the terminal would scroll.
         return Group(*head, *self._plots(width, height - len(head) - 1))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
 import secrets
 import socket
@@ -13,15 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from .. import checkpoint
-from ..checkpoint import Snapshot
 from ..checkpoint.digest import digest_of
 from ..core import activity
 from ..core.layout import Array
 from ..core.words import one_line
 from ..errors import CheckpointError, ConfigError, JobError
-from ..monitor.heartbeat import Heartbeat, RunEnd
-from ..monitor.metrics import MetricsFile
 from ..monitor.run_record import CONFIG, RunRecord
 from ..monitor.trace import span
 from ..optim.whole_tensors import WholeTensorOptimizer
@@ -35,14 +29,13 @@ from ..strategy.learners.ledger import Left, Ranges
 from ..strategy.learners.store import Folder
 from ..strategy.outer_optimizer import make_outer_optimizer
 from ..strategy.sync import Sync
-from .checkpointing import facts_of_run
+from .common_run import REPORT_S, CommonRun
 from .hooks import Stop
 from .setup import Setup
 
 _SHORTEST_PAUSE_S = 0.002  # while a range is being claimed
 EXCHANGE = "exchange"  # reason of the requests for a consistent point
 _FOLDER = "exchange"  # in the directory of the run that learners join
-_log = logging.getLogger(__name__)
 
 
 def check_join(setup: Setup) -> None:
@@ -81,8 +74,8 @@ class Joined(Hook):
         self._run = plan.config.run.join
         self._learner: Learner | None = None
         self._ranges, self._has_ended = Ranges(), False
-        self._heartbeat: Heartbeat | None = None  # of the run, while this process merges
-        self._validated = -1  # the step of the last validation that is among the run's metrics
+        self._common: CommonRun | None = None  # on the chief
+        self._reported_s = time.monotonic()
         params, total = strategy.vector("params"), 0
         with cluster.training.agree("joining the run"):
             if cluster.chief:
@@ -101,6 +94,10 @@ class Joined(Hook):
         self._cluster.workers.Bcast(values, root=0)
         return values
 
+    def begin(self, loop: TrainingLoop) -> None:
+        if self._common is not None:
+            self._common.begin(loop)
+
     def after_step(self, loop: TrainingLoop) -> None:
         learner = self._learner
         if learner is None:
@@ -117,6 +114,8 @@ class Joined(Hook):
         if EXCHANGE in point.reasons or point.last:
             self._exchange(point.last and not self._has_ended)
             self._has_ended |= point.last
+        if self._common is not None:
+            self._common.at_consistent_point(point)
         if not point.last:
             self._continue(Progress(point.step, point.data_cursor))
 
@@ -124,36 +123,19 @@ class Joined(Hook):
         with self._cluster.training.agree("ending as a learner"):
             if (learner := self._learner) is not None:
                 self._report(learner, loop)
+                assert self._common is not None
                 try:
-                    is_last = learner.finish(self._save)
+                    self._common.end(is_last=learner.finish(self._common.save))
                 except OSError as error:
                     raise CheckpointError(f"the last work of this learner could not be sent: {error}") from error
-                if is_last:
-                    self._heartbeat = self._heartbeat or self._new_heartbeat(learner)
-                    self._heartbeat.end(RunEnd("finished" if learner.is_complete else "stopped"))
-                elif self._heartbeat is not None:
-                    self._heartbeat.abandon()
 
     def _report(self, learner: Learner, loop: TrainingLoop) -> None:
-        """Write the run's own status, and validations of the common model, while this process merges."""
-        if learner.holds_lease != (self._heartbeat is not None):
-            if self._heartbeat is None:
-                self._heartbeat = self._new_heartbeat(learner)
-            else:
-                self._heartbeat.abandon()
-                self._heartbeat = None
-        if learner.holds_lease and loop.validation_step > self._validated:
-            self._validated = loop.validation_step
-            with contextlib.closing(MetricsFile(self._run / "metrics.jsonl")) as metrics:
-                metrics.write(self._step_of_run(learner), loop.training_s, dict(loop.validation))
-
-    def _new_heartbeat(self, learner: Learner) -> Heartbeat:
-        steps = -(-learner.total // learner.unit)
-        return Heartbeat(self._run, "learners", steps, lambda: self._step_of_run(learner))
-
-    @staticmethod
-    def _step_of_run(learner: Learner) -> int:
-        return -(-min(learner.merged, learner.total) // learner.unit)
+        """Write metrics of this learner, and what is written of the run while this process merges."""
+        if time.monotonic() - self._reported_s >= REPORT_S:
+            self._reported_s = time.monotonic()
+            loop.report(loop.step, learner.counts, show=False)
+        assert self._common is not None
+        self._common.update(loop)
 
     def _join(self, params: Array) -> Learner:
         """Join the run, or begin it with these parameters. Local; chief only."""
@@ -180,9 +162,10 @@ class Joined(Hook):
             )
             learner = Learner(group, setup.files.folder.name, process, parallel.steps_per_exchange, plan.step_examples)
             learner.join(params)
+            assert setup.files.record is not None
             if not (run / CONFIG).exists():
-                assert setup.files.record is not None
                 RunRecord(run, setup.files.record.tables, setup.request.job_file, setup.ranks).write(0)
+            self._common = CommonRun(run, plan, setup.files.record, learner)
         except OSError as error:
             raise ConfigError(
                 f"--join {run}: the folder cannot be used: {one_line(error)}; repair it, or give another one, and "
@@ -254,18 +237,6 @@ class Joined(Hook):
         """Return whether a worker has been asked to stop. Collective over the workers."""
         cluster = self._cluster
         return any(cluster.workers.allgather(self._stop.why(cluster.chief) is not None))
-
-    def _save(self, params: Array, examples: int) -> None:
-        """Write the common parameters as a checkpoint of the run."""
-        plan, record = self._plan, self._setup.files.record
-        assert record is not None
-        assert self._learner is not None
-        step = -(-examples // self._learner.unit)
-        path = checkpoint.path_for(self._run / "checkpoints", step)
-        path.parent.mkdir(exist_ok=True)
-        snapshot = Snapshot({"params": params}, step, examples, private=True)
-        checkpoint.write(path, plan.layout, snapshot, plan.config.training.seed, facts_of_run(plan, record.tables))
-        _log.info("common model of %s examples: %s", f"{examples:,}", path)
 
 
 def _facts(job: Job, plan: Plan) -> Mapping[str, Any]:

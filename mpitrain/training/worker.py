@@ -76,7 +76,8 @@ class Worker:
         self._stop = Stop(self._strategy, signals, limit, self._checkpoints, looks_in)
         self._joined = None if plan.config.run.join is None else Joined(setup, self._strategy, self._stop)
         self._model = self._make_model(training_state)
-        best = TrackBest(plan.config.training.goal, plan.config.training.patience, plan.config.saving.keep_best)
+        keeps_best = plan.config.saving.keep_best and self._joined is None  # else the common model's are kept
+        best = TrackBest(plan.config.training.goal, plan.config.training.patience, keeps_best)
         parts: list[HasExtraState] = [self._model, HookState(job.hooks), best]
         state = RunState(self._strategy, parts if request.script is None else [*parts, request.script])
         if beginning.resumed is not None:

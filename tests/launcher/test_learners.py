@@ -15,6 +15,7 @@ import pytest
 
 from mpitrain import checkpoint, load
 from mpitrain.monitor import heartbeat
+from mpitrain.monitor.metrics import read_lines
 from mpitrain.process import rank_status
 from mpitrain.strategy.learners.ledger import Ledger
 from mpitrain.strategy.learners.store import Folder, Register
@@ -67,6 +68,13 @@ def ledger(folder: Path) -> Ledger:
     return Ledger.parse(Register(Folder(folder / "exchange"), "ledger", 64).read().data)
 
 
+def validations(folder: Path) -> list[float]:
+    """Return the losses of the validations of the common model."""
+    lines = read_lines(folder / "metrics.jsonl")
+    assert [line["time_s"] for line in lines] == sorted(line["time_s"] for line in lines)
+    return [line["validation_loss"] for line in lines if "validation_loss" in line]
+
+
 def position(folder: Path) -> int:
     """Return the number of examples that the newest common checkpoint contains."""
     with checkpoint.Checkpoint(checkpoint.find(folder)[0]) as opened:
@@ -74,7 +82,7 @@ def position(folder: Path) -> int:
 
 
 def test_learners_of_other_sizes_train_one_model(openmpi: Mpi, mpich: Mpi, tmp_path: Path) -> None:
-    words = "--train-steps", 1500, "--validate-steps", 200
+    words = "--train-steps", 1500, "--validate-steps", 200, "--stop-metric", "loss", "--keep-best"
     folder = tmp_path / "run"
     first = start(openmpi, folder, 2, MNIST, *words)
     second = start(mpich, folder, 1, MNIST, *words, "--batch-size", 50)
@@ -88,6 +96,10 @@ def test_learners_of_other_sizes_train_one_model(openmpi: Mpi, mpich: Mpi, tmp_p
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["validation_accuracy"] > 0.95
     assert np.isfinite(load(folder)(np.zeros((1, 64), np.float32))).all()
+    best = checkpoint.best(folder / "checkpoints")
+    assert best is not None and min(validations(folder)) == best.value
+    done = run([str(openmpi.python), "-m", "mpitrain", "evaluate", str(folder / "best"), "--json"])
+    assert json.loads(done.stdout)["validation_loss"] == pytest.approx(best.value, rel=1e-5)
 
 
 def test_a_killed_learner_continues(openmpi: Mpi, tmp_path: Path) -> None:
@@ -176,7 +188,6 @@ def test_stop_ends_a_run_of_another_host(openmpi: Mpi, tmp_path: Path) -> None:
         ([SLOW, "--join", "plain"], "has no folder exchange"),
         ([MNIST, "--seed", "3"], "has another --seed"),
         ([MNIST, "--hidden-units", "30"], "has another model"),
-        ([SLOW, "--stop-metric", "loss", "--keep-best"], "--keep-best does not work with --join"),
     ],
 )
 def test_what_does_not_work_is_refused(openmpi: Mpi, tmp_path: Path, words: list[object], expected: str) -> None:

@@ -381,7 +381,7 @@ def test_a_mistake_in_the_arguments(world: World, flags: tuple[str, ...], mode: 
     refusal(world, 2, tmp_path, *flags, launch=("--mode", mode))
 
 
-@pytest.mark.parametrize("flag", ["--train-steps", "--validate-steps", "--validate-secs", "--join"])
+@pytest.mark.parametrize("flag", ["--train-steps", "--validate-steps", "--validate-secs"])
 def test_options_that_a_trainer_gets_in_another_way(world: World, flag: str, tmp_path: Path) -> None:
     line = refusal(world, 1, tmp_path, launch=(flag, "5"))
     name = flag.removeprefix("--").replace("-", "_")

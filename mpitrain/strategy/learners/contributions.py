@@ -52,10 +52,10 @@ class Sent(NamedTuple):
 
 
 class _OfFragment:
-    """The state of one fragment: the number of the version in ``center``, and what waits to be merged."""
+    """The state of one fragment: number and examples of the version in ``center``, and what waits to be merged."""
 
-    def __init__(self, base: int, step: int) -> None:
-        self.base, self.number, self.step = base, 0, step
+    def __init__(self, version: Version, step: int) -> None:
+        self.base, self.examples, self.number, self.step = version.number, version.examples, 0, step
         self.sent: deque[tuple[int, Array]] = deque()
 
 
@@ -72,10 +72,15 @@ class Contributions:
 
     def __init__(self, layout: Layout, fragments: Sequence[Fragment], versions: Sequence[Version], step: int) -> None:
         self._n_trained, self._fragments = layout.n_trained, fragments
-        self._states = [_OfFragment(version.number, step) for version in versions]
+        self._states = [_OfFragment(version, step) for version in versions]
         self.center = np.zeros(layout.size, versions[0].vectors.dtype)
         for fragment, version in zip(fragments, versions, strict=True):
             fragment.of(self.center)[:] = version.vectors[0]
+
+    @property
+    def examples(self) -> int:
+        """The number of examples that ``center`` contains."""
+        return min(state.examples for state in self._states)
 
     def may_send(self, index: int) -> bool:
         """Return whether another contribution to a fragment may wait."""
@@ -112,5 +117,5 @@ class Contributions:
             kept = 0
         for vector in vectors:
             vector[kept:] = new[kept:]
-        center[:], state.base = new, version.number
+        center[:], state.base, state.examples = new, version.number, version.examples
         return vectors[0]

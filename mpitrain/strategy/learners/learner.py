@@ -224,8 +224,29 @@ class Learner:
 
     @property
     def merged(self) -> int:
-        """The number of examples that the common parameters contain."""
+        """The number of examples that the newest common parameters contain."""
         return min(version.examples for version in self._newest)
+
+    @property
+    def received(self) -> int:
+        """The number of examples that ``center`` contains."""
+        return self._contributions.examples
+
+    @property
+    def speeds(self) -> list[float]:
+        """The examples/s of each learner that has a process, if this one merges."""
+        return self._synchronizer.speeds
+
+    @property
+    def counts(self) -> dict[str, float]:
+        """What has become of this generation's contributions, and how many versions the last one lagged behind."""
+        mine = [version.of(self._name, self.generation) for version in self._newest]
+        discarded = sum(each.discarded for each in mine)
+        return {
+            "merged_contributions": sum(each.number for each in mine) - discarded,
+            "discarded_contributions": discarded,
+            "lag_versions": max(each.lag for each in mine),
+        }
 
     def finish(self, save: Callable[[Array, int], None]) -> bool:
         """End: bring the last contributions to the store, and merge if no other learner does.

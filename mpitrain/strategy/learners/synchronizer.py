@@ -35,11 +35,15 @@ class Merged(NamedTuple):
         generation: The generation that has sent them.
         number: The number of the last one.
         examples: Examples of that generation's ranges on which they are based.
+        discarded: Number of those that were left out.
+        lag: Number of versions that were merged between the one on which the last one is based and its own.
     """
 
     generation: int = 0
     number: int = 0
     examples: int = 0
+    discarded: int = 0
+    lag: int = 0
 
 
 class Version(NamedTuple):
@@ -135,6 +139,11 @@ class Synchronizer:
 
     Args:
         optimizer: The outer optimizer.
+
+    Attributes:
+        center: Shape (layout.size,): the common parameters.
+        newest: The newest version of each fragment.
+        speeds: The examples/s of each learner that has a process, at the last ``poll``.
     """
 
     def __init__(
@@ -154,6 +163,7 @@ class Synchronizer:
         self._updater = Updater(optimizer, layout, self.center, dict(zip(optimizer.slots, slots, strict=True)))
         self._averaging = Updater(sgd(1.0), layout, self.center, {})  # for last contributions
         self.newest: list[Version] = []
+        self.speeds: list[float] = []
         self._first_s = [math.inf] * len(fragments)  # since when a contribution to the fragment waits
         self._sizes = [deque[float](maxlen=_SIZES) for _ in fragments]  # of the last contributions
         self._heard: dict[str, tuple[bytes, float]] = {}  # each learner's last state, and when it was new
@@ -182,6 +192,7 @@ class Synchronizer:
             waits: Whether to wait for further contributions for a while.
         """
         now, states = time.monotonic(), self._states(ledger)
+        self.speeds = [state.get("examples_per_s", 0.0) for state in states.values()]
         merged = False
         for index in range(len(self._fragments)):
             merged |= self._poll(index, states, ledger, now, waits)
@@ -247,6 +258,8 @@ class Synchronizer:
             problem = self._problem(index, size, bool(np.isfinite(contribution.delta).all()))
             if problem:
                 _log.warning("the work of learner %s is left out: %s", name, problem)
+                left_out = after.number - version.of(name, after.generation).number
+                after = after._replace(discarded=after.discarded + left_out)
             else:
                 accepted.append(contribution)
             sizes += [size] if math.isfinite(size) else []
@@ -292,12 +305,12 @@ class Synchronizer:
                 if now - self._unreadable_s.setdefault((name, index, generation, number), now) < _UNREADABLE_S:
                     break
                 _log.warning("the work of learner %s is left out: the file cannot be read", name)
-                merged = merged._replace(number=number)
+                merged = merged._replace(number=number, discarded=merged.discarded + 1)
                 continue
             delta = record.values if delta is None else delta + record.values
             examples, steps = examples + header["new_examples"], steps + header["new_steps"]
             age = max(0, version.number - header["base"])  # less if another process has merged since
-            merged = merged._replace(number=number, examples=header["examples"])
+            merged = merged._replace(number=number, examples=header["examples"], lag=age)
         return None if delta is None else Contribution(delta, examples, steps, age), merged
 
     def _problem(self, index: int, size: float, is_finite: bool) -> str:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from mpitrain.cli.main import main
 from mpitrain.monitor.format import amount, duration, format_table
 from mpitrain.monitor.heartbeat import BatchJob, ProcessHost, Status, write, write_submitted
 from mpitrain.process.pid import pid_start
+from mpitrain.report.page import collect
 from mpitrain.report.runs import described_states
+from mpitrain.report.watch import View
 
 from ...support.run_directories import make_run
 
@@ -88,6 +92,27 @@ def test_a_submitted_run_has_the_state_of_its_job(
     assert len((tmp_path / "calls").read_text().splitlines()) == (
         2 if number in ("5", "6") or scheduler == "flux" else 1
     )
+
+
+def test_learners_are_listed_with_their_run_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path / "a")
+    for name, merged in (("0", 12), ("task-3", 7)):
+        folder = make_run(run / "learners" / name)
+        with (folder / "metrics.jsonl").open("a") as file:
+            line = {"merged_contributions": merged, "discarded_contributions": 2, "lag_versions": 1}
+            file.write(json.dumps({"step": 1000, **line}) + "\n")
+        write(folder, Status("running", 1000, 2000, "4 workers", 9, ProcessHost.own(), 1, "", 0.0))
+    assert table(capsys, tmp_path).keys() == {"a"}
+    rows = table(capsys, run)
+    assert rows.keys() == {"a", "learners/0", "learners/task-3"}
+    assert rows["learners/0"].split()[-3:] == ["12", "2", "1"]
+    text = StringIO()
+    Console(file=text, width=120).print(View(run).render(120, 30))
+    lines = [line.split() for line in text.getvalue().splitlines()]
+    assert [line[:4] for line in lines if line and line[0] in ("0", "task-3")] == [
+        [name, "4", "workers", "1,000"] for name in ("0", "task-3")
+    ]
+    assert [shown.run.folder for shown in collect([run])] == [run, *(run / "learners" / n for n in ("0", "task-3"))]
 
 
 def test_a_submitted_run_is_listed_without_slurm(
