@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections import Counter
@@ -192,6 +193,20 @@ def test_the_examples_of_a_killed_learner_are_trained_again(
     ledger, merged, _ = _state(tmp_path)
     assert set(counts) >= set(range(TOTAL)) and merged >= TOTAL and not ledger.living
     assert {example for example, count in counts.items() if count > 1} <= set(killed.counts)
+
+
+def test_a_learner_that_is_waited_for_is_reported_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    give_up_after(monkeypatch, limit(5))
+    monkeypatch.setattr(learner_module, "_SILENT_S", 0.1)
+    first, second = (Process(tmp_path, name).start() for name in ("first", "second"))
+    wait_until(lambda: second.learner.generation and second.learner.examples > 200, "some training")
+    second.kill()
+    first.end()
+    notes = [record.args for record in caplog.records if record.levelno == logging.INFO and record.args]
+    assert sum("second" in args for args in notes) == 1
 
 
 def test_an_older_process_of_the_same_learner_ends(tmp_path: Path) -> None:
