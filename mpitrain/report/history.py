@@ -128,7 +128,7 @@ class Run:
     @property
     def train_steps(self) -> int | None:
         """Number of training steps; None if it is not known."""
-        status = heartbeat.read(self.folder) if self.option("train_epochs") else None
+        status = heartbeat.read(self.folder) if self.option("train_epochs") or self.option("join") else None
         steps = self.option("train_steps") if status is None else status.train_steps or None  # 0 if only submitted
         return steps if isinstance(steps, int) else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import socket
@@ -37,6 +38,7 @@ from .setup import Setup
 _SHORTEST_PAUSE_S = 0.002  # while a range is being claimed
 EXCHANGE = "exchange"  # reason of the requests for a consistent point
 _FOLDER = "exchange"  # in the directory of the run that learners join
+_log = logging.getLogger(__name__)
 
 
 def check_join(setup: Setup) -> None:
@@ -84,8 +86,7 @@ class Joined(Hook):
                 self._learner = self._join(params)
                 total = self._learner.total
         total = cluster.workers.bcast(total, root=0)
-        if plan.length.n_epochs is None:
-            plan.length.steps = -(-total // plan.step_examples)
+        plan.length.n_epochs, plan.length.steps = None, -(-total // plan.step_examples)
         self._apply(None if self._learner is None else self._news_of_all())
         self._continue(Progress(0, 0))
 
@@ -173,8 +174,20 @@ class Joined(Hook):
             if not (run / CONFIG).exists():
                 RunRecord(run, setup.files.record.tables, setup.request.job_file, setup.ranks).write(0)
             self._common = CommonRun(run, plan, setup.files.record, learner)
+            requested = total if length.n_epochs is not None else plan.train_steps * learner.unit
+            if requested != learner.total:
+                _log.info(
+                    "the run has %s examples, as its first learner has requested, not %s; to train more, --join "
+                    "another directory, with --init-from %s",
+                    f"{learner.total:,}",
+                    f"{requested:,}",
+                    run,
+                )
         except OSError as error:
-            raise ConfigError(f"--join {run}: the folder cannot be used: {one_line(error)}") from error
+            raise ConfigError(
+                f"--join {run}: the folder cannot be used: {one_line(error)}; repair it, or give another one, and "
+                f"--init-from {run} to begin with its parameters"
+            ) from error
         return learner
 
     def _news_of_all(self) -> News:

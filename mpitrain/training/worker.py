@@ -157,7 +157,8 @@ class Worker:
             strategy.start(beginning.progress, beginning.extra_state)
         for why in beginning.skipped:
             _log.info("skipped checkpoint: %s", why)
-        if beginning.resumed is None and setup.resume_plan.lost_step:
+        is_learner = setup.plan.config.run.join is not None  # continues from the common parameters
+        if beginning.resumed is None and setup.resume_plan.lost_step and not is_learner:
             saving = setup.plan.config.saving
             _log.info(
                 "training starts again at step 1: the last start reached step %s or later, but no checkpoint exists%s",

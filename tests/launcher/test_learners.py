@@ -17,6 +17,7 @@ from mpitrain import checkpoint, load
 from mpitrain.monitor import heartbeat
 from mpitrain.monitor.metrics import read_lines
 from mpitrain.process import rank_status
+from mpitrain.report.history import read_run
 from mpitrain.strategy.learners.ledger import Ledger
 from mpitrain.strategy.learners.store import Folder, Register
 
@@ -100,6 +101,15 @@ def test_learners_of_other_sizes_train_one_model(openmpi: Mpi, mpich: Mpi, tmp_p
     assert best is not None and min(validations(folder)) == best.value
     done = run([str(openmpi.python), "-m", "mpitrain", "evaluate", str(folder / "best"), "--json"])
     assert json.loads(done.stdout)["validation_loss"] == pytest.approx(best.value, rel=1e-5)
+
+
+@pytest.mark.parametrize("words", [("--train-steps", 100), ("--train-epochs", 1), ("--train-epochs", 9)])
+def test_the_first_learner_sets_the_length_of_the_run(openmpi: Mpi, tmp_path: Path, words: tuple[object, ...]) -> None:
+    end(start(openmpi, tmp_path, 1, MNIST, "--train-steps", 30))
+    end(start(openmpi, tmp_path, 1, MNIST, *words, "--batch-size", 50))
+    status = heartbeat.read(tmp_path / "learners" / "1")
+    assert status is not None and (status.step, status.train_steps, status.state) == (60, 60, "finished")
+    assert read_run(tmp_path / "learners" / "1").train_steps == 60 and position(tmp_path) == 3000
 
 
 def test_a_killed_learner_continues(openmpi: Mpi, tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ _RANGE_S = 20.0  # seconds of training for which examples are claimed at once
 _AHEAD_S = 2.0  # seconds of training for which examples are claimed in advance
 _SHARE = 8  # at most this part of a learner's share of the remaining examples is claimed at once
 _WAIT_S = 2.0  # seconds for which a learner waits for its next range before it trains examples that it has not claimed
+_SILENT_S = 5.0  # seconds without news from a learner that is waited for, after which it is reported
 _LAST_S = 2.0  # seconds for which the last contributions of all learners are merged together
 _log = logging.getLogger(__name__)
 
@@ -125,6 +126,7 @@ class Learner:
         self._ranges: list[Range] = []
         self._left = self._last_left = Left.SOME
         self._watched: dict[tuple[str, int], tuple[bytes, float]] = {}  # see ``_all_live``
+        self._silent = set[tuple[str, int]]()  # those of them that were reported
         self.is_replaced = self.is_complete = False
         self.generation = self.examples = self.steps_done = self.total = self._claimed = 0
         self._entered = 0  # a new generation, which the training thread has not begun yet
@@ -147,7 +149,7 @@ class Learner:
             OSError: The store cannot be used.
         """
         begun = Ledger(dict(self._group.facts), self._group.total, self._unit).dump()
-        if not (first := self._ledger.read()).data:
+        if not (first := self._ledger.read()).number:
             self._ledger.swap(first, begun)
         ledger = Ledger.parse(self._ledger.read().data)
         for name, value in Ledger.parse(begun).facts.items():
@@ -481,8 +483,13 @@ class Learner:
             first, since = self._watched.setdefault((name, member.generation), (state, now))
             has_ended = bool(parse_state(state).get("ended"))
             all_live &= state != first and not has_ended
-            if state == first and not has_ended and now - since > LOST_S:
+            if state != first or has_ended:
+                continue
+            if now - since > LOST_S:
                 give_up(self._ledger, self._newest, name, member.generation)
+            elif now - since > _SILENT_S and (name, member.generation) not in self._silent:
+                self._silent.add((name, member.generation))
+                _log.info("waiting for learner %s; after %.0f s without news, others train its examples", name, LOST_S)
         return all_live
 
     def _look(self) -> Ledger:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections import Counter
@@ -194,6 +195,20 @@ def test_the_examples_of_a_killed_learner_are_trained_again(
     assert {example for example, count in counts.items() if count > 1} <= set(killed.counts)
 
 
+def test_a_learner_that_is_waited_for_is_reported_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    give_up_after(monkeypatch, limit(5))
+    monkeypatch.setattr(learner_module, "_SILENT_S", 0.1)
+    first, second = (Process(tmp_path, name).start() for name in ("first", "second"))
+    wait_until(lambda: second.learner.generation and second.learner.examples > 200, "some training")
+    second.kill()
+    first.end()
+    notes = [record.args for record in caplog.records if record.levelno == logging.INFO and record.args]
+    assert sum("second" in args for args in notes) == 1
+
+
 def test_an_older_process_of_the_same_learner_ends(tmp_path: Path) -> None:
     first = Process(tmp_path, "a").start()
     wait_until(lambda: first.learner.examples > 200, "some training")
@@ -337,6 +352,16 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="another model"):
         Process(tmp_path, "b", facts={"model": "two", "seed": (0, 1)}).start()
     Process(tmp_path, "c", facts={"model": "one", "seed": (0, 1)}).start().end()  # nothing is left to train
+
+
+@pytest.mark.parametrize("name", ["ledger", "fragment-0"])
+def test_a_run_whose_newest_file_is_empty_is_not_begun_again(name: str, tmp_path: Path) -> None:
+    Process(tmp_path, "a").start().end()
+    files = sorted(tmp_path.glob(f"{name}.*[0-9]"), key=lambda path: int(path.suffix[1:]))
+    files[-1].write_bytes(b"")
+    with pytest.raises(OSError, match="damaged"):
+        Process(tmp_path, "b").start()
+    assert {path.name for path in tmp_path.glob(f"{name}.*[0-9]")} == {path.name for path in files}
 
 
 def test_an_error_names_the_arguments_that_differ(tmp_path: Path) -> None:
