@@ -31,6 +31,7 @@ from ..strategy.learners.store import Folder
 from ..strategy.outer_optimizer import make_outer_optimizer
 from ..strategy.sync import Sync
 from .common_run import REPORT_S, CommonRun
+from .evaluation import Evaluator
 from .hooks import Stop
 from .loop import Loop
 from .setup import Setup
@@ -80,6 +81,7 @@ class Joined(Hook):
         self._common: CommonRun | None = None  # on the chief
         self._reported_s = time.monotonic()
         self._show: Callable[[], None] = lambda: None  # parameters that were taken over
+        self._evaluator: Evaluator | None = None
         params, total = strategy.vector("params"), 0
         with cluster.training.agree("joining the run"):
             if cluster.chief:
@@ -90,9 +92,9 @@ class Joined(Hook):
         self._apply(None if self._learner is None else self._news_of_all())
         self._continue(Progress(0, 0))
 
-    def attach(self, loop: Loop) -> None:
-        """Show common parameters to a loop from now on. Local."""
-        loop.common, self._show = self.common, loop.show_params
+    def attach(self, loop: Loop, evaluator: Evaluator | None) -> None:
+        """Show common parameters to a loop from now on, and evaluate the last ones if it validates. Local."""
+        loop.common, self._show, self._evaluator = self.common, loop.show_params, evaluator
 
     def common(self) -> Array:
         """Return the common parameters, shape (layout.size,). Collective over the workers."""
@@ -126,16 +128,21 @@ class Joined(Hook):
             self._continue(Progress(point.step, point.data_cursor))
 
     def end(self, loop: TrainingLoop) -> None:
+        learner, common, is_last = self._learner, self._common, False
         with self._cluster.training.agree("ending as a learner"):
-            if (learner := self._learner) is not None:
+            if learner is not None and common is not None:
                 self._report(learner, loop)
-                assert self._common is not None
                 try:
-                    self._common.end(is_last=learner.finish(self._common.save))
+                    is_last = learner.finish(common.save)
                 except OSError as error:
                     raise CheckpointError(f"the last work of this learner could not be sent: {error}") from error
         # Code of a script after its loop has the common parameters.
-        self._apply(None if learner is None else News(learner.newest_fragments(), [], False, Left.NONE))
+        self._apply(None if learner is None else News(learner.take_newest(), [], False, Left.NONE))
+        is_complete = is_last and learner is not None and learner.is_complete
+        if self._cluster.workers.bcast(is_complete, root=0) and self._evaluator is not None:
+            loop.add_validation(loop.step, self._evaluator.evaluate())
+        if common is not None:
+            common.end(loop, is_last)
 
     def _report(self, learner: Learner, loop: TrainingLoop) -> None:
         """Write metrics of this learner, and what is written of the run while this process merges."""

@@ -85,6 +85,7 @@ class Worker:
                 state.load(beginning.extra_state)
         self._batches = Batches(setup, self._model)
         self._open_files(beginning)
+        self._evaluator: Evaluator | None = None
         hooks = [*self._hooks(state, best, beginning, rank_status), *telemetry.hooks(restoring_s)]
         additions, rounds_losses = (
             plan.share_of(cluster.workers.rank).additions,
@@ -96,7 +97,7 @@ class Worker:
             cluster, plan, self._strategy, self._model, accumulation, self._batches.training, setup.files, hooks
         )
         if self._joined is not None:
-            self._joined.attach(self.loop)
+            self._joined.attach(self.loop, self._evaluator)
         telemetry.attach(self.loop, resumed=beginning.resumed is not None)
         _log.info("%s", describe_job(self.loop, job.train_split, beginning.resumed))
         self._began, self._compiled_s = time.perf_counter(), compile_seconds()
@@ -193,10 +194,10 @@ class Worker:
         if self._batches.validation is not None:
             validation, joined = self._batches.validation, self._joined
             vector = strategy.vector if joined is None else lambda name: joined.common()
-            evaluator = Evaluator(
+            self._evaluator = Evaluator(
                 cluster.training, plan, strategy, self._model, job.network, job.metrics, validation, vector
             )
-            hooks.append(Validate(config.training.validate_steps, config.training.validate_secs, evaluator))
+            hooks.append(Validate(config.training.validate_steps, config.training.validate_secs, self._evaluator))
         every, every_s = config.saving.save_steps, config.saving.save_secs
         hooks += [
             best,

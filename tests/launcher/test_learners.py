@@ -21,16 +21,22 @@ from mpitrain.report.history import read_run
 from mpitrain.strategy.learners.ledger import Ledger
 from mpitrain.strategy.learners.store import Folder, Register
 
+from ..support.clock import with_wrong_clock
 from ..support.launch import JOBS, ROOT, Mpi, one_line, run
 from ..support.waiting import limit, wait_until
 
 SLOW, MNIST = JOBS / "slow.py", ROOT / "jobs" / "mnist_mlp.py"
 
 
-def start(mpi: Mpi, folder: Path, n: int, *words: object) -> subprocess.Popen[str]:
+def start(mpi: Mpi, folder: Path, n: int, *words: object, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
     command = [mpi.python, "-m", "mpitrain", "run", "-n", n, "--join", folder, *words]
     return subprocess.Popen(
-        list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        list(map(str, command)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env=env,
     )
 
 
@@ -42,9 +48,15 @@ def end(process: subprocess.Popen[str], status: int = 0) -> str:
 
 
 @contextmanager
-def learners(mpi: Mpi, folder: Path, *ranks: int, words: tuple[object, ...]) -> Iterator[list[subprocess.Popen[str]]]:
-    """Learners of a run, all of which have trained some steps."""
-    processes = [start(mpi, folder, n, "--run-dir", folder / "learners" / str(k), *words) for k, n in enumerate(ranks)]
+def learners(
+    mpi: Mpi, folder: Path, *ranks: int, words: tuple[object, ...], env: dict[str, str] | None = None
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """Learners of a run, all of which have trained some steps; the last one has this environment."""
+    last = len(ranks) - 1
+    processes = [
+        start(mpi, folder, n, "--run-dir", folder / "learners" / str(k), *words, env=env if k == last else None)
+        for k, n in enumerate(ranks)
+    ]
     try:
         for number in range(len(ranks)):
             wait_until(lambda number=number: state(folder, number).get("examples", 0) > 100, lambda: states(folder))
@@ -96,6 +108,7 @@ def test_learners_of_other_sizes_train_one_model(openmpi: Mpi, mpich: Mpi, tmp_p
     done = run([str(openmpi.python), "-m", "mpitrain", "evaluate", str(folder), "--json"])
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["validation_accuracy"] > 0.95
+    assert json.loads(done.stdout)["validation_loss"] == pytest.approx(validations(folder)[-1], rel=1e-5)
     assert np.isfinite(load(folder)(np.zeros((1, 64), np.float32))).all()
     best = checkpoint.best(folder / "checkpoints")
     assert best is not None and min(validations(folder)) == best.value
@@ -112,9 +125,12 @@ def test_the_first_learner_sets_the_length_of_the_run(openmpi: Mpi, tmp_path: Pa
     assert read_run(tmp_path / "learners" / "1").train_steps == 60 and position(tmp_path) == 3000
 
 
-def test_a_killed_learner_continues(openmpi: Mpi, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ahead_s", [0, 3600, -3600])
+def test_a_killed_learner_continues(openmpi: Mpi, tmp_path: Path, ahead_s: int) -> None:
+    """Also if the clocks of the hosts differ by an hour."""
+    env = with_wrong_clock(tmp_path, ahead_s) if ahead_s else None
     words = SLOW, "--pause", "0.01", "--train-steps", 1200
-    with learners(openmpi, tmp_path, 1, 2, words=words) as processes:
+    with learners(openmpi, tmp_path, 1, 2, words=words, env=env) as processes:
         killed = 0 if ledger(tmp_path).holder == "0" else 1
         os.killpg(processes[killed].pid, signal.SIGKILL)
         wait_until(lambda: ledger(tmp_path).holder == str(1 - killed), "another learner merges")

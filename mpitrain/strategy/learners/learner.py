@@ -183,9 +183,10 @@ class Learner:
         """Return the common parameters as ``News.fragments``."""
         return [(fragment, fragment.of(self.center)) for fragment in self._fragments]
 
-    def newest_fragments(self) -> list[tuple[Fragment, Array]]:
-        """Return the newest common parameters that are known, as ``News.fragments``."""
-        return [(fragment, each.vectors[0]) for fragment, each in zip(self._fragments, self._newest, strict=True)]
+    def take_newest(self) -> list[tuple[Fragment, Array]]:
+        """Receive the newest common parameters that are known, after ``finish``; return them as ``News.fragments``."""
+        self._contributions = Contributions(self._layout, self._fragments, self._newest, self.steps_done)
+        return self.all_fragments()
 
     @property
     def is_due(self) -> bool:
