@@ -76,6 +76,7 @@ class Joined(Hook):
         self._run = plan.config.run.join
         self._learner: Learner | None = None
         self._ranges, self._has_ended = Ranges(), False
+        self._unclaimed = 0  # examples that were trained since the last range, and not claimed
         self._common: CommonRun | None = None  # on the chief
         self._reported_s = time.monotonic()
         params, total = strategy.vector("params"), 0
@@ -108,6 +109,8 @@ class Joined(Hook):
         self._report(learner, loop)
         if learner.is_replaced:
             loop.stop("another process trains this learner")
+        elif self._unclaimed >= learner.total:
+            loop.stop("the folder of the learners could not be used for as many examples as the run has")
         elif learner.is_due:
             loop.request_pause(EXCHANGE)
 
@@ -128,7 +131,10 @@ class Joined(Hook):
                 try:
                     self._common.end(is_last=learner.finish(self._common.save))
                 except OSError as error:
-                    raise CheckpointError(f"the last work of this learner could not be sent: {error}") from error
+                    raise CheckpointError(
+                        f"--join {self._run}: the last work of this learner could not be sent: "
+                        f"{error.strerror or error}; its own parameters are in {self._setup.files.folder}"
+                    ) from error
 
     def _report(self, learner: Learner, loop: TrainingLoop) -> None:
         """Write metrics of this learner, and what is written of the run while this process merges."""
@@ -232,6 +238,7 @@ class Joined(Hook):
             activity.mark_progress()
             self._exchange(ends=False)
         if self._ranges.take_next(cursor):
+            self._unclaimed = 0
             lo, hi = self._ranges.current
             steps = (hi - lo) // plan.step_examples
             # The last step is reached when no examples are left, not before.
@@ -241,6 +248,7 @@ class Joined(Hook):
             strategy.move_to(Progress(plan.train_steps, cursor))
         elif cursor > self._ranges.current[1] or self._ranges.must_wait(cursor):
             # Steps on examples that it has not claimed do not count.
+            self._unclaimed += plan.step_examples
             strategy.move_to(Progress(max(0, progress.step - 1), cursor))
 
     def _must_stop(self) -> bool:
