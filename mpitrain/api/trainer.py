@@ -245,7 +245,11 @@ class Trainer(ScriptTraining):
         """
         loop = self._open("epochs", epochs=count)
         while loop is not None and self._take(loop):
-            self._epoch = loop.data_cursor // self._examples if self._epoch is None else self._epoch + 1
+            at = loop.data_cursor // self._examples
+            if self._epoch is None:
+                self._epoch = at
+            else:  # a learner leaves out the epochs that others have trained
+                self._epoch = max(self._epoch + 1, 0 if self._config.run.join is None else min(at, self._last))
             self._has_more = True
             yield self._epoch
             with self._rank.errors_end_the_run():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ _OF_RUNS = [option for option in flags.run_options() if info_of(FIELDS[str(optio
 _COLUMNS = (
     "mode", "options", "nodes", "ranks", "steps/s", "examples/s", "efficiency", "staleness", "dropped", "MB/s per node",
 )  # fmt: skip
+_OF_LEARNERS = ("learners", "version every", "exchange")
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,8 @@ class Forecast:
     Attributes:
         options: The options of the mode.
         seconds: The time to train on ``--examples`` examples; None without this option.
-        goodput: The share of this time that goes into steps whose result is kept; None without ``--node-mtbf``.
+        goodput: The share of this time that goes into steps whose result is kept; None without ``--node-mtbf`` and
+            ``--preempt``.
     """
 
     mode: str
@@ -55,15 +58,21 @@ class Forecast:
     seconds: float | None
     goodput: float | None
 
+    @property
+    def runs(self) -> int:
+        """The number of learners; 1 for a run that is no learner."""
+        return self.scenario.learners or 1
+
     def as_mapping(self) -> dict[str, Any]:
         """Return the prediction as values for JSON."""
         scenario = self.scenario
         return {
             "mode": self.mode,
             "options": self.options,
-            "nodes": scenario.n_nodes,
-            "ranks": scenario.n_ranks,
-            "workers": len(scenario.workers),
+            "learners": scenario.learners,
+            "nodes": scenario.n_nodes * self.runs,
+            "ranks": scenario.n_ranks * self.runs,
+            "workers": len(scenario.workers) * self.runs,
             "batch": scenario.batch,
             "link_bytes_per_s": scenario.between.node_bytes_per_s,
             **dataclasses.asdict(self.prediction),
@@ -81,6 +90,7 @@ _OWN = [
     _option("--nodes", flags.CommaSeparated(_COUNT), "N,...", "Numbers of nodes.  [those of the probe, doubled to 64]"),
     _option("--ranks-per-node", _COUNT, "R", "Ranks of each node.  [as in the probe]"),
     _option("--cores-per-node", _COUNT, "C", "Cores that these ranks share.  [one for each rank, or the probe's]"),
+    _option("--learners", click.IntRange(1, 4096), "M", "Learners (run --join), each with its own such nodes."),
     _option("--link", str, "RATE", "Rate of a node's link, such as 25gbit.  [as in the probe]"),
     _option("--link-latency", _POSITIVE, "S", "Latency of the link in seconds.  [as in the probe]"),
     _option("--link-burst", click.FloatRange(0), "BYTES", "Bytes that a shaped link carries at once after a pause."),
@@ -92,13 +102,14 @@ _OWN = [
     _option("--save-secs", _POSITIVE, "S", "With --node-mtbf: time between checkpoints.", default=600.0),
     _option("--save-time", click.FloatRange(0), "S", "Time for which a save stops training.", default=0.0),
     _option("--restart-time", click.FloatRange(0), "S", "Time from a failure to the next step.", default=30.0),
+    _option("--preempt", str, "S:AWAY", "With --examples: mean time between preemptions of a node, and time away."),
     _option("-o", flags.PATH, "FILE", "Also write the predictions as JSON."),
     _option("--plot", flags.PATH, "FILE", "Draw examples/s against ranks: FILE.png or FILE.svg."),
     _option("--trace", flags.PATH, "FILE", "Write the simulated timeline of one prediction, as --trace of a run."),
 ]  # fmt: skip
 
 
-for _name in ("--link-latency", "--link-burst", "--save-secs", "--save-time", "--restart-time"):
+for _name in ("--link-latency", "--link-burst", "--save-secs", "--save-time", "--restart-time", "--preempt"):
     next(option for option in _OWN if _name in option.opts).is_common = False  # type: ignore[attr-defined]
 
 
@@ -157,11 +168,18 @@ def _check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: An option has no effect or is not valid in any mode, or ``--plot`` cannot be written.
     """
-    if values["node_mtbf"] is not None and values["examples"] is None:
-        raise ConfigError("--node-mtbf has no effect without --examples N; add it")
+    for name in ("node_mtbf", "preempt"):
+        if values[name] is not None and values["examples"] is None:
+            raise ConfigError(f"--{name.replace('_', '-')} has no effect without --examples N; add it")
     for name in ("save_secs", "save_time", "restart_time"):
         if values["node_mtbf"] is None and name in given_options(_OWN, values):
             raise ConfigError(f"--{name.replace('_', '-')} has no effect without --node-mtbf S; add it")
+    if values["learners"] is not None:
+        if (mode := given.get("mode", "sync")) != "sync":
+            raise ConfigError(f"--learners requires --mode sync, but the mode is {mode}; remove one")
+        for name in ("save_secs", "save_time", "trace"):
+            if name in given_options(_OWN, values):
+                raise ConfigError(f"--{name.replace('_', '-')} has no effect with --learners; remove one")
     if values["plot"] is not None:
         if values["plot"].suffix not in (".png", ".svg"):
             raise ConfigError(f"--plot {values['plot']}: must end with .png or .svg")
@@ -186,11 +204,14 @@ def _scenarios(
         ConfigError: No prediction is possible.
     """
     count = 0
+    if values["learners"] is not None:
+        given = {"mode": "sync", **given}
     for mode in [given["mode"]] if "mode" in given else MODES:
         for nodes in _numbers_of_nodes(probe, values):
             try:
                 options = _options(mode, given, probe, values, nodes)
-                scenario = _scenario(probe, values, RunConfig.of(**options), nodes)
+                join = {} if values["learners"] is None else {"join": Path("RUN")}
+                scenario = _scenario(probe, values, RunConfig.of(**options, **join), nodes)
             except ConfigError as error:
                 if "mode" in given:
                     raise
@@ -210,10 +231,9 @@ def _numbers_of_nodes(probe: Probe, values: Mapping[str, Any]) -> list[int]:
     """
     has_link = probe.between is not None or values["link"] is not None
     nodes = values["nodes"] or (_doubled(len(probe.ranks.ranks_per_node)) if has_link else [1])
-    if max(nodes) > 1 and not has_link:
-        raise ConfigError(
-            f"--nodes {max(nodes)}: the probe has measured one host only; add --link RATE, such as 10gbit"
-        )
+    if (max(nodes) > 1 or values["learners"] is not None) and not has_link:
+        given = f"--nodes {max(nodes)}" if values["learners"] is None else f"--learners {values['learners']}"
+        raise ConfigError(f"{given}: the probe has measured one host only; add --link RATE, such as 10gbit")
     return list(nodes)
 
 
@@ -245,7 +265,8 @@ def _scenario(probe: Probe, values: Mapping[str, Any], config: RunConfig, nodes:
     if values["link_latency"] is not None:
         link = dataclasses.replace(link, latency_s=values["link_latency"])
     cores = values["cores_per_node"] or max(ranks, probe.ranks.cores_per_node)
-    return dataclasses.replace(scenario, between=link, cores_per_node=cores, slow=_slow(values["slow"]))
+    changes = {"between": link, "cores_per_node": cores, "learners": values["learners"], "slow": _slow(values["slow"])}
+    return dataclasses.replace(scenario, **changes)
 
 
 def _slow(texts: Sequence[str]) -> dict[int, float]:
@@ -263,6 +284,27 @@ def _slow(texts: Sequence[str]) -> dict[int, float]:
     return slow
 
 
+def _failures(values: Mapping[str, Any], prediction: Prediction) -> Failures:
+    """Return the failures of a run, or of each learner, which loses what it has not contributed.
+
+    Raises:
+        ConfigError: ``--preempt`` is not S:AWAY with S above 0.
+    """
+    every_s, away_s = math.inf, 0.0
+    if values["preempt"] is not None:
+        match = re.fullmatch(r"(\d+(?:\.\d*)?):(\d+(?:\.\d*)?)", values["preempt"])
+        if match is None or not float(match[1]):
+            raise ConfigError(
+                f"--preempt {values['preempt']}: must be S:AWAY, two numbers of seconds, S above 0, such as 3600:300"
+            )
+        every_s, away_s = float(match[1]), float(match[2])
+    save_every_s, save_s = values["save_secs"], values["save_time"]
+    if (exchanges := prediction.exchanges) is not None:
+        save_s = exchanges.pause * exchanges.kept_every_s
+        save_every_s = exchanges.kept_every_s - save_s
+    return Failures(values["node_mtbf"] or math.inf, save_every_s, save_s, values["restart_time"], every_s, away_s)
+
+
 def _forecast(
     probe: Probe, values: Mapping[str, Any], scenario: Scenario, mode: str, options: dict[str, Any]
 ) -> Forecast:
@@ -270,9 +312,10 @@ def _forecast(
     seconds = goodput = None
     if values["examples"] is not None:
         seconds = steps_s = values["examples"] / prediction.examples_per_s
-        if values["node_mtbf"] is not None:
-            failures = Failures(values["node_mtbf"], values["save_secs"], values["save_time"], values["restart_time"])
-            seconds = time_with_failures(steps_s, scenario.n_nodes, failures)
+        if values["node_mtbf"] is not None or values["preempt"] is not None:
+            if prediction.exchanges is not None:
+                steps_s *= 1 - prediction.exchanges.pause
+            seconds = time_with_failures(steps_s, scenario.n_nodes, _failures(values, prediction))
             goodput = steps_s / seconds
     return Forecast(mode, options, scenario, prediction, seconds, goodput)
 
@@ -282,13 +325,14 @@ def table(forecasts: Sequence[Forecast]) -> str:
     columns, rows = list(_COLUMNS), []
     columns += ["time"] if any(forecast.seconds is not None for forecast in forecasts) else []
     columns += ["goodput"] if any(forecast.goodput is not None for forecast in forecasts) else []
+    columns += list(_OF_LEARNERS) if any(forecast.prediction.exchanges for forecast in forecasts) else []
     for forecast in forecasts:
         prediction, scenario = forecast.prediction, forecast.scenario
         row = [
             forecast.mode,
             " ".join(flag_words(forecast.options)),
-            f"{scenario.n_nodes:,}",
-            f"{scenario.n_ranks:,}",
+            f"{scenario.n_nodes * forecast.runs:,}",
+            f"{scenario.n_ranks * forecast.runs:,}",
             f"{prediction.steps_per_s:,.4g}" if prediction.steps_per_s < 1000 else amount(prediction.steps_per_s),
             amount(prediction.examples_per_s),
             f"{100 * prediction.efficiency:.0f} %",
@@ -297,7 +341,11 @@ def table(forecasts: Sequence[Forecast]) -> str:
             f"{prediction.sent_bytes_per_s / 1e6:,.1f}",
         ]
         row += [] if forecast.seconds is None else [duration(forecast.seconds)]
-        rows.append(row if forecast.goodput is None else [*row, f"{100 * forecast.goodput:.0f} %"])
+        row += [] if forecast.goodput is None else [f"{100 * forecast.goodput:.0f} %"]
+        if (exchanges := prediction.exchanges) is not None:
+            sent = f"{exchanges.nbytes / 1e6:,.1f} MB in {exchanges.transfer_s:,.2g} s"
+            row += [f"{forecast.runs:,}", f"{exchanges.version_s:,.2f} s", sent]
+        rows.append(row)
     return format_table(columns, rows)
 
 
@@ -306,9 +354,11 @@ def _plot(path: Path, probe: Probe, forecasts: Sequence[Forecast]) -> None:
 
     curves: dict[str, list[tuple[float, float]]] = {}
     for forecast in forecasts:
-        curves.setdefault(forecast.mode, []).append((forecast.scenario.n_ranks, forecast.prediction.examples_per_s))
+        curves.setdefault(forecast.mode, []).append(
+            (forecast.scenario.n_ranks * forecast.runs, forecast.prediction.examples_per_s)
+        )
     first = forecasts[0]
-    alone = first.prediction.examples_per_s / first.prediction.efficiency / len(first.scenario.workers)
+    alone = first.prediction.examples_per_s / first.prediction.efficiency / (len(first.scenario.workers) * first.runs)
     shown = [SpeedCurve(name, tuple(points)) for name, points in curves.items()]
     with writing(path, "--plot"):
         write_scaling(path, f"{probe.job.name}: predicted speed", shown, alone)

@@ -34,6 +34,8 @@ class Scenario:
         limits_receiver: Whether the rate of a node's link also limits the bytes that the node receives.
         slow: Factor of the compute time of some workers, by their index.
         spreads: Whether the times of steps vary as the probe has measured.
+        learners: Number of learners (``--join``), each with these ranks; their workers have consecutive indices in
+            ``slow``. None for a run that is no learner.
 
     Raises:
         ConfigError: The roles cannot be assigned to these ranks.
@@ -48,6 +50,7 @@ class Scenario:
     limits_receiver: bool = True
     slow: Mapping[int, float] = field(default_factory=dict)
     spreads: bool = True
+    learners: int | None = None
 
     def __post_init__(self) -> None:
         self.config.check_ranks(self.n_ranks)
@@ -64,9 +67,9 @@ class Scenario:
             raise ConfigError(
                 f"--mode {self.config.mode.name} on several nodes requires parameter servers: pass --ps 1 or more"
             )
-        last = max(self.slow, default=0)
-        if last >= len(self.workers):
-            raise ConfigError(f"worker {last} cannot be slow: there are {len(self.workers)} workers")
+        last, workers = max(self.slow, default=0), len(self.workers) * (self.learners or 1)
+        if last >= workers:
+            raise ConfigError(f"worker {last} cannot be slow: there are {workers} workers")
 
     @property
     def n_ranks(self) -> int:

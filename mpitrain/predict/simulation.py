@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,6 +18,9 @@ from .measurements import Probe
 from .rank_times import RankTimes
 from .scenario import Scenario
 from .timeline import Timeline
+
+if TYPE_CHECKING:
+    from .learners import Exchanges
 
 _MOST_GRADIENTS, _FEWEST_STEPS = 10_000, 6  # numbers in one simulation, which limit its duration
 _RUNS, _MOST_FAILURES = 200, 100_000  # runs whose mean time is predicted, and failures of each
@@ -28,10 +34,12 @@ class Prediction:
     Attributes:
         steps_per_s: Steps per second; in ``async`` and ``ssp`` every gradient is a step.
         examples_per_s: Examples per second that the steps use.
-        staleness: Mean number of steps between the parameters of a gradient and its use.
+        staleness: Mean number of steps between the parameters of a gradient and its use; of learners, of versions of
+            the common parameters between that on which a contribution is based and its use.
         dropped: Fraction of the computed gradients that are not used.
         sent_bytes_per_s: Bytes per second that the busiest node sends to others.
         efficiency: Examples per second relative to the same number of workers that never wait.
+        exchanges: The exchanges of learners; None for a run that is no learner.
     """
 
     steps_per_s: float
@@ -40,6 +48,7 @@ class Prediction:
     dropped: float
     sent_bytes_per_s: float
     efficiency: float
+    exchanges: Exchanges | None = None
 
 
 def predict(probe: Probe, scenario: Scenario, steps: int = 300, seed: int = 0) -> Prediction:
@@ -48,6 +57,8 @@ def predict(probe: Probe, scenario: Scenario, steps: int = 300, seed: int = 0) -
     Raises:
         ConfigError: The scenario cannot be simulated.
     """
+    if scenario.learners is not None:
+        return _predict_learners(probe, scenario, scenario.learners, steps, seed)
     run = simulate(probe, scenario, steps, seed)
     times = RankTimes(probe, scenario)
     steps_per_s = run.steps_per_s
@@ -62,6 +73,26 @@ def predict(probe: Probe, scenario: Scenario, steps: int = 300, seed: int = 0) -
         float(run.sent.max()) / run.ends[-1],
         examples_per_s * alone_s / (scenario.batch * len(scenario.workers)),
     )
+
+
+def _predict_learners(probe: Probe, scenario: Scenario, learners: int, steps: int, seed: int) -> Prediction:
+    """Return the predicted speed of all learners together. Each one is predicted as a run of its own."""
+    from .learners import exchange  # loads the numerical code of the strategy, which other predictions do not need
+
+    slow: dict[int, dict[int, float]] = {}
+    for worker, factor in scenario.slow.items():
+        learner, index = divmod(worker, len(scenario.workers))
+        slow.setdefault(learner, {})[index] = factor
+    one = dataclasses.replace(scenario, learners=None, slow={})
+    usual = predict(probe, one, steps, seed)
+    speeds = np.full(learners, usual.steps_per_s)
+    for learner, factors in slow.items():
+        speeds[learner] = predict(probe, dataclasses.replace(one, slow=factors), steps, seed).steps_per_s
+    exchanges, age = exchange(one, RankTimes(probe, one), speeds, np.random.default_rng(seed))
+    total = float(speeds.sum()) / usual.steps_per_s * (1 - exchanges.pause)  # number of usual learners without pauses
+    steps_per_s, examples_per_s = usual.steps_per_s * total, usual.examples_per_s * total
+    sent, efficiency = usual.sent_bytes_per_s + exchanges.sent_bytes_per_s, usual.efficiency * total / learners
+    return Prediction(steps_per_s, examples_per_s, age, 0.0, sent, efficiency, exchanges)
 
 
 def check_simpy() -> None:
@@ -92,19 +123,25 @@ def simulate(probe: Probe, scenario: Scenario, steps: int, seed: int = 0, record
 
 @dataclass(frozen=True)
 class Failures:
-    """The rate of failures, and the cost of a failure.
+    """The rate of failures and preemptions, and their cost.
+
+    A learner's contributions are its checkpoints: if it fails, its other work is lost.
 
     Attributes:
         mean_time_s: Mean time between two failures of one node; these times are exponentially distributed.
         save_every_s: Time between two checkpoints.
         save_s: Time for which training stops to save a checkpoint.
         restart_s: Time from a failure until training continues from the newest checkpoint.
+        preempted_every_s: Mean time between two preemptions of one node, before which the run saves; likewise.
+        away_s: Time from a preemption until training continues.
     """
 
     mean_time_s: float
     save_every_s: float
     save_s: float = 0.0
     restart_s: float = 30.0
+    preempted_every_s: float = math.inf
+    away_s: float = 0.0
 
 
 def time_with_failures(work_s: float, nodes: int, failures: Failures, seed: int = 0) -> float:
@@ -113,13 +150,15 @@ def time_with_failures(work_s: float, nodes: int, failures: Failures, seed: int 
     Raises:
         ConfigError: Nodes fail so often that training does not advance.
     """
-    random, rate = np.random.default_rng(seed), nodes / failures.mean_time_s
-    return float(np.mean([_one_run(work_s, rate, failures, random) for _ in range(_RUNS)]))
+    random = np.random.default_rng(seed)
+    return float(np.mean([_one_run(work_s, nodes, failures, random) for _ in range(_RUNS)]))
 
 
-def _one_run(work_s: float, rate: float, failures: Failures, random: np.random.Generator) -> float:
-    """Return the time of one run whose failures have this rate."""
+def _one_run(work_s: float, nodes: int, failures: Failures, random: np.random.Generator) -> float:
+    """Return the time of one run."""
     saved = elapsed = 0.0
+    preemptions = nodes / failures.preempted_every_s
+    rate = nodes / failures.mean_time_s + preemptions
     for _ in range(_MOST_FAILURES):
         until_failure = random.exponential(1 / rate)
         left = work_s - saved
@@ -129,10 +168,15 @@ def _one_run(work_s: float, rate: float, failures: Failures, random: np.random.G
             return elapsed + needed
         period = failures.save_every_s + failures.save_s
         saved += int(until_failure / period) * failures.save_every_s
-        elapsed += until_failure + failures.restart_s
+        elapsed += until_failure
+        if preemptions and random.random() * rate < preemptions:
+            saved += min(until_failure % period, failures.save_every_s)
+            elapsed += failures.away_s
+        else:
+            elapsed += failures.restart_s
     raise ConfigError(
-        f"nodes fail every {1 / rate:.0f} s on average, which is before the next checkpoint: "
-        f"save more often than every {failures.save_every_s:g} s"
+        f"nodes fail every {1 / rate:.3g} s on average, which is before the next checkpoint: "
+        f"save, or with --learners exchange (--local-steps), more often than every {failures.save_every_s:.4g} s"
     )
 
 

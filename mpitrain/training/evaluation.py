@@ -42,9 +42,9 @@ class Evaluator:
         network: Network,
         metrics: Mapping[str, Metric],
         loader: BatchSource,
-        vector: Callable[[str], Array] | None = None,
+        vector: Callable[[str], Array],
     ) -> None:
-        self._values = vector or strategy.vector
+        self._values = vector
         self._workers, self._strategy, self._model, self._loader = workers, strategy, model, loader
         self._network, self._metrics = network, metrics
         self._vector = "params" if plan.moving_average is None else "average"

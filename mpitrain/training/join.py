@@ -7,7 +7,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ from ..strategy.outer_optimizer import make_outer_optimizer
 from ..strategy.sync import Sync
 from .common_run import REPORT_S, CommonRun
 from .hooks import Stop
+from .loop import Loop
 from .setup import Setup
 
 _SHORTEST_PAUSE_S = 0.002  # while a range is being claimed
@@ -79,6 +80,7 @@ class Joined(Hook):
         self._unclaimed = 0  # examples that were trained since the last range, and not claimed
         self._common: CommonRun | None = None  # on the chief
         self._reported_s = time.monotonic()
+        self._show: Callable[[], None] = lambda: None  # parameters that were taken over
         params, total = strategy.vector("params"), 0
         with cluster.training.agree("joining the run"):
             if cluster.chief:
@@ -89,9 +91,12 @@ class Joined(Hook):
         self._apply(None if self._learner is None else self._news_of_all())
         self._continue(Progress(0, 0))
 
-    def common(self, name: str) -> Array:
+    def attach(self, loop: Loop) -> None:
+        """Show common parameters to a loop from now on. Local."""
+        loop.common, self._show = self.common, loop.show_params
+
+    def common(self) -> Array:
         """Return the common parameters, shape (layout.size,). Collective over the workers."""
-        assert name == "params"
         values = np.empty(self._plan.layout.size, self._plan.dtype) if self._learner is None else self._learner.center
         self._cluster.workers.Bcast(values, root=0)
         return values
@@ -135,6 +140,8 @@ class Joined(Hook):
                         f"--join {self._run}: the last work of this learner could not be sent: "
                         f"{error.strerror or error}; its own parameters are in {self._setup.files.folder}"
                     ) from error
+        # Code of a script after its loop has the common parameters.
+        self._apply(None if learner is None else News(learner.newest_fragments(), [], False, Left.NONE))
 
     def _report(self, learner: Learner, loop: TrainingLoop) -> None:
         """Write metrics of this learner, and what is written of the run while this process merges."""
@@ -221,6 +228,7 @@ class Joined(Hook):
                     params[lo:hi] = values
 
             self._strategy.change_params(change)
+            self._show()
         self._ranges.update(ranges, is_reset, left)
 
     def _continue(self, progress: Progress) -> None:

@@ -66,6 +66,8 @@ class Loop:
         compute_s: Seconds that this worker has taken to load batches and to compute losses.
         reuses_batches: Whether no other code keeps a batch, so that its memory can be used again.
         shows_vectors: Whether other code may keep views of the vectors.
+        common: Returns the common parameters of learners, shape (layout.size,), or None if this run is not a learner.
+            Collective over the workers.
     """
 
     reuses_batches = True
@@ -88,6 +90,7 @@ class Loop:
         self._after_step = _defined(hooks, "after_step")
         methods = _defined(hooks, "at_consistent_point")
         self._at_consistent_point = [(method, _purpose(method.__self__)) for method in methods]  # type: ignore[attr-defined]
+        self.common: Callable[[], Array | None] = lambda: None
         self.validation: dict[str, float] = {}
         self.validation_step = -1
         self._unprinted: dict[str, float] = {}  # recorded by ``log``
@@ -199,6 +202,9 @@ class Loop:
         self.validation = {**(self.validation if self.validation_step == step else {}), **values}
         self.validation_step = step
         self.report(step, values)
+
+    def show_params(self) -> None:
+        """Show the parameters to a script after they were changed between two steps. Local."""
 
     @property
     def synchronous(self) -> bool:

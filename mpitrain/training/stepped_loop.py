@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -103,9 +104,8 @@ class SteppedLoop(Loop):
 
     @contextlib.contextmanager
     def inference(self) -> Iterator[None]:
-        """Run the block in evaluation mode, in ``local`` with the first worker's parameters; then restore both.
-
-        Collective over the workers if they take the same steps.
+        """Run the block in evaluation mode, in ``local`` with the first worker's parameters, as a learner with the
+        common ones; then restore both. Collective over the workers if they take the same steps.
 
         Raises:
             JobError: A step is in progress.
@@ -118,10 +118,14 @@ class SteppedLoop(Loop):
                 "trainer.evaluate was called between backward and step: call it after step, or after an epoch",
                 on_all_ranks=self.synchronous,
             )
-        own = self._strategy.params.copy() if self.plan.config.mode.averages_params else None
-        if own is not None:
+        strategy, own, shown = self._strategy, None, self.common()
+        if shown is None and self.plan.config.mode.averages_params:
+            shown = strategy.params.copy()
             with _WAIT:
-                self.cluster.workers.Bcast(self._strategy.params, root=0)
+                self.cluster.workers.Bcast(shown, root=0)
+        if shown is not None:
+            own = strategy.params.copy()
+            strategy.change_params(partial(np.copyto, strategy.params, shown))
         try:
             self._model.load_params()
             began = time.perf_counter()
@@ -130,7 +134,7 @@ class SteppedLoop(Loop):
             self.paused_s["validation"] += time.perf_counter() - began
         finally:
             if own is not None:
-                self._strategy.params[:] = own
+                strategy.change_params(partial(np.copyto, strategy.params, own))
                 self._model.load_params()
 
     def finish_pending(self) -> None:
@@ -159,6 +163,10 @@ class SteppedLoop(Loop):
         with np.errstate(all="ignore"):
             self._script_step.change_params(change)
         self.n_updates += 1
+        self._record_params()
+
+    def show_params(self) -> None:
+        self._stepped_model.show_params()
         self._record_params()
 
     def slots(self) -> tuple[dict[str, Array], int]:

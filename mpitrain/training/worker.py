@@ -95,6 +95,8 @@ class Worker:
         self.loop = request.loop(
             cluster, plan, self._strategy, self._model, accumulation, self._batches.training, setup.files, hooks
         )
+        if self._joined is not None:
+            self._joined.attach(self.loop)
         telemetry.attach(self.loop, resumed=beginning.resumed is not None)
         _log.info("%s", describe_job(self.loop, job.train_split, beginning.resumed))
         self._began, self._compiled_s = time.perf_counter(), compile_seconds()
@@ -189,9 +191,10 @@ class Worker:
         hooks: list[Hook] = [] if self._joined is None else [self._joined]
         hooks.append(Log(config.output.log_steps, print_every_s, strategy, counts_examples))
         if self._batches.validation is not None:
-            validation, common = self._batches.validation, None if self._joined is None else self._joined.common
+            validation, joined = self._batches.validation, self._joined
+            vector = strategy.vector if joined is None else lambda name: joined.common()
             evaluator = Evaluator(
-                cluster.training, plan, strategy, self._model, job.network, job.metrics, validation, common
+                cluster.training, plan, strategy, self._model, job.network, job.metrics, validation, vector
             )
             hooks.append(Validate(config.training.validate_steps, config.training.validate_secs, evaluator))
         every, every_s = config.saving.save_steps, config.saving.save_secs

@@ -183,6 +183,10 @@ class Learner:
         """Return the common parameters as ``News.fragments``."""
         return [(fragment, fragment.of(self.center)) for fragment in self._fragments]
 
+    def newest_fragments(self) -> list[tuple[Fragment, Array]]:
+        """Return the newest common parameters that are known, as ``News.fragments``."""
+        return [(fragment, each.vectors[0]) for fragment, each in zip(self._fragments, self._newest, strict=True)]
+
     @property
     def is_due(self) -> bool:
         """Whether ``exchange`` has something to do, such as to raise an exception that was raised in the thread."""
@@ -268,7 +272,9 @@ class Learner:
         until = time.monotonic() + LOST_S
         while not self.is_replaced:
             try:
-                return self._finish(save)
+                is_last = self._finish(save)
+                self._read_versions()
+                return is_last
             except OSError as error:
                 if time.monotonic() > until:
                     raise
