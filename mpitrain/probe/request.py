@@ -45,6 +45,8 @@ class ProbeWorkload:
     def __post_init__(self) -> None:
         if self.job.script_arguments is not None:
             raise ConfigError(f"{self.job.path} is a script: mpitrain probe needs a job file")
+        if self.job.join is not None:
+            raise ConfigError(f"--join {self.job.join} has no effect, because a job is measured alone; remove it")
         for name in options_of_modes(self.job.options):
             raise ConfigError(
                 f"{flag(name)} has no effect, because mpitrain probe measures for all modes; "

@@ -78,6 +78,7 @@ class Joined(Hook):
         self._run = plan.config.run.join
         self._learner: Learner | None = None
         self._ranges, self._has_ended = Ranges(), False
+        self._unclaimed = 0  # examples that were trained since the last range, and not claimed
         self._common: CommonRun | None = None  # on the chief
         self._reported_s = time.monotonic()
         self._show: Callable[[], None] = lambda: None  # parameters that were taken over
@@ -115,6 +116,8 @@ class Joined(Hook):
         self._report(learner, loop)
         if learner.is_replaced:
             loop.stop("another process trains this learner")
+        elif self._unclaimed >= learner.total:
+            loop.stop("the folder of the learners could not be used for as many examples as the run has")
         elif learner.is_due:
             loop.request_pause(EXCHANGE)
 
@@ -135,7 +138,10 @@ class Joined(Hook):
                 try:
                     is_last = learner.finish(common.save)
                 except OSError as error:
-                    raise CheckpointError(f"the last work of this learner could not be sent: {error}") from error
+                    raise CheckpointError(
+                        f"--join {self._run}: the last work of this learner could not be sent: "
+                        f"{error.strerror or error}; its own parameters are in {self._setup.files.folder}"
+                    ) from error
         # Code of a script after its loop has the common parameters.
         self._apply(None if learner is None else News(learner.take_newest(), [], False, Left.NONE))
         is_complete = is_last and learner is not None and learner.is_complete
@@ -247,6 +253,7 @@ class Joined(Hook):
             activity.mark_progress()
             self._exchange(ends=False)
         if self._ranges.take_next(cursor):
+            self._unclaimed = 0
             lo, hi = self._ranges.current
             steps = (hi - lo) // plan.step_examples
             # The last step is reached when no examples are left, not before.
@@ -256,6 +263,7 @@ class Joined(Hook):
             strategy.move_to(Progress(plan.train_steps, cursor))
         elif cursor > self._ranges.current[1] or self._ranges.must_wait(cursor):
             # Steps on examples that it has not claimed do not count.
+            self._unclaimed += plan.step_examples
             strategy.move_to(Progress(max(0, progress.step - 1), cursor))
 
     def _must_stop(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -175,6 +176,13 @@ def test_a_learner_that_waits_for_the_examples_of_another_one_can_be_stopped(ope
         end(processes[waiting], os.EX_TEMPFAIL)
     killed = ledger(tmp_path).members[str(1 - waiting)]
     assert killed.process and killed.held  # it was not yet given up
+
+
+def test_a_learner_without_the_folder_saves_after_the_examples_of_a_run(openmpi: Mpi, tmp_path: Path) -> None:
+    with learners(openmpi, tmp_path, 1, words=(SLOW, "--pause", "0.01", "--train-steps", 400)):
+        shutil.rmtree(tmp_path / "exchange")
+        saved = tmp_path / "learners" / "0" / "checkpoints"
+        wait_until(lambda: [*saved.glob("*.h5")], "its own checkpoint")
 
 
 def test_stop_ends_all_learners_and_they_resume(openmpi: Mpi, tmp_path: Path) -> None:

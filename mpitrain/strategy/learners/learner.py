@@ -487,7 +487,7 @@ class Learner:
             if state != first or has_ended:
                 continue
             if now - since > LOST_S:
-                give_up(self._ledger, self._newest, name, member.generation)
+                give_up(self._store, self._ledger, self._newest, name, member.generation)
             elif now - since > _SILENT_S and (name, member.generation) not in self._silent:
                 self._silent.add((name, member.generation))
                 _log.info("waiting for learner %s; after %.0f s without news, others train its examples", name, LOST_S)

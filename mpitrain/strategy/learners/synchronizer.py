@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import math
@@ -119,15 +120,20 @@ def merged_examples(versions: Sequence[Version], name: str, generation: int) -> 
     return min(version.of(name, generation).examples for version in versions)
 
 
-def give_up(ledger: Register, versions: Sequence[Version], name: str, generation: int) -> None:
-    """Give the examples of a learner out again that are not part of these versions, unless it has a new generation."""
+def give_up(store: Store, ledger: Register, versions: Sequence[Version], name: str, generation: int) -> None:
+    """Give the examples of a learner out again that are not part of these versions, unless it has a new generation.
+
+    Its contributions, which nobody merges any more, are deleted.
+    """
     examples = merged_examples(versions, name, generation)
 
     def apply(ledger: Ledger) -> None:
         if ledger.members[name].generation == generation:
             ledger.give_up(name, examples)
 
-    change(ledger, apply)
+    if not change(ledger, apply).members[name].process:
+        for index, slot in itertools.product(range(len(versions)), range(SLOTS)):
+            store.delete(f"work.{name}.{index}.{slot}")
 
 
 class Synchronizer:
@@ -207,7 +213,7 @@ class Synchronizer:
             if (is_current and state.get("ended") and not pending) or is_lost:
                 if is_lost and not state.get("ended"):
                     _log.warning("learner %s is given up: no news for %.0f s", name, LOST_S)
-                give_up(self._ledger, self.newest, name, generation)
+                give_up(self._store, self._ledger, self.newest, name, generation)
         return merged
 
     def _states(self, ledger: Ledger) -> dict[str, dict[str, Any]]:

@@ -32,6 +32,11 @@ def test_options_of_modes_are_refused(name: str, value: object, text: str) -> No
         ProbeWorkload(JobRequest(JOB, {name: value, **({"mode": "local"} if name == "local_steps" else {})}), OUTPUT)
 
 
+def test_a_run_to_join_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--join"):
+        ProbeWorkload(JobRequest(JOB, {"join": Path("run")}), OUTPUT)
+
+
 @pytest.mark.parametrize("arguments", [(), ("--epochs", "3")])
 def test_a_script_is_refused(arguments: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match=str(JOB)):
