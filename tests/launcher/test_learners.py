@@ -68,6 +68,14 @@ def learners(
                 os.killpg(process.pid, signal.SIGKILL)
 
 
+def kill(process: subprocess.Popen[str], folder: Path, name: object) -> None:
+    """Kill all processes of a learner; a rank whose launcher is killed first would end as if it was stopped."""
+    os.kill(process.pid, signal.SIGSTOP)  # else it would start the rank again
+    for status in rank_status.read(folder / "learners" / str(name)):
+        os.kill(status.pid, signal.SIGKILL)
+    os.killpg(process.pid, signal.SIGKILL)
+
+
 def state(folder: Path, name: object) -> dict[str, int]:
     """Return what a learner says of itself."""
     path = folder / "exchange" / f"state.{name}"
@@ -133,7 +141,7 @@ def test_a_killed_learner_continues(openmpi: Mpi, tmp_path: Path, ahead_s: int) 
     words = SLOW, "--pause", "0.01", "--train-steps", 1200
     with learners(openmpi, tmp_path, 1, 2, words=words, env=env) as processes:
         killed = 0 if ledger(tmp_path).holder == "0" else 1
-        os.killpg(processes[killed].pid, signal.SIGKILL)
+        kill(processes[killed], tmp_path, killed)
         wait_until(lambda: ledger(tmp_path).holder == str(1 - killed), "another learner merges")
         again = start(openmpi, tmp_path, 1, "--run-dir", tmp_path / "learners" / str(killed), *words)
         end(again)
@@ -163,7 +171,7 @@ def test_a_learner_that_waits_for_the_examples_of_another_one_can_be_stopped(ope
     words = SLOW, "--pause", "0.01", "--train-steps", 600
     with learners(openmpi, tmp_path, 1, 1, words=words) as processes:
         waiting = 0 if ledger(tmp_path).holder == "0" else 1
-        os.killpg(processes[1 - waiting].pid, signal.SIGKILL)
+        kill(processes[1 - waiting], tmp_path, 1 - waiting)
 
         def waits() -> bool:
             book = ledger(tmp_path)
