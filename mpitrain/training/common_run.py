@@ -58,12 +58,16 @@ class CommonRun:
 
     def update(self, loop: TrainingLoop) -> None:
         """Begin or end to write, as the lease demands, and write metrics that are due."""
-        learner, now = self._learner, time.monotonic()
-        if learner.holds_lease != (self._heartbeat is not None):
-            if learner.holds_lease:
+        if self._learner.holds_lease != (self._heartbeat is not None):
+            if self._learner.holds_lease:
                 self._open()
             else:
                 self._close()
+        self._write_metrics(loop)
+
+    def _write_metrics(self, loop: TrainingLoop) -> None:
+        """Write the metrics that are due, if this process merges."""
+        learner, now = self._learner, time.monotonic()
         if self._metrics is None:
             return
         values: dict[str, Any] = {}
@@ -96,15 +100,20 @@ class CommonRun:
             raise OSError(self._writer.errno, self._writer.failure)
         _log.info("common model of %s examples: %s", f"{examples:,}", checkpoint.path_for(self._checkpoints, step))
 
-    def end(self, is_last: bool) -> None:
-        """Record the end of the run, if this process was the last one that has merged."""
-        self._writer.close()
-        if is_last:
-            if self._heartbeat is None:
-                self._open()
-            assert self._heartbeat is not None
+    def finish(self, is_last: bool) -> None:
+        """Leave the directory to other processes, unless this one was the last one that has merged."""
+        if not is_last:
+            self._close()
+        elif self._heartbeat is None:
+            self._open()
+
+    def end(self, loop: TrainingLoop) -> None:
+        """Record the last validation and the end of the run, if this process was the last one that has merged."""
+        if self._heartbeat is not None:
+            self._write_metrics(loop)
             state: State = "finished" if self._learner.is_complete else "stopped"
             self._heartbeat.end(RunEnd(state))
+        self._writer.close()
         self._close()
 
     def _open(self) -> None:

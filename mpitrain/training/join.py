@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
@@ -28,6 +29,7 @@ from ..strategy.base import Strategy
 from ..strategy.learners.learner import POLL_S, Group, Learner, News
 from ..strategy.learners.ledger import Left, Ranges
 from ..strategy.learners.store import Folder
+from ..strategy.learners.synchronizer import LOST_S
 from ..strategy.outer_optimizer import make_outer_optimizer
 from ..strategy.sync import Sync
 from .common_run import REPORT_S, CommonRun
@@ -79,6 +81,7 @@ class Joined(Hook):
         self._ranges, self._has_ended = Ranges(), False
         self._unclaimed = 0  # examples that were trained since the last range, and not claimed
         self._common: CommonRun | None = None  # on the chief
+        self._has_finished = False  # on the chief: whether the last work was sent
         self._reported_s = time.monotonic()
         self._show: Callable[[], None] = lambda: None  # parameters that were taken over
         params, total = strategy.vector("params"), 0
@@ -120,9 +123,16 @@ class Joined(Hook):
             loop.request_pause(EXCHANGE)
 
     def at_consistent_point(self, loop: TrainingLoop, point: ConsistentPoint) -> None:
-        if EXCHANGE in point.reasons or point.last:
-            self._exchange(point.last and not self._has_ended)
-            self._has_ended |= point.last
+        if point.last and not self._has_ended:
+            self._has_ended = True
+            self._exchange(ends=True)
+            with self._cluster.training.agree("sending the last work"):
+                if self._learner is not None:
+                    self._report(self._learner, loop)
+                    with contextlib.suppress(OSError):  # then at the end, when this learner has saved its own state
+                        self._finish(self._learner, patience_s=0.0)
+        elif EXCHANGE in point.reasons and not self._has_ended:
+            self._exchange(ends=False)
         if self._common is not None:
             self._common.at_consistent_point(point)
         if not point.last:
@@ -130,18 +140,29 @@ class Joined(Hook):
 
     def end(self, loop: TrainingLoop) -> None:
         with self._cluster.training.agree("ending as a learner"):
-            if (learner := self._learner) is not None:
-                self._report(learner, loop)
-                assert self._common is not None
+            if self._learner is not None and not self._has_finished:
                 try:
-                    self._common.end(is_last=learner.finish(self._common.save))
+                    self._finish(self._learner)
                 except OSError as error:
                     raise CheckpointError(
                         f"--join {self._run}: the last work of this learner could not be sent: "
                         f"{error.strerror or error}; its own parameters are in {self._setup.files.folder}"
                     ) from error
+            if self._common is not None:
+                self._common.end(loop)
         # Code of a script after its loop has the common parameters.
-        self._apply(None if learner is None else News(learner.newest_fragments(), [], False, Left.NONE))
+        learner = self._learner
+        self._apply(None if learner is None else News(learner.all_fragments(), [], False, Left.NONE))
+
+    def _finish(self, learner: Learner, patience_s: float = LOST_S) -> None:
+        """Send the last work; afterwards ``common`` is the newest common model. Local; chief only.
+
+        Raises:
+            OSError: As for ``Learner.finish``.
+        """
+        assert self._common is not None
+        self._common.finish(is_last=learner.finish(self._common.save, patience_s))
+        self._has_finished = True
 
     def _report(self, learner: Learner, loop: TrainingLoop) -> None:
         """Write metrics of this learner, and what is written of the run while this process merges."""
