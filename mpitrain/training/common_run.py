@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from .. import checkpoint
 from ..checkpoint import BestCheckpoint, Retention, Snapshot
@@ -38,7 +38,7 @@ class CommonRun:
         self._heartbeat: Heartbeat | None = None
         self._metrics: MetricsFile | None = None
         self._since = self._reported_s = time.monotonic()
-        self._validated: Mapping[str, float] = {}  # the learner's last validation that is among the metrics
+        self._validated = -1  # the step of the learner's last validation that is among the metrics
         self._saving = Trigger(plan.config.saving.save_steps, 0.0, SAVE)
         self._checkpoints = folder / "checkpoints"
         saving, facts = plan.config.saving, facts_of_run(plan, record.tables)
@@ -58,20 +58,29 @@ class CommonRun:
 
     def update(self, loop: TrainingLoop) -> None:
         """Begin or end to write, as the lease demands, and write metrics that are due."""
-        learner, now = self._learner, time.monotonic()
-        if learner.holds_lease != (self._heartbeat is not None):
-            if learner.holds_lease:
+        if self._learner.holds_lease != (self._heartbeat is not None):
+            if self._learner.holds_lease:
                 self._open()
             else:
                 self._close()
+        self._write_metrics(loop)
+
+    def _write_metrics(self, loop: TrainingLoop) -> None:
+        """Write the metrics that are due, if this process merges."""
+        learner, now = self._learner, time.monotonic()
         if self._metrics is None:
             return
+        values: dict[str, Any] = {}
         speed = sum(learner.speeds)
         if now - self._reported_s >= REPORT_S and speed:
             self._reported_s = now
-            values = {"learners": len(learner.speeds), "examples_per_s": speed, "step_s": learner.unit / speed}
+            values |= {"learners": len(learner.speeds), "examples_per_s": speed, "step_s": learner.unit / speed}
+        if loop.validation_step > self._validated:
+            self._validated = loop.validation_step
+            values |= loop.validation
+            self._keep_best(dict(loop.validation))
+        if values:
             self._metrics.write(self._step, now - self._since, values)
-        self._write_validation(loop)
 
     def at_consistent_point(self, point: ConsistentPoint) -> None:
         """Save the common model where this learner saves its own state."""
@@ -91,13 +100,17 @@ class CommonRun:
             raise OSError(self._writer.errno, self._writer.failure)
         _log.info("common model of %s examples: %s", f"{examples:,}", checkpoint.path_for(self._checkpoints, step))
 
-    def end(self, loop: TrainingLoop, is_last: bool) -> None:
-        """Record the end of the run, if this process was the last one that has merged."""
-        if is_last:
-            if self._heartbeat is None:
-                self._open()
-            assert self._heartbeat is not None
-            self._write_validation(loop)
+    def finish(self, is_last: bool) -> None:
+        """Leave the directory to other processes, unless this one was the last one that has merged."""
+        if not is_last:
+            self._close()
+        elif self._heartbeat is None:
+            self._open()
+
+    def end(self, loop: TrainingLoop) -> None:
+        """Record the last validation and the end of the run, if this process was the last one that has merged."""
+        if self._heartbeat is not None:
+            self._write_metrics(loop)
             state: State = "finished" if self._learner.is_complete else "stopped"
             self._heartbeat.end(RunEnd(state))
         self._writer.close()
@@ -119,15 +132,7 @@ class CommonRun:
             self._metrics.close()
         self._heartbeat = self._metrics = None
 
-    def _write_validation(self, loop: TrainingLoop) -> None:
-        """Write the learner's last validation, which is one of the common model, unless it is written already."""
-        values = loop.validation
-        if self._metrics is not None and values and values is not self._validated:
-            self._validated = values
-            self._metrics.write(self._step, time.monotonic() - self._since, values)
-            self._keep_best(values)
-
-    def _keep_best(self, validation: Mapping[str, float]) -> None:
+    def _keep_best(self, validation: dict[str, float]) -> None:
         """Save the common model if this validation of it is the best one so far."""
         goal = self._plan.config.training.goal
         if goal is None or not self._plan.config.saving.keep_best:

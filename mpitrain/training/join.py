@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
@@ -16,6 +17,7 @@ from ..checkpoint.digest import digest_of
 from ..core import activity
 from ..core.layout import Array
 from ..core.words import one_line
+from ..data.steps import Steps
 from ..errors import CheckpointError, ConfigError, JobError
 from ..monitor.run_record import CONFIG, RunRecord
 from ..monitor.trace import span
@@ -28,10 +30,10 @@ from ..strategy.base import Strategy
 from ..strategy.learners.learner import POLL_S, Group, Learner, News
 from ..strategy.learners.ledger import Left, Ranges
 from ..strategy.learners.store import Folder
+from ..strategy.learners.synchronizer import LOST_S
 from ..strategy.outer_optimizer import make_outer_optimizer
 from ..strategy.sync import Sync
 from .common_run import REPORT_S, CommonRun
-from .evaluation import Evaluator
 from .hooks import Stop
 from .loop import Loop
 from .setup import Setup
@@ -80,9 +82,9 @@ class Joined(Hook):
         self._ranges, self._has_ended = Ranges(), False
         self._unclaimed = 0  # examples that were trained since the last range, and not claimed
         self._common: CommonRun | None = None  # on the chief
+        self._has_finished = False  # on the chief: whether the last work was sent
         self._reported_s = time.monotonic()
         self._show: Callable[[], None] = lambda: None  # parameters that were taken over
-        self._evaluator: Evaluator | None = None
         params, total = strategy.vector("params"), 0
         with cluster.training.agree("joining the run"):
             if cluster.chief:
@@ -93,9 +95,9 @@ class Joined(Hook):
         self._apply(None if self._learner is None else self._news_of_all())
         self._continue(Progress(0, 0))
 
-    def attach(self, loop: Loop, evaluator: Evaluator | None) -> None:
-        """Show common parameters to a loop from now on, and evaluate the last ones if it validates. Local."""
-        loop.common, self._show, self._evaluator = self.common, loop.show_params, evaluator
+    def attach(self, loop: Loop) -> None:
+        """Show common parameters to a loop from now on. Local."""
+        loop.common, self._show = self.common, loop.show_params
 
     def common(self) -> Array:
         """Return the common parameters, shape (layout.size,). Collective over the workers."""
@@ -122,33 +124,46 @@ class Joined(Hook):
             loop.request_pause(EXCHANGE)
 
     def at_consistent_point(self, loop: TrainingLoop, point: ConsistentPoint) -> None:
-        if EXCHANGE in point.reasons or point.last:
-            self._exchange(point.last and not self._has_ended)
-            self._has_ended |= point.last
+        if point.last and not self._has_ended:
+            self._has_ended = True
+            self._exchange(ends=True)
+            with self._cluster.training.agree("sending the last work"):
+                if self._learner is not None:
+                    self._report(self._learner, loop)
+                    with contextlib.suppress(OSError):  # then at the end, when this learner has saved its own state
+                        self._finish(self._learner, patience_s=0.0)
+        elif EXCHANGE in point.reasons and not self._has_ended:
+            self._exchange(ends=False)
         if self._common is not None:
             self._common.at_consistent_point(point)
         if not point.last:
             self._continue(Progress(point.step, point.data_cursor))
 
     def end(self, loop: TrainingLoop) -> None:
-        learner, common, is_last = self._learner, self._common, False
         with self._cluster.training.agree("ending as a learner"):
-            if learner is not None and common is not None:
-                self._report(learner, loop)
+            if self._learner is not None and not self._has_finished:
                 try:
-                    is_last = learner.finish(common.save)
+                    self._finish(self._learner)
                 except OSError as error:
                     raise CheckpointError(
                         f"--join {self._run}: the last work of this learner could not be sent: "
                         f"{error.strerror or error}; its own parameters are in {self._setup.files.folder}"
                     ) from error
+            if self._common is not None:
+                self._common.end(loop)
         # Code of a script after its loop has the common parameters.
-        self._apply(None if learner is None else News(learner.take_newest(), [], False, Left.NONE))
-        is_complete = is_last and learner is not None and learner.is_complete
-        if self._cluster.workers.bcast(is_complete, root=0) and self._evaluator is not None:
-            loop.add_validation(loop.step, self._evaluator.evaluate())
-        if common is not None:
-            common.end(loop, is_last)
+        learner = self._learner
+        self._apply(None if learner is None else News(learner.all_fragments(), [], False, Left.NONE))
+
+    def _finish(self, learner: Learner, patience_s: float = LOST_S) -> None:
+        """Send the last work; afterwards ``common`` is the newest common model. Local; chief only.
+
+        Raises:
+            OSError: As for ``Learner.finish``.
+        """
+        assert self._common is not None
+        self._common.finish(is_last=learner.finish(self._common.save, patience_s))
+        self._has_finished = True
 
     def _report(self, learner: Learner, loop: TrainingLoop) -> None:
         """Write metrics of this learner, and what is written of the run while this process merges."""
@@ -274,10 +289,12 @@ class Joined(Hook):
 
 def _facts(job: Job, plan: Plan) -> Mapping[str, Any]:
     """Return what all learners of a run must have in common."""
-    parallel = plan.config.parallel
+    parallel, of_job = plan.config.parallel, job.facts()
+    if isinstance(job.train_split, Steps):  # these are positions: their number depends on the number of workers
+        del of_job["number of training examples"]
     return {
         "model": digest_of(plan.layout.digests().tobytes()),
-        **{name: str(value) for name, value in job.facts().items()},
+        **{name: str(value) for name, value in of_job.items()},
         "--dtype": plan.config.training.dtype,
         "--seed": plan.config.training.seed,
         "--fragments": parallel.n_fragments,

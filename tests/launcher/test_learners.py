@@ -125,6 +125,16 @@ def test_learners_of_other_sizes_train_one_model(openmpi: Mpi, mpich: Mpi, tmp_p
     assert json.loads(done.stdout)["validation_loss"] == pytest.approx(best.value, rel=1e-5)
 
 
+def test_the_last_validation_measures_the_last_common_model(openmpi: Mpi, tmp_path: Path) -> None:
+    """This run ends before its learner has exchanged anything."""
+    end(start(openmpi, tmp_path, 2, MNIST, "--train-steps", 30))
+    done = run([str(openmpi.python), "-m", "mpitrain", "evaluate", str(tmp_path), "--json"])
+    measured = json.loads(done.stdout)["validation_loss"]
+    for folder in (tmp_path, tmp_path / "learners" / "0"):
+        last = [line for line in read_run(folder).lines if "validation_loss" in line][-1]
+        assert last["step"] == 30 and last["validation_loss"] == pytest.approx(measured, rel=1e-4)
+
+
 @pytest.mark.parametrize("words", [("--train-steps", 100), ("--train-epochs", 1), ("--train-epochs", 9)])
 def test_the_first_learner_sets_the_length_of_the_run(openmpi: Mpi, tmp_path: Path, words: tuple[object, ...]) -> None:
     end(start(openmpi, tmp_path, 1, MNIST, "--train-steps", 30))

@@ -183,11 +183,6 @@ class Learner:
         """Return the common parameters as ``News.fragments``."""
         return [(fragment, fragment.of(self.center)) for fragment in self._fragments]
 
-    def take_newest(self) -> list[tuple[Fragment, Array]]:
-        """Receive the newest common parameters that are known, after ``finish``; return them as ``News.fragments``."""
-        self._contributions = Contributions(self._layout, self._fragments, self._newest, self.steps_done)
-        return self.all_fragments()
-
     @property
     def is_due(self) -> bool:
         """Whether ``exchange`` has something to do, such as to raise an exception that was raised in the thread."""
@@ -255,29 +250,32 @@ class Learner:
             "lag_versions": max(each.lag for each in mine),
         }
 
-    def finish(self, save: Callable[[Array, int], None]) -> bool:
-        """End: bring the last contributions to the store, and merge if no other learner does.
+    def finish(self, save: Callable[[Array, int], None], patience_s: float = LOST_S) -> bool:
+        """End: bring the last contributions to the store, and merge if no other learner does; ``center`` is the newest
+        version afterwards.
 
         Args:
             save: Called with the common parameters and the number of examples that they contain, if this process
                 merges.
+            patience_s: For how long to try again if the store cannot be used.
 
         Returns:
             Whether this process has merged last; ``is_complete`` is then known.
 
         Raises:
-            OSError: The store cannot be used, also not a while later.
+            OSError: The store cannot be used; call it again to try again.
         """
         self._closing.set()
         self._thread.join()
-        until = time.monotonic() + LOST_S
+        until = time.monotonic() + patience_s
         while not self.is_replaced:
             try:
                 is_last = self._finish(save)
                 self._read_versions()
+                self._contributions = Contributions(self._layout, self._fragments, self._newest, self.steps_done)
                 return is_last
             except OSError as error:
-                if time.monotonic() > until:
+                if time.monotonic() >= until:
                     raise
                 self._report_trouble(error)
                 time.sleep(_STATE_S)
