@@ -237,8 +237,8 @@ def test_stop_ends_a_run_of_another_host(openmpi: Mpi, tmp_path: Path) -> None:
         ([SLOW, "--mode", "async"], "--join requires --mode sync"),
         ([SLOW, "--run-dir", "elsewhere"], "is not a learner of --join"),
         ([SLOW, "--join", "plain"], "has no folder exchange"),
-        ([MNIST, "--seed", "3"], "has another --seed"),
-        ([MNIST, "--hidden-units", "30"], "has another model"),
+        ([MNIST, "--seed", "3"], "differ in --seed"),
+        ([MNIST, "--hidden-units", "30"], "differ in model"),
     ],
 )
 def test_what_does_not_work_is_refused(openmpi: Mpi, tmp_path: Path, words: list[object], expected: str) -> None:

@@ -155,9 +155,9 @@ class Learner:
         for name, value in Ledger.parse(begun).facts.items():
             if (other := ledger.facts.get(name)) != value:
                 raise ConfigError(
-                    f"--join: this learner has another {name} than the run that it would join: "
-                    f"{_own_parts(value, other)}, not {_own_parts(other, value)}; "
-                    "use the same job and options, or another directory"
+                    f"--join: this learner and the run that it would join differ in {name}: "
+                    f"{_own_parts(value, other)} here, {_own_parts(other, value)} there; "
+                    "use the same job, options and seed of random numbers, or another directory"
                 )
         for index, fragment in enumerate(self._fragments):
             if self._versions.read(index) is None:

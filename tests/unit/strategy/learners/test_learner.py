@@ -349,7 +349,7 @@ def test_work_of_some_counts_by_their_part_and_last_work_is_averaged(tmp_path: P
 
 def test_another_model_is_refused(tmp_path: Path) -> None:
     Process(tmp_path, "a", facts={"model": "one", "seed": (0, 1)}).start().end()
-    with pytest.raises(ConfigError, match="another model"):
+    with pytest.raises(ConfigError, match="differ in model"):
         Process(tmp_path, "b", facts={"model": "two", "seed": (0, 1)}).start()
     Process(tmp_path, "c", facts={"model": "one", "seed": (0, 1)}).start().end()  # nothing is left to train
 
