@@ -301,27 +301,29 @@ class Stop(Hook):
     def begin(self, loop: TrainingLoop) -> None:
         self._last_s = time.time()
 
-    def why(self, is_chief: bool, step_s: float = 0.0) -> str | None:
-        """Return why training must stop now; None if it may go on. Local."""
-        now = time.time()
-        why = self._signals.received
+    def after_step(self, loop: TrainingLoop) -> None:
+        before, self._last_s = self._last_s, time.time()
+        self.look(loop.cluster.chief, loop.step, self._last_s - before)
+
+    def look(self, is_chief: bool, step: int, step_s: float = 0.0) -> bool:
+        """Request the stop if there is a reason; return whether this worker has requested it. Local.
+
+        Called after every step, and by a learner that waits for examples.
+        """
+        now, why = time.time(), self._signals.received
+        if self.reason:
+            return True
         if why is None and is_chief and self._limit.reached(now, step_s, self._checkpoints.longest_s):
             why = "the time limit is near"
         if why is None and self._folder is not None and is_chief and now - self._looked_s > _LOOK_S:
             self._looked_s = now
             why = "mpitrain stop" if is_stop_requested(self._folder) else None
-        return why
-
-    def after_step(self, loop: TrainingLoop) -> None:
-        now = time.time()
-        step_s, self._last_s = now - self._last_s, now
-        if self.reason:
-            return
-        if (why := self.why(loop.cluster.chief, step_s)) is not None:
+        if why is not None:
             self.reason = why
             # Launchers send SIGTERM when another rank has died, and may leave no time to save.
-            _log.info("stopping after step %s%s: %s", f"{loop.step:,}", "" if why == "SIGTERM" else " to save", why)
+            _log.info("stopping after step %s%s: %s", f"{step:,}", "" if why == "SIGTERM" else " to save", why)
             self._strategy.request_stop()
+        return why is not None
 
 
 class KeepFlushing(Hook):

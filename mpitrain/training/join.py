@@ -262,7 +262,7 @@ class Joined(Hook):
         if self._ranges.is_at_end(cursor):
             self._exchange(ends=False)
         pause_s = _SHORTEST_PAUSE_S
-        while self._ranges.must_wait(cursor) and not self._must_stop():
+        while self._ranges.must_wait(cursor) and not self._must_stop(progress.step):
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, POLL_S)
             activity.mark_progress()
@@ -281,10 +281,10 @@ class Joined(Hook):
             self._unclaimed += plan.step_examples
             strategy.move_to(Progress(max(0, progress.step - 1), cursor))
 
-    def _must_stop(self) -> bool:
+    def _must_stop(self, step: int) -> bool:
         """Return whether a worker has been asked to stop. Collective over the workers."""
         cluster = self._cluster
-        return any(cluster.workers.allgather(self._stop.why(cluster.chief) is not None))
+        return any(cluster.workers.allgather(self._stop.look(cluster.chief, step)))
 
 
 def _facts(job: Job, plan: Plan) -> Mapping[str, Any]:
