@@ -12,7 +12,7 @@ from ..monitor.format import duration, format_table
 from ..plan.options import examples
 from ..process.stacks import ask
 from .history import is_run
-from .runs import latest_run
+from .runs import latest_run, learners_of
 
 _HEAD = ("rank", "role", "host", "process", "step", "for", "activity")
 _TIMEOUT_S = 5.0
@@ -53,6 +53,9 @@ def _ranks_of(run: Path) -> list[int]:
     """Return the ranks of a run, from its table of ranks."""
     if not is_run(run):
         raise RecordError(f"{run}: no such run; give a run directory, such as runs/JOB-TIME")
+    if learners := learners_of(run):
+        names = ", ".join(map(str, learners))
+        raise RecordError(f"{run} has no ranks of its own; give the directory of a learner: {names}")
     try:
         lines = (run / "ranks.txt").read_text(encoding="utf-8").splitlines()[1:]
         return [int(line.split()[0]) for line in lines if line.strip()]
