@@ -11,7 +11,7 @@ from .. import checkpoint
 from ..checkpoint import BestCheckpoint, Retention, Snapshot
 from ..checkpoint.writer import CheckpointWriter
 from ..core.layout import Array
-from ..monitor.heartbeat import Heartbeat, RunEnd, State
+from ..monitor.heartbeat import Heartbeat, RunEnd
 from ..monitor.metrics import MetricsFile
 from ..monitor.run_record import RunRecord
 from ..plan.hook import TrainingLoop
@@ -22,7 +22,7 @@ from ..strategy.learners.learner import Learner
 from .checkpointing import facts_of_run
 from .hooks import SAVE, Trigger
 
-REPORT_S = 10.0  # seconds between two reports of what learners have exchanged
+_REPORT_S = 10.0  # seconds between two reports of what learners have exchanged
 _log = logging.getLogger(__name__)
 
 
@@ -57,20 +57,18 @@ class CommonRun:
         self._saving.begin(loop.step)
 
     def update(self, loop: TrainingLoop) -> None:
-        """Begin or end to write, as the lease demands, and write metrics that are due."""
+        """Begin or end to write, as the lease demands, and write metrics that are due, also those of the learner."""
         learner, now = self._learner, time.monotonic()
-        if learner.holds_lease != (self._heartbeat is not None):
-            if learner.holds_lease:
-                self._open()
-            else:
-                self._close()
-        if self._metrics is None:
-            return
-        speed = sum(learner.speeds)
-        if now - self._reported_s >= REPORT_S and speed:
-            self._reported_s = now
-            values = {"learners": len(learner.speeds), "examples_per_s": speed, "step_s": learner.unit / speed}
-            self._metrics.write(self._step, now - self._since, values)
+        if not learner.holds_lease:
+            self._close()
+        elif self._heartbeat is None:
+            self._open()
+        if now - self._reported_s >= _REPORT_S:
+            self._reported_s, speeds = now, learner.speeds
+            loop.report(loop.step, learner.counts, show=False)
+            if self._metrics is not None and (speed := sum(speeds)):
+                values = {"learners": len(speeds), "examples_per_s": speed, "step_s": learner.unit / speed}
+                self._metrics.write(self._step, now - self._since, values)
         self._write_validation(loop)
 
     def at_consistent_point(self, point: ConsistentPoint) -> None:
@@ -93,19 +91,25 @@ class CommonRun:
 
     def end(self, loop: TrainingLoop, is_last: bool) -> None:
         """Record the end of the run, if this process was the last one that has merged."""
-        if is_last:
-            if self._heartbeat is None:
-                self._open()
-            assert self._heartbeat is not None
-            self._write_validation(loop)
-            state: State = "finished" if self._learner.is_complete else "stopped"
-            self._heartbeat.end(RunEnd(state))
+        if is_last and self._heartbeat is None:
+            self._open()
+        self._write_validation(loop)
+        self._writer.finish()
+        if is_last and self._heartbeat is not None:
+            self._heartbeat.end(RunEnd("finished" if self._learner.is_complete else "stopped"))
+        self.close()
+
+    def close(self) -> None:
+        """End the threads and close the files, also after an error."""
         self._writer.close()
         self._close()
 
     def _open(self) -> None:
-        learner = self._learner
-        self._metrics, self._since = MetricsFile(self._folder / "metrics.jsonl"), time.monotonic()
+        learner, path, self._since = self._learner, self._folder / "metrics.jsonl", time.monotonic()
+        try:
+            self._metrics = MetricsFile(path)
+        except OSError as error:
+            _log.warning("%s cannot be written: %s; training continues", path, error.strerror)
         self._heartbeat = Heartbeat(
             self._folder,
             "learners",
@@ -114,8 +118,9 @@ class CommonRun:
         )
 
     def _close(self) -> None:
-        if self._heartbeat is not None and self._metrics is not None:
+        if self._heartbeat is not None:
             self._heartbeat.abandon()
+        if self._metrics is not None:
             self._metrics.close()
         self._heartbeat = self._metrics = None
 
@@ -132,8 +137,9 @@ class CommonRun:
         goal = self._plan.config.training.goal
         if goal is None or not self._plan.config.saving.keep_best:
             return
-        value, before = validation[PREFIX + goal.name], checkpoint.best(self._checkpoints)
-        if before is None or before.metric != goal.name or goal.is_better(value, before.value):
+        value, best = validation[PREFIX + goal.name], checkpoint.best(self._checkpoints)
+        if goal.is_better(value, None if best is None or best.metric != goal.name else best.value):
+            self._writer.finish()
             is_saved = checkpoint.path_for(self._checkpoints, self._step).exists()
             self._save(BestCheckpoint(self._step, goal.name, value, only_best=not is_saved))
 

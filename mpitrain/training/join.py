@@ -30,7 +30,7 @@ from ..strategy.learners.ledger import Left, Ranges
 from ..strategy.learners.store import Folder
 from ..strategy.outer_optimizer import make_outer_optimizer
 from ..strategy.sync import Sync
-from .common_run import REPORT_S, CommonRun
+from .common_run import CommonRun
 from .evaluation import Evaluator
 from .hooks import Stop
 from .loop import Loop
@@ -65,7 +65,12 @@ class Joined(Hook):
 
     The chief has the ``Learner``. When it has something to exchange, it requests a consistent point, at which all
     workers take over the new parameters.
+
+    Attributes:
+        evaluator: Evaluates the last common parameters; None if the run does not validate.
     """
+
+    evaluator: Evaluator | None = None
 
     def __init__(self, setup: Setup, strategy: Strategy, stop: Stop) -> None:
         cluster, plan = setup.cluster, setup.plan
@@ -80,9 +85,7 @@ class Joined(Hook):
         self._ranges, self._has_ended = Ranges(), False
         self._unclaimed = 0  # examples that were trained since the last range, and not claimed
         self._common: CommonRun | None = None  # on the chief
-        self._reported_s = time.monotonic()
         self._show: Callable[[], None] = lambda: None  # parameters that were taken over
-        self._evaluator: Evaluator | None = None
         params, total = strategy.vector("params"), 0
         with cluster.training.agree("joining the run"):
             if cluster.chief:
@@ -93,9 +96,9 @@ class Joined(Hook):
         self._apply(None if self._learner is None else self._news_of_all())
         self._continue(Progress(0, 0))
 
-    def attach(self, loop: Loop, evaluator: Evaluator | None) -> None:
-        """Show common parameters to a loop from now on, and evaluate the last ones if it validates. Local."""
-        loop.common, self._show, self._evaluator = self.common, loop.show_params, evaluator
+    def attach(self, loop: Loop) -> None:
+        """Show common parameters to a loop from now on. Local."""
+        loop.common, self._show = self.common, loop.show_params
 
     def common(self) -> Array:
         """Return the common parameters, shape (layout.size,). Collective over the workers."""
@@ -108,12 +111,12 @@ class Joined(Hook):
             self._common.begin(loop)
 
     def after_step(self, loop: TrainingLoop) -> None:
-        learner = self._learner
-        if learner is None:
+        learner, common = self._learner, self._common
+        if learner is None or common is None:
             return
         learner.steps_done += 1
         learner.examples = self._ranges.trained(loop.data_cursor)
-        self._report(learner, loop)
+        common.update(loop)
         if learner.is_replaced:
             loop.stop("another process trains this learner")
         elif self._unclaimed >= learner.total:
@@ -134,7 +137,7 @@ class Joined(Hook):
         learner, common, is_last = self._learner, self._common, False
         with self._cluster.training.agree("ending as a learner"):
             if learner is not None and common is not None:
-                self._report(learner, loop)
+                common.update(loop)
                 try:
                     is_last = learner.finish(common.save)
                 except OSError as error:
@@ -145,18 +148,16 @@ class Joined(Hook):
         # Code of a script after its loop has the common parameters.
         self._apply(None if learner is None else News(learner.take_newest(), [], False, Left.NONE))
         is_complete = is_last and learner is not None and learner.is_complete
-        if self._cluster.workers.bcast(is_complete, root=0) and self._evaluator is not None:
-            loop.add_validation(loop.step, self._evaluator.evaluate())
+        if self._cluster.workers.bcast(is_complete, root=0) and self.evaluator is not None:
+            loop.add_validation(loop.step, self.evaluator.evaluate())
         if common is not None:
             common.end(loop, is_last)
 
-    def _report(self, learner: Learner, loop: TrainingLoop) -> None:
-        """Write metrics of this learner, and what is written of the run while this process merges."""
-        if time.monotonic() - self._reported_s >= REPORT_S:
-            self._reported_s = time.monotonic()
-            loop.report(loop.step, learner.counts, show=False)
-        assert self._common is not None
-        self._common.update(loop)
+    def close(self) -> None:
+        """End the threads of this learner, also after an error. Local."""
+        if self._learner is not None and self._common is not None:
+            self._learner.abandon()
+            self._common.close()
 
     def _join(self, params: Array) -> Learner:
         """Join the run, or begin it with these parameters. Local; chief only."""

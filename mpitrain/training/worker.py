@@ -85,7 +85,6 @@ class Worker:
                 state.load(beginning.extra_state)
         self._batches = Batches(setup, self._model)
         self._open_files(beginning)
-        self._evaluator: Evaluator | None = None
         hooks = [*self._hooks(state, best, beginning, rank_status), *telemetry.hooks(restoring_s)]
         additions, rounds_losses = (
             plan.share_of(cluster.workers.rank).additions,
@@ -97,7 +96,7 @@ class Worker:
             cluster, plan, self._strategy, self._model, accumulation, self._batches.training, setup.files, hooks
         )
         if self._joined is not None:
-            self._joined.attach(self.loop, self._evaluator)
+            self._joined.attach(self.loop)
         telemetry.attach(self.loop, resumed=beginning.resumed is not None)
         _log.info("%s", describe_job(self.loop, job.train_split, beginning.resumed))
         self._began, self._compiled_s = time.perf_counter(), compile_seconds()
@@ -112,9 +111,11 @@ class Worker:
         with contextlib.suppress(CheckpointError):  # already reported
             finish_saving(self._checkpoints, self._setup.cluster.training)
 
-    def close_data(self) -> None:
-        """End the processes that load examples. Local."""
+    def close(self) -> None:
+        """End the processes that load examples, and the threads of a learner, also after an error. Local."""
         self._batches.close()
+        if self._joined is not None:
+            self._joined.close()
 
     def finish(self) -> RunEnd:
         """Report and return how training ended; free memory. Collective over all ranks."""
@@ -194,10 +195,12 @@ class Worker:
         if self._batches.validation is not None:
             validation, joined = self._batches.validation, self._joined
             vector = strategy.vector if joined is None else lambda name: joined.common()
-            self._evaluator = Evaluator(
+            evaluator = Evaluator(
                 cluster.training, plan, strategy, self._model, job.network, job.metrics, validation, vector
             )
-            hooks.append(Validate(config.training.validate_steps, config.training.validate_secs, self._evaluator))
+            if joined is not None:
+                joined.evaluator = evaluator
+            hooks.append(Validate(config.training.validate_steps, config.training.validate_secs, evaluator))
         every, every_s = config.saving.save_steps, config.saving.save_secs
         hooks += [
             best,
