@@ -248,8 +248,10 @@ class Trainer(ScriptTraining):
             at = loop.data_cursor // self._examples
             if self._epoch is None:
                 self._epoch = at
-            else:  # a learner leaves out the epochs that others have trained
-                self._epoch = max(self._epoch + 1, 0 if self._config.run.join is None else min(at, self._last))
+            elif self._config.run.join is None:
+                self._epoch += 1
+            else:  # it leaves out the epochs that other learners have trained
+                self._epoch = max(self._epoch + 1, min(at, self._last))
             self._has_more = True
             yield self._epoch
             with self._rank.errors_end_the_run():
@@ -356,8 +358,9 @@ class Trainer(ScriptTraining):
         after ``step`` or after an epoch, unless ``is_stopping``. Values that are measured while the run trains are
         recorded and printed.
 
-        In ``local`` the chief's parameters are measured. In modes with servers, workers are at different places in the
-        loop. Each worker then measures all examples with its own parameters, and the chief's values are recorded.
+        In ``local`` the chief's parameters are measured, and of a learner the common ones. In modes with servers,
+        workers are at different places in the loop. Each worker then measures all examples with its own parameters, and
+        the chief's values are recorded.
 
         Args:
             loader: A ``torch.utils.data.DataLoader`` of all examples, the same on all workers, without shuffling. A

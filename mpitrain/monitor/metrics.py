@@ -94,11 +94,13 @@ def _repair_end(path: Path) -> float:
     return _last(data[:complete], "time_s")
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the valid lines of a file; none if it cannot be read."""
+def read_lines(path: Path, last_bytes: int | None = None) -> list[dict[str, Any]]:
+    """Return the valid lines of a file, or those in its ``last_bytes``; none if it cannot be read."""
     lines: list[dict[str, Any]] = []
-    with contextlib.suppress(OSError):
-        lines += filter(None, map(parse_line, path.read_bytes().splitlines()))
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        if last_bytes is not None:
+            file.seek(max(0, file.seek(0, 2) - last_bytes))
+        lines += filter(None, map(parse_line, file))
     return lines
 
 
@@ -113,12 +115,8 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
 
 def last_step(path: Path) -> int:
     """Return the step of the last valid line of a file; 0 if there is none."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - 2 * _LINE_BYTES))
-            return int(_last(file.read(), "step"))
-    except OSError:
-        return 0
+    lines = read_lines(path, 2 * _LINE_BYTES)
+    return int(lines[-1]["step"]) if lines else 0
 
 
 def _last(data: bytes, key: str) -> float:

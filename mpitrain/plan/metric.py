@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 import re
 import sys
@@ -80,8 +81,10 @@ class Goal(NamedTuple):
     name: str
     is_higher_better: bool
 
-    def is_better(self, value: float, best: float) -> bool:
-        """Return whether a value is better than the best value so far; NaN is never better."""
+    def is_better(self, value: float, best: float | None) -> bool:
+        """Return whether a value is better than the best value so far, None if there is none; NaN is never better."""
+        if best is None:
+            return not math.isnan(value)
         return value > best if self.is_higher_better else value < best
 
 

@@ -16,11 +16,12 @@ from ..errors import ConfigError, RecordError
 from ..monitor.console import print_wrapped
 from ..monitor.format import amount, duration, format_table, metric, wrap
 from ..monitor.heartbeat import BatchJob, State, age_s, read, states
+from ..monitor.metrics import read_lines
 from ..monitor.run_record import PROGRAM
 from ..plan.metric import PREFIX, Goal, parse_goal
 from ..plan.options import examples
 from ..process.run_directory import LEARNERS
-from .history import Run, is_run, read_run
+from .history import METRICS, Run, is_run, read_run
 
 _HEAD = ("run", "job", "mode", "ranks", "step", "best validation", "goodput", "state", "age")
 # Columns that a narrow terminal does not show, in the order in which they are left out.
@@ -32,6 +33,7 @@ _OF_LEARNERS = {
     "discarded_contributions": "discarded",
     "lag_versions": "lag",
 }
+_END_BYTES = 1 << 18  # of a learner's metrics, in which these numbers are looked for every time they are shown
 
 
 @click.command("runs", epilog=examples("mpitrain runs --sort accuracy"))
@@ -138,7 +140,8 @@ def learner_lines(run: Path) -> list[str]:
     rows = []
     for folder in learners_of(run):
         if (status := read(folder)) is not None:
-            numbers = (f"{status.step:,}", *_exchanged(_read(folder)))
+            newest = Run(folder, {}, read_lines(folder / METRICS, _END_BYTES))
+            numbers = (f"{status.step:,}", *_exchanged(newest))
             rows.append((folder.name, status.ranks, *numbers, f"{status.state}, {duration(age_s(folder))} ago"))
     titles = ("learner", "ranks", "step", *_OF_LEARNERS.values(), "state")
     return format_table(titles, rows).splitlines() if rows else []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,7 +45,7 @@ class TrackBest(Hook):
             return
         self._seen = point.step
         value = _value(goal.name, loop.validation)
-        if goal.is_better(value, self.best) if self.step >= 0 else not math.isnan(value):
+        if goal.is_better(value, self.best if self.step >= 0 else None):
             self.best, self.step, self.failures = value, point.step, 0
         else:
             self.failures += 1

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from .. import checkpoint
 from ..checkpoint import BestCheckpoint, Retention, Snapshot
 from ..checkpoint.writer import CheckpointWriter
 from ..core.layout import Array
-from ..monitor.heartbeat import Heartbeat, RunEnd, State
+from ..monitor.heartbeat import Heartbeat, RunEnd
 from ..monitor.metrics import MetricsFile
 from ..monitor.run_record import RunRecord
 from ..plan.hook import TrainingLoop
@@ -22,7 +22,7 @@ from ..strategy.learners.learner import Learner
 from .checkpointing import facts_of_run
 from .hooks import SAVE, Trigger
 
-REPORT_S = 10.0  # seconds between two reports of what learners have exchanged
+_REPORT_S = 10.0  # seconds between two reports of what learners have exchanged
 _log = logging.getLogger(__name__)
 
 
@@ -57,30 +57,26 @@ class CommonRun:
         self._saving.begin(loop.step)
 
     def update(self, loop: TrainingLoop) -> None:
-        """Begin or end to write, as the lease demands, and write metrics that are due."""
-        if self._learner.holds_lease != (self._heartbeat is not None):
-            if self._learner.holds_lease:
-                self._open()
-            else:
-                self._close()
-        self._write_metrics(loop)
-
-    def _write_metrics(self, loop: TrainingLoop) -> None:
-        """Write the metrics that are due, if this process merges."""
+        """Begin or end to write, as the lease demands, and write metrics that are due, also those of the learner."""
         learner, now = self._learner, time.monotonic()
-        if self._metrics is None:
-            return
-        values: dict[str, Any] = {}
-        speed = sum(learner.speeds)
-        if now - self._reported_s >= REPORT_S and speed:
-            self._reported_s = now
-            values |= {"learners": len(learner.speeds), "examples_per_s": speed, "step_s": learner.unit / speed}
-        if loop.validation_step > self._validated:
+        if not learner.holds_lease:
+            self._close()
+        elif self._heartbeat is None:
+            self._open()
+        if now - self._reported_s >= _REPORT_S:
+            self._reported_s, speeds = now, learner.speeds
+            loop.report(loop.step, learner.counts, show=False)
+            if self._metrics is not None and (speed := sum(speeds)):
+                values = {"learners": len(speeds), "examples_per_s": speed, "step_s": learner.unit / speed}
+                self._metrics.write(self._step, now - self._since, values)
+        self._write_validation(loop)
+
+    def _write_validation(self, loop: TrainingLoop) -> None:
+        """Write the learner's last validation, which is one of the common model, unless it is written already."""
+        if self._metrics is not None and loop.validation_step > self._validated:
             self._validated = loop.validation_step
-            values |= loop.validation
-            self._keep_best(dict(loop.validation))
-        if values:
-            self._metrics.write(self._step, now - self._since, values)
+            self._metrics.write(self._step, time.monotonic() - self._since, loop.validation)
+            self._keep_best(loop.validation)
 
     def at_consistent_point(self, point: ConsistentPoint) -> None:
         """Save the common model where this learner saves its own state."""
@@ -110,15 +106,22 @@ class CommonRun:
     def end(self, loop: TrainingLoop) -> None:
         """Record the last validation and the end of the run, if this process was the last one that has merged."""
         if self._heartbeat is not None:
-            self._write_metrics(loop)
-            state: State = "finished" if self._learner.is_complete else "stopped"
-            self._heartbeat.end(RunEnd(state))
+            self._write_validation(loop)
+            self._writer.finish()
+            self._heartbeat.end(RunEnd("finished" if self._learner.is_complete else "stopped"))
+        self.close()
+
+    def close(self) -> None:
+        """End the threads and close the files, also after an error."""
         self._writer.close()
         self._close()
 
     def _open(self) -> None:
-        learner = self._learner
-        self._metrics, self._since = MetricsFile(self._folder / "metrics.jsonl"), time.monotonic()
+        learner, path, self._since = self._learner, self._folder / "metrics.jsonl", time.monotonic()
+        try:
+            self._metrics = MetricsFile(path)
+        except OSError as error:
+            _log.warning("%s cannot be written: %s; training continues", path, error.strerror)
         self._heartbeat = Heartbeat(
             self._folder,
             "learners",
@@ -127,18 +130,20 @@ class CommonRun:
         )
 
     def _close(self) -> None:
-        if self._heartbeat is not None and self._metrics is not None:
+        if self._heartbeat is not None:
             self._heartbeat.abandon()
+        if self._metrics is not None:
             self._metrics.close()
         self._heartbeat = self._metrics = None
 
-    def _keep_best(self, validation: dict[str, float]) -> None:
+    def _keep_best(self, validation: Mapping[str, float]) -> None:
         """Save the common model if this validation of it is the best one so far."""
         goal = self._plan.config.training.goal
         if goal is None or not self._plan.config.saving.keep_best:
             return
-        value, before = validation[PREFIX + goal.name], checkpoint.best(self._checkpoints)
-        if before is None or before.metric != goal.name or goal.is_better(value, before.value):
+        value, best = validation[PREFIX + goal.name], checkpoint.best(self._checkpoints)
+        if goal.is_better(value, None if best is None or best.metric != goal.name else best.value):
+            self._writer.finish()
             is_saved = checkpoint.path_for(self._checkpoints, self._step).exists()
             self._save(BestCheckpoint(self._step, goal.name, value, only_best=not is_saved))
 

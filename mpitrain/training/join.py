@@ -33,7 +33,7 @@ from ..strategy.learners.store import Folder
 from ..strategy.learners.synchronizer import LOST_S
 from ..strategy.outer_optimizer import make_outer_optimizer
 from ..strategy.sync import Sync
-from .common_run import REPORT_S, CommonRun
+from .common_run import CommonRun
 from .hooks import Stop
 from .loop import Loop
 from .setup import Setup
@@ -83,7 +83,6 @@ class Joined(Hook):
         self._unclaimed = 0  # examples that were trained since the last range, and not claimed
         self._common: CommonRun | None = None  # on the chief
         self._has_finished = False  # on the chief: whether the last work was sent
-        self._reported_s = time.monotonic()
         self._show: Callable[[], None] = lambda: None  # parameters that were taken over
         params, total = strategy.vector("params"), 0
         with cluster.training.agree("joining the run"):
@@ -110,12 +109,12 @@ class Joined(Hook):
             self._common.begin(loop)
 
     def after_step(self, loop: TrainingLoop) -> None:
-        learner = self._learner
-        if learner is None:
+        learner, common = self._learner, self._common
+        if learner is None or common is None:
             return
         learner.steps_done += 1
         learner.examples = self._ranges.trained(loop.data_cursor)
-        self._report(learner, loop)
+        common.update(loop)
         if learner.is_replaced:
             loop.stop("another process trains this learner")
         elif self._unclaimed >= learner.total:
@@ -128,8 +127,8 @@ class Joined(Hook):
             self._has_ended = True
             self._exchange(ends=True)
             with self._cluster.training.agree("sending the last work"):
-                if self._learner is not None:
-                    self._report(self._learner, loop)
+                if self._learner is not None and self._common is not None:
+                    self._common.update(loop)
                     with contextlib.suppress(OSError):  # then at the end, when this learner has saved its own state
                         self._finish(self._learner, patience_s=0.0)
         elif EXCHANGE in point.reasons and not self._has_ended:
@@ -165,13 +164,11 @@ class Joined(Hook):
         self._common.finish(is_last=learner.finish(self._common.save, patience_s))
         self._has_finished = True
 
-    def _report(self, learner: Learner, loop: TrainingLoop) -> None:
-        """Write metrics of this learner, and what is written of the run while this process merges."""
-        if time.monotonic() - self._reported_s >= REPORT_S:
-            self._reported_s = time.monotonic()
-            loop.report(loop.step, learner.counts, show=False)
-        assert self._common is not None
-        self._common.update(loop)
+    def close(self) -> None:
+        """End the threads of this learner, also after an error. Local."""
+        if self._learner is not None and self._common is not None:
+            self._learner.abandon()
+            self._common.close()
 
     def _join(self, params: Array) -> Learner:
         """Join the run, or begin it with these parameters. Local; chief only."""

@@ -94,7 +94,7 @@ def _train(setup: Setup, session: Session, rank_status: RankStatusFile) -> Itera
                         worker.finish_saving()
                     raise
                 finally:
-                    worker.close_data()
+                    worker.close()
                 end = worker.finish()
         telemetry.write_trace()
     finally:

@@ -118,14 +118,14 @@ class SteppedLoop(Loop):
                 "trainer.evaluate was called between backward and step: call it after step, or after an epoch",
                 on_all_ranks=self.synchronous,
             )
-        strategy, own, shown = self._strategy, None, self.common()
-        if shown is None and self.plan.config.mode.averages_params:
-            shown = strategy.params.copy()
+        strategy, common = self._strategy, self.common()
+        averages = self.plan.config.mode.averages_params
+        own = strategy.params.copy() if averages or common is not None else None
+        if common is not None:
+            strategy.change_params(partial(np.copyto, strategy.params, common))
+        elif averages:
             with _WAIT:
-                self.cluster.workers.Bcast(shown, root=0)
-        if shown is not None:
-            own = strategy.params.copy()
-            strategy.change_params(partial(np.copyto, strategy.params, shown))
+                self.cluster.workers.Bcast(strategy.params, root=0)
         try:
             self._model.load_params()
             began = time.perf_counter()

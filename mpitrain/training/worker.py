@@ -111,9 +111,11 @@ class Worker:
         with contextlib.suppress(CheckpointError):  # already reported
             finish_saving(self._checkpoints, self._setup.cluster.training)
 
-    def close_data(self) -> None:
-        """End the processes that load examples. Local."""
+    def close(self) -> None:
+        """End the processes that load examples, and the threads of a learner, also after an error. Local."""
         self._batches.close()
+        if self._joined is not None:
+            self._joined.close()
 
     def finish(self) -> RunEnd:
         """Report and return how training ended; free memory. Collective over all ranks."""

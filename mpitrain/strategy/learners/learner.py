@@ -281,6 +281,10 @@ class Learner:
                 time.sleep(_STATE_S)
         return False
 
+    def abandon(self) -> None:
+        """Give no more signs of life, after an error; no effect after ``finish``."""
+        self._closing.set()
+
     def _finish(self, save: Callable[[Array, int], None]) -> bool:
         self._write_work()
         self._write_state(ended=True)
