@@ -72,7 +72,7 @@ def make_run_dir(
             raise PermissionError(13, "Permission denied")
         check_files(folder)
     except OSError as error:
-        raise cannot_write(requested or Path("runs"), error) from error
+        raise cannot_write(requested or join or Path("runs"), error) from error
     return folder, made
 
 
