@@ -290,7 +290,8 @@ def stop_runs(run_dir: Path) -> Iterator[tuple[Path, str]]:
     Raises:
         LaunchError: The directory is not that of a live run.
     """
-    runs = [Run(path) for path in sorted((run_dir / LEARNERS).glob("*/")) or [run_dir]]
+    learners = sorted(path for path in (run_dir / LEARNERS).glob("*") if path.is_dir())
+    runs = [Run(path) for path in learners or [run_dir]]
     alive = [run for run in runs if run._is_supervised() or run.status.state in ("running", "submitted")]
     if not alive:
         raise LaunchError(f"{run_dir} is not the directory of a live run")
