@@ -290,11 +290,7 @@ def stop_runs(run_dir: Path) -> Iterator[tuple[Path, str]]:
     Raises:
         LaunchError: The directory is not that of a live run.
     """
-    learners = [
-        path
-        for path in sorted((run_dir / LEARNERS).glob("*"))
-        if heartbeat.read(path) is not None or launcher_of(path) is not None  # it has no heartbeat while it starts
-    ]
+    learners = sorted(path for path in (run_dir / LEARNERS).glob("*") if path.is_dir())
     runs = [Run(path) for path in learners or [run_dir]]
     alive = [run for run in runs if run._is_supervised() or run.status.state in ("running", "submitted")]
     if not alive:

@@ -59,7 +59,7 @@ class Forecast:
     goodput: float | None
 
     @property
-    def runs(self) -> int:
+    def n_runs(self) -> int:
         """The number of learners; 1 for a run that is no learner."""
         return self.scenario.learners or 1
 
@@ -70,9 +70,9 @@ class Forecast:
             "mode": self.mode,
             "options": self.options,
             "learners": scenario.learners,
-            "nodes": scenario.n_nodes * self.runs,
-            "ranks": scenario.n_ranks * self.runs,
-            "workers": len(scenario.workers) * self.runs,
+            "nodes": scenario.n_nodes * self.n_runs,
+            "ranks": scenario.n_ranks * self.n_runs,
+            "workers": len(scenario.workers) * self.n_runs,
             "batch": scenario.batch,
             "link_bytes_per_s": scenario.between.node_bytes_per_s,
             **dataclasses.asdict(self.prediction),
@@ -331,8 +331,8 @@ def table(forecasts: Sequence[Forecast]) -> str:
         row = [
             forecast.mode,
             " ".join(flag_words(forecast.options)),
-            f"{scenario.n_nodes * forecast.runs:,}",
-            f"{scenario.n_ranks * forecast.runs:,}",
+            f"{scenario.n_nodes * forecast.n_runs:,}",
+            f"{scenario.n_ranks * forecast.n_runs:,}",
             f"{prediction.steps_per_s:,.4g}" if prediction.steps_per_s < 1000 else amount(prediction.steps_per_s),
             amount(prediction.examples_per_s),
             f"{100 * prediction.efficiency:.0f} %",
@@ -344,7 +344,7 @@ def table(forecasts: Sequence[Forecast]) -> str:
         row += [] if forecast.goodput is None else [f"{100 * forecast.goodput:.0f} %"]
         if (exchanges := prediction.exchanges) is not None:
             sent = f"{exchanges.nbytes / 1e6:,.1f} MB in {exchanges.transfer_s:,.2g} s"
-            row += [f"{forecast.runs:,}", f"{exchanges.version_s:,.2f} s", sent]
+            row += [f"{forecast.n_runs:,}", f"{exchanges.version_s:,.2f} s", sent]
         rows.append(row)
     return format_table(columns, rows)
 
@@ -355,10 +355,10 @@ def _plot(path: Path, probe: Probe, forecasts: Sequence[Forecast]) -> None:
     curves: dict[str, list[tuple[float, float]]] = {}
     for forecast in forecasts:
         curves.setdefault(forecast.mode, []).append(
-            (forecast.scenario.n_ranks * forecast.runs, forecast.prediction.examples_per_s)
+            (forecast.scenario.n_ranks * forecast.n_runs, forecast.prediction.examples_per_s)
         )
     first = forecasts[0]
-    alone = first.prediction.examples_per_s / first.prediction.efficiency / (len(first.scenario.workers) * first.runs)
+    alone = first.prediction.examples_per_s / first.prediction.efficiency / (len(first.scenario.workers) * first.n_runs)
     shown = [SpeedCurve(name, tuple(points)) for name, points in curves.items()]
     with writing(path, "--plot"):
         write_scaling(path, f"{probe.job.name}: predicted speed", shown, alone)

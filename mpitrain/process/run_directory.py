@@ -50,7 +50,7 @@ def make_run_dir(
 
     Args:
         join: The directory of the run that this one joins as a learner, or None.
-        element: As for ``new_learner_dir``.
+        element: The index of this element of a job array, or empty.
 
     Raises:
         ConfigError: As for ``check_learner_dir``.
@@ -62,21 +62,21 @@ def make_run_dir(
             folder, made = requested, missing_folders(requested)
         elif join is not None:
             parents = missing_folders(join / LEARNERS)
-            folder = new_learner_dir(join, element)
+            folder = _new_learner_dir(join, element)
             made = [folder, *parents]
         else:
-            folder = new_run_dir(name)
+            folder = _new_run_dir(name)
             made = [folder, folder.parent]
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(13, "Permission denied")
         check_files(folder)
     except OSError as error:
-        raise cannot_write(requested or Path("runs"), error) from error
+        raise cannot_write(requested or join or Path("runs"), error) from error
     return folder, made
 
 
-def new_run_dir(name: str) -> Path:
+def _new_run_dir(name: str) -> Path:
     """Create and return a new run directory; its name is unique even if two runs begin in the same second.
 
     Raises:
@@ -95,11 +95,8 @@ def new_run_dir(name: str) -> Path:
     raise AssertionError
 
 
-def new_learner_dir(run: Path, element: str) -> Path:
+def _new_learner_dir(run: Path, element: str) -> Path:
     """Return the directory of a learner that joins a run: a new one, or that of an element of a job array.
-
-    Args:
-        element: The index of this element of a job array, or empty.
 
     Raises:
         LaunchError: The directory cannot be created.

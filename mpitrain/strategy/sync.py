@@ -361,6 +361,7 @@ class Sync(BulkSynchronous):
         self._moved += moved
         self.step_offset -= moved
         self._updater.schedule_offset = -self.step_offset
+        self.has_ended, self._point = False, None  # also if it resumed behind the last step of a shorter run
         if progress.step >= self.plan.train_steps:
             self.enter_consistent_point(0)
 

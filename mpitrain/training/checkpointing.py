@@ -141,21 +141,23 @@ def make_checkpoints(
         folder: The run's checkpoint directory.
         record: Tables of options, arguments and versions, stored with every checkpoint.
     """
-    config = plan.config
-    facts = facts_of_run(plan, record)
     if cluster.chief:
         checkpoint.remove_unfinished(folder)
     if _is_sharded(cluster, plan):
-        return sharded_checkpoints(cluster.training, plan, folder, facts)
-    if not cluster.chief:
-        return Checkpoints()
+        return sharded_checkpoints(cluster.training, plan, folder, facts_of_run(plan, record))
+    return WrittenCheckpoints(file_writer(plan, folder, record)) if cluster.chief else Checkpoints()
+
+
+def file_writer(plan: Plan, folder: Path, record: Mapping[str, Mapping[str, Any]]) -> CheckpointWriter:
+    """Return a writer of checkpoints as single files; see ``make_checkpoints``. Local."""
+    config, facts = plan.config, facts_of_run(plan, record)
 
     def write(snapshot: Snapshot) -> None:
         path = checkpoint.path_for(folder, snapshot.step)
         checkpoint.write(path, plan.layout, snapshot, config.training.seed, facts, config.saving.save_compression)
 
     retention = checkpoint.Retention(config.saving.keep, config.saving.keep_every)
-    return WrittenCheckpoints(CheckpointWriter(folder, write, retention, config.saving.save_background))
+    return CheckpointWriter(folder, write, retention, config.saving.save_background)
 
 
 def facts_of_run(plan: Plan, record: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from .. import checkpoint
-from ..checkpoint import BestCheckpoint, Retention, Snapshot
-from ..checkpoint.writer import CheckpointWriter
+from ..checkpoint import BestCheckpoint, Snapshot
 from ..core.layout import Array
 from ..monitor.heartbeat import Heartbeat, RunEnd
 from ..monitor.metrics import MetricsFile
@@ -19,7 +18,7 @@ from ..plan.metric import PREFIX
 from ..plan.plan import Plan
 from ..plan.progress import ConsistentPoint
 from ..strategy.learners.learner import Learner
-from .checkpointing import facts_of_run
+from .checkpointing import file_writer
 from .hooks import SAVE, Trigger
 
 _REPORT_S = 10.0  # seconds between two reports of what learners have exchanged
@@ -41,16 +40,7 @@ class CommonRun:
         self._validated = -1  # the step of the learner's last validation that is among the metrics
         self._saving = Trigger(plan.config.saving.save_steps, 0.0, SAVE)
         self._checkpoints = folder / "checkpoints"
-        saving, facts = plan.config.saving, facts_of_run(plan, record.tables)
-
-        def write(snapshot: Snapshot) -> None:
-            path = checkpoint.path_for(self._checkpoints, snapshot.step)
-            path.parent.mkdir(exist_ok=True)
-            checkpoint.write(path, plan.layout, snapshot, plan.config.training.seed, facts, saving.save_compression)
-
-        self._writer = CheckpointWriter(
-            self._checkpoints, write, Retention(saving.keep, saving.keep_every), saving.save_background
-        )
+        self._writer = file_writer(plan, self._checkpoints, record.tables)
 
     def begin(self, loop: TrainingLoop) -> None:
         """Begin to count the steps of ``--save-steps``."""

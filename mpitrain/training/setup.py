@@ -35,14 +35,7 @@ from ..plan.roles import HOW_ROLES_ARE_GIVEN
 from ..process.fork_server import import_in_server
 from ..process.launcher_env import FAILED_AT, FIRST_RANKS, RESTART_COUNT
 from ..process.rank_status import RUN_DIR_VARIABLE, RankStatusFile
-from ..process.run_directory import (
-    cannot_write,
-    check_files,
-    check_learner_dir,
-    forget_stop,
-    new_learner_dir,
-    new_run_dir,
-)
+from ..process.run_directory import forget_stop, make_run_dir
 from ..process.standard_streams import set_output_prefix
 from .loop import Loop, RunFiles
 from .messages import notes_on_data, notes_on_patience
@@ -214,18 +207,10 @@ def resumes_at(config: RunConfig) -> tuple[int, int]:
 
 def _find_files(request: TrainRequest, job: Job, config: RunConfig, ranks: str) -> RunFiles:
     """Make the run directory, and return the files of the run; none of them is written yet."""
-    folder = _requested_run_dir(config)
-    if folder is None:
-        join = config.run.join
-        folder = new_run_dir(request.name) if join is None else new_learner_dir(join, array_index(os.environ))
-    check_learner_dir(folder, config.run.join)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        check_files(folder)
-        if RUN_DIR_VARIABLE not in os.environ:
-            forget_stop(folder)
-    except OSError as error:
-        raise cannot_write(folder, error) from error
+    requested = _requested_run_dir(config)
+    folder, _ = make_run_dir(request.name, requested, config.run.join, array_index(os.environ))
+    if RUN_DIR_VARIABLE not in os.environ:
+        forget_stop(folder)
     tables = {
         "run": config.as_toml(),
         "job": plain(request.arguments),

@@ -160,3 +160,9 @@ def test_totals_divide_by_what_counts() -> None:
     assert Totals(6.0, 0.5, 1, 2).means() == {"loss": 12.0, "accuracy": 0.5}
     with pytest.raises(JobError):
         Totals(0.0, 0.0).means()
+
+
+def test_nan_is_never_the_best_value() -> None:
+    goal = Goal("loss", is_higher_better=False)
+    assert goal.is_better(2.0, None) and goal.is_better(1.0, 2.0) and not goal.is_better(2.0, 2.0)
+    assert not goal.is_better(math.nan, None) and not goal.is_better(math.nan, 2.0)

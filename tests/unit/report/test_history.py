@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mpitrain.errors import RecordError
-from mpitrain.monitor.metrics import MetricsFile
+from mpitrain.monitor.metrics import MetricsFile, last_step, read_lines
 from mpitrain.report.history import Run, Tail, open_run, read_run
 
 from ...support.run_directories import make_run
@@ -124,3 +124,11 @@ def test_what_is_no_run_is_reported(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("not = = toml")
     with pytest.raises(RecordError, match=r"config\.toml cannot be read"):
         open_run(tmp_path)
+
+
+def test_the_end_of_a_file_begins_with_a_complete_line(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    assert last_step(path) == 0 and read_lines(path, 100) == []
+    path.write_text("".join(f'{{"step": {step}, "loss": {{"a": 1}}}}\n' for step in range(100)))
+    assert [line["step"] for line in read_lines(path, 80)] == [98, 99]
+    assert len(read_lines(path, 1 << 20)) == len(read_lines(path)) == 100 and last_step(path) == 99
