@@ -14,6 +14,7 @@ import pytest
 from mpitrain.errors import LaunchError
 from mpitrain.launcher import supervisor as run
 from mpitrain.launcher.interrupts import Interrupts
+from mpitrain.plan.request import JobRequest
 from mpitrain.process import rank_status
 
 from ...support.launch import JOBS
@@ -44,17 +45,18 @@ def test_what_nohup_ignores_stays_ignored() -> None:
 
 def test_a_run_directory_in_use_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "_OTHER_RUN_S", 0.3)
+    request = JobRequest(Path("job.py"), {"run_dir": tmp_path})
     code = "import sys, time; from pathlib import Path; from mpitrain.process.rank_status import RankStatusFile\n"
     code += "RankStatusFile(Path(sys.argv[1]), 3); print(flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         other.stdout.readline()
-        with pytest.raises(LaunchError, match=rf"rank 3 .*{other.pid}.*--run-dir"), run._run_dir("job", tmp_path):
+        with pytest.raises(LaunchError, match=rf"rank 3 .*{other.pid}.*--run-dir"), run._run_dir(request):
             raise AssertionError
         assert len(rank_status.read(tmp_path)) == 1, "its entry is as it was"
         other.kill()
         other.wait()
-    with run._run_dir("job", tmp_path) as folder:
+    with run._run_dir(request) as folder:
         assert folder == tmp_path
 
 
