@@ -9,8 +9,8 @@
 - ``failures``: two learners on one core each. Every 30 s, all processes of a random one are killed; 5 s later it starts
   again. The examples/s that were merged are compared with the undisturbed rate times the share of the time in which the
   learners were past their start.
-- ``speed``: a learner alone against the same run without ``--join``; and a learner beside another one that takes
-  twice as long for a step, against the learner alone. In turns, on one core each; medians.
+- ``speed``: a learner against the same run without ``--join``; alone, and beside another one that takes twice as long
+  for a step: runs on other cores slow each other, too. In turns, on one core each; medians.
 """
 
 from __future__ import annotations
@@ -161,22 +161,30 @@ def speed(given: argparse.Namespace) -> None:
     words = (PAUSED, "--data-dir", given.data, "--log-secs", 1)
     for _ in range(given.rounds):
         with tempfile.TemporaryDirectory() as temporary:
-            plain, alone, both = (Path(temporary, name) for name in ("plain", "alone", "both"))
-            end(start(0, "-n", 1, "--run-dir", plain, *words, "--train-steps", given.steps))
-            found["run"].append(speed_of(plain))
-            end(learner(alone, 0, 0, *words, "--train-steps", given.steps))
+            folders = (Path(temporary, name) for name in ("run", "learner", "runs", "slow", "learners"))
+            run, alone, beside, slow, both = folders
+            joins = "--local-steps", given.local_steps
+            end(start(0, "-n", 1, "--run-dir", run, *words, "--train-steps", given.steps))
+            found["run"].append(speed_of(run))
+            end(learner(alone, 0, 0, *words, *joins, "--train-steps", given.steps))
             found["learner"].append(speed_of(alone / "learners" / "0"))
-            pause = 100 / found["run"][-1]
+            paused = "--pause", 100 / found["run"][-1]
             pair = [
-                learner(both, 0, 0, *words, "--train-steps", given.steps * 3 // 2),
-                learner(both, 1, 1, *words, "--train-steps", given.steps * 3 // 2, "--pause", pause),
+                start(0, "-n", 1, "--run-dir", beside, *words, "--train-steps", given.steps),
+                start(1, "-n", 1, "--run-dir", slow, *words, "--train-steps", given.steps * 3 // 4, *paused),
             ]
             end(*pair)
-            found["beside a slow one"].append(speed_of(both / "learners" / "0"))
+            found["run beside a slow run"].append(speed_of(beside))
+            steps = "--train-steps", given.steps * 3 // 2
+            end(learner(both, 0, 0, *words, *joins, *steps), learner(both, 1, 1, *words, *joins, *steps, *paused))
+            found["learner beside a slow one"].append(speed_of(both / "learners" / "0"))
         print({name: round(values[-1]) for name, values in found.items()}, flush=True)
-    run, one, beside = (statistics.median(values) for values in found.values())
-    print(f"run {run:,.0f}, learner alone {one:,.0f} examples/s: {100 * (run / one - 1):.1f} % overhead")
-    print(f"beside a learner of half the speed {beside:,.0f} examples/s: {100 * (1 - beside / one):.1f} % lost")
+    run_s, one, run_beside, one_beside = (statistics.median(values) for values in found.values())
+    print(f"run {run_s:,.0f}, learner {one:,.0f} examples/s: {100 * (run_s / one - 1):.1f} % overhead")
+    print(
+        f"beside one of half the speed: run {run_beside:,.0f}, learner {one_beside:,.0f} examples/s: "
+        f"{100 * (run_beside / one_beside - 1):.1f} % overhead"
+    )
 
 
 def main() -> None:
@@ -191,6 +199,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=5)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--local-steps", type=int, default=64)
     given = parser.parse_args()
     one_thread_and_own_kernels()
     {"accuracy": accuracy, "failures": failures, "speed": speed}[given.program](given)

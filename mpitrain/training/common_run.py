@@ -94,7 +94,8 @@ class CommonRun:
             self._open()
 
     def end(self, loop: TrainingLoop) -> None:
-        """Record the last validation and the end of the run, if this process was the last one that has merged."""
+        """Record what became of the learner's work; and the end of the run, if this process has merged last."""
+        loop.report(loop.step, self._learner.counts, show=False)
         if self._heartbeat is not None:
             self._write_validation(loop)
             self._writer.finish()

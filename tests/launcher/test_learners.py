@@ -132,6 +132,7 @@ def test_the_last_validation_measures_the_last_common_model(openmpi: Mpi, tmp_pa
     for folder in (tmp_path, tmp_path / "learners" / "0"):
         last = [line for line in read_run(folder).lines if "validation_loss" in line][-1]
         assert last["step"] == 30 and last["validation_loss"] == pytest.approx(measured, rel=1e-4)
+    assert read_run(tmp_path / "learners" / "0").newest("merged_contributions") == 1
 
 
 @pytest.mark.parametrize("words", [("--train-steps", 100), ("--train-epochs", 1), ("--train-epochs", 9)])

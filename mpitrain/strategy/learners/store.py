@@ -35,7 +35,10 @@ class Store(Protocol):
         """Create a value with all of its content; return False if it exists already."""
 
     def replace(self, name: str, data: bytes) -> None:
-        """Create or replace a value: readers see the old or the new content."""
+        """Create or replace a value: readers see the old or the new content.
+
+        If a host crashes, a value may be lost, or damaged; only those that are created are durable.
+        """
 
     def read(self, name: str) -> bytes | None:
         """Return a value; None if it does not exist."""
@@ -56,7 +59,7 @@ class Folder:
                     left.unlink()
 
     def create(self, name: str, data: bytes) -> bool:
-        partial = self._write(name, data)
+        partial = self._write(name, data, durably=True)
         try:
             os.link(partial, self._path / name)
         except FileExistsError:
@@ -68,7 +71,7 @@ class Folder:
         return True
 
     def replace(self, name: str, data: bytes) -> None:
-        os.replace(self._write(name, data), self._path / name)
+        os.replace(self._write(name, data, durably=False), self._path / name)
 
     def read(self, name: str) -> bytes | None:
         try:
@@ -81,14 +84,15 @@ class Folder:
     def delete(self, name: str) -> None:
         (self._path / name).unlink(missing_ok=True)
 
-    def _write(self, name: str, data: bytes) -> Path:
-        """Write a temporary file durably, and return its path."""
+    def _write(self, name: str, data: bytes, durably: bool) -> Path:
+        """Write a temporary file, and return its path."""
         partial = self._path / f"{name}.{self._own}.partial"
         try:
             with partial.open("xb") as file:
                 file.write(data)
                 file.flush()
-                os.fsync(file.fileno())
+                if durably:
+                    os.fsync(file.fileno())
         except OSError:
             with contextlib.suppress(OSError):
                 partial.unlink()

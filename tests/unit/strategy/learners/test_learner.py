@@ -242,9 +242,9 @@ class Unreliable(Folder):
         self._check()
         return super().read(name)
 
-    def _write(self, name: str, data: bytes) -> Path:
+    def _write(self, name: str, data: bytes, durably: bool) -> Path:
         self._check()
-        return super()._write(name, data)
+        return super()._write(name, data, durably)
 
     def _check(self) -> None:
         if self.fails:
