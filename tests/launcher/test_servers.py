@@ -143,7 +143,7 @@ def test_an_idle_server_rests(mpi: Mpi, sharing: str, tmp_path: Path, job) -> No
             # Both ranks only wait, so neither may use much CPU time.
             ranks = [str(entry.pid) for entry in rank_status.read(tmp_path / "run")]
             assert len(ranks) == 2
-            assert max(cpu_share(pid, 1.5) for pid in ranks) < 0.3
+            wait_until(lambda: max(cpu_share(pid, 1.5) for pid in ranks) < 0.3, "both rest", 15, process=process)
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(timeout=limit(20))
