@@ -115,7 +115,7 @@ class Plan:
         periods = [every for every in (self.validate_steps, self.config.saving.save_steps) if every]
         return min([self.train_steps, *((step // every + 1) * every for every in periods)])
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of one vector."""
         return self.layout.size * self.dtype.itemsize

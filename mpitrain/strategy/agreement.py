@@ -32,6 +32,7 @@ from ..monitor.trace import span
 CHANGE, UPDATE = 1, 2  # actions: a change of parameters by the script; an update, plus the number of its part
 _FLAG_BITS = 8  # the other bits of a status's flags are a digest of the actions since the last exchange
 _DIGESTS = 1 << 40
+_WAIT = span("wait")
 
 
 class Agreement:
@@ -55,10 +56,12 @@ class Agreement:
         """Announce that others may read what this rank has written, and overwrite what it has read. Local."""
         self._barrier.advance()
 
-    @span("wait")
     def wait(self, phase: int | None = None) -> None:
         """Wait until all ranks of the node have published a phase, by default the last phase of this rank."""
-        self._barrier.wait(self._barrier.phase if phase is None else phase, self.progress if self._has_nodes else None)
+        phase = self._barrier.phase if phase is None else phase
+        if not self._barrier.reached(phase):
+            with _WAIT:
+                self._barrier.wait(phase, self.progress if self._has_nodes else None)
 
     def node_barrier(self) -> None:
         """Wait until all ranks of the node call this method."""
