@@ -78,7 +78,8 @@ def stage(folder: Path) -> int:
         traceback.print_exc()
         world.Abort(1)  # the other ranks would wait
     if world.rank == 0 and problem is None:
-        print(copy / Path(sys.executable).relative_to(prefix), flush=True)
+        # In one piece: launchers may mark the beginning of each piece.
+        print(f"{copy / Path(sys.executable).relative_to(prefix)}\n", end="", flush=True)
     elif world.rank == 0:
         print_wrapped(f"mpitrain: the environment cannot be copied to {folder}: {problem}")
     world.Barrier()  # launchers end the other ranks when one exits with an error

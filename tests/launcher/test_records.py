@@ -38,6 +38,10 @@ def lines_of(run_dir: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
+def has_losses(run_dir: Path) -> bool:
+    return (run_dir / "metrics.jsonl").exists() and any("loss" in line for line in lines_of(run_dir))
+
+
 def events_of(run_dir: Path):
     found = event_accumulator.EventAccumulator(
         str(run_dir / "tensorboard"), size_guidance={"scalars": 0, "histograms": 0}
@@ -241,7 +245,7 @@ def test_a_run_is_watched_to_its_end_and_seen_to_die(openmpi: Mpi, tmp_path: Pat
     words += ["--train-steps", "100000000", "--log-steps", "10"]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL) as run:
         try:
-            wait_until(lambda: (tmp_path / "metrics.jsonl").exists() and lines_of(tmp_path), "metrics", process=run)
+            wait_until(lambda: has_losses(tmp_path), "losses", process=run)
             assert states([tmp_path])[tmp_path] == "running"
             watch = [str(openmpi.python), "-m", "mpitrain", "watch", str(tmp_path), "--interval", "0.1"]
             with subprocess.Popen(watch, stdout=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "80"}) as see:

@@ -54,14 +54,15 @@ def steps_of(folder: Path) -> list[int]:
 
 
 def test_ctrl_z_suspends_the_ranks_until_the_run_is_continued(openmpi: Mpi, tmp_path: Path) -> None:
-    with run_of(openmpi, tmp_path, "--kind", "none", "--steps", "1000000", "--hang-timeout", "2") as process:
+    hangs_s = str(limit(2.0))
+    with run_of(openmpi, tmp_path, "--kind", "none", "--steps", "1000000", "--hang-timeout", hangs_s) as process:
         process.send_signal(signal.SIGTSTP)
         wait_until(lambda: process_state(process.pid) == "T", "the supervisor is suspended")
         ranks = rank_status.read(tmp_path)
         suspended = [pid for rank in ranks for pid in (rank.pid, rank.reaper)]
         wait_until(lambda: {*map(process_state, suspended)} == {"T"}, lambda: [*map(process_state, suspended)])
         assert process_state(first_child_of(process.pid)) == "S"  # so that the launcher can end the ranks
-        time.sleep(3)  # longer than the limit of hangs
+        time.sleep(limit(3.0))  # longer than the limit of hangs
         before = steps_of(tmp_path)
         assert before == [rank.step for rank in ranks]
         process.send_signal(signal.SIGCONT)

@@ -16,5 +16,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_chapters(folder: Path) -> None:
-    for name, least in (("first_run", 7), ("torch_module", 6), ("own_data", 6), ("parameter_servers", 3), ("learners", 3)):
+    for name, least in (
+        ("first_run", 7),
+        ("torch_module", 6),
+        ("own_data", 6),
+        ("parameter_servers", 3),
+        ("learners", 3),
+    ):
         assert Page(tutorial(name), folder).execute() >= least

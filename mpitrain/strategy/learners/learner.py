@@ -29,14 +29,15 @@ from .records import pack
 from .store import Register, Store
 from .synchronizer import (
     LOST_S,
-    SLOTS,
     Fragments,
     Synchronizer,
     Version,
+    delete_work,
     give_up,
     merged_examples,
     parse_state,
     read_state,
+    work_file,
 )
 
 POLL_S = 0.2  # seconds between two looks at the store
@@ -403,11 +404,11 @@ class Learner:
         wrote = False
         while self._outgoing:
             index, header, delta = self._outgoing[0]
-            number = header["number"]
-            if header["generation"] == self.generation:
-                self._store.replace(f"work.{self._name}.{index}.{number % SLOTS}", pack(header, [delta]))
+            number, generation = header["number"], header["generation"]
+            if generation == self.generation and not self._entered:
+                self._store.replace(work_file(self._name, generation, index, number), pack(header, [delta]))
                 with self._lock:  # the training thread may have begun another generation
-                    if header["generation"] == self.generation:
+                    if generation == self.generation:
                         self._written[index], wrote = number, True
             self._outgoing.popleft()
         if wrote:
@@ -533,6 +534,8 @@ class Learner:
             generation = ledger.join(self._name, self._process, merged)
 
         change(self._ledger, apply)
+        for former in (generation - 1, generation - 2):  # ended by this call, or given up by a process that has died
+            delete_work(self._store, self._name, former, len(self._fragments))
         return generation
 
     def _reenter(self) -> None:

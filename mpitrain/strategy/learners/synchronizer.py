@@ -120,20 +120,27 @@ def merged_examples(versions: Sequence[Version], name: str, generation: int) -> 
     return min(version.of(name, generation).examples for version in versions)
 
 
-def give_up(store: Store, ledger: Register, versions: Sequence[Version], name: str, generation: int) -> None:
-    """Give the examples of a learner out again that are not part of these versions, unless it has a new generation.
+def work_file(name: str, generation: int, index: int, number: int) -> str:
+    """Return the name of the file with a learner's contribution to a fragment."""
+    return f"work.{name}.{generation}.{index}.{number % SLOTS}"
 
-    Its contributions, which nobody merges any more, are deleted.
-    """
+
+def delete_work(store: Store, name: str, generation: int, fragments: int) -> None:
+    """Delete the contributions of a generation, which nobody merges any more."""
+    for index, slot in itertools.product(range(fragments), range(SLOTS)):
+        store.delete(work_file(name, generation, index, slot))
+
+
+def give_up(store: Store, ledger: Register, versions: Sequence[Version], name: str, generation: int) -> None:
+    """Give the examples of a learner out again that are not part of these versions, unless it has a new generation."""
     examples = merged_examples(versions, name, generation)
 
     def apply(ledger: Ledger) -> None:
         if ledger.members[name].generation == generation:
             ledger.give_up(name, examples)
 
-    if not change(ledger, apply).members[name].process:
-        for index, slot in itertools.product(range(len(versions)), range(SLOTS)):
-            store.delete(f"work.{name}.{index}.{slot}")
+    change(ledger, apply)
+    delete_work(store, name, generation, len(versions))
 
 
 class Synchronizer:
@@ -304,7 +311,7 @@ class Synchronizer:
         merged = version.of(name, generation)
         delta, examples, steps, age = None, 0, 0, 0
         for number in range(merged.number + 1, state["sent"][index] + 1):
-            data = self._store.read(f"work.{name}.{index}.{number % SLOTS}")
+            data = self._store.read(work_file(name, generation, index, number))
             record = unpack(data, self._dtype, fragment.hi - fragment.lo)
             header: dict[str, Any] = {} if record is None else record.header
             if record is None or (header["generation"], header["number"]) != (generation, number):

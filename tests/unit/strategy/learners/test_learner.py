@@ -337,7 +337,7 @@ def test_work_of_some_counts_by_their_part_and_last_work_is_averaged(tmp_path: P
     for number in (1, 2, 3):
         header = {"generation": 1, "number": number, "base": number, "examples": 10 * number}
         work = pack(header | {"new_examples": 10, "new_steps": 1}, [np.ones(LAYOUT.size)])
-        group.store.replace(f"work.a.0.{number % synchronizer_module.SLOTS}", work)
+        group.store.replace(synchronizer_module.work_file("a", 1, 0, number), work)
         for name, sent in (("a", number), ("b", 0)):
             state = {"generation": 1, "sent": [sent], "interval_s": 100, "examples_per_s": 5, "beat": number}
             group.store.replace(f"state.{name}", json.dumps(state | {"ended": (name, number) == ("a", 3)}).encode())
@@ -345,6 +345,20 @@ def test_work_of_some_counts_by_their_part_and_last_work_is_averaged(tmp_path: P
         momentum = 0.5 * momentum + 0.5
         expected -= 0.5 if number == 3 else 0.5 + 0.5 * momentum
         np.testing.assert_allclose(LAYOUT.views(synchronizer.center)["a"], expected)
+
+
+def test_giving_up_a_generation_keeps_the_work_of_the_next_one(tmp_path: Path) -> None:
+    group = Group(Folder(tmp_path), LAYOUT, DTYPE, optim.sgd(1.0), 1, {}, TOTAL)
+    register, ledger = Register(group.store, "ledger", 64), Ledger({}, TOTAL)
+    old, new = (ledger.join("a", process, 0) for process in ("first", "second"))
+    register.swap(register.read(), ledger.dump())
+    names = [synchronizer_module.work_file("a", generation, 0, 1) for generation in (old, new)]
+    for name in names:
+        group.store.replace(name, b"work")
+    version = synchronizer_module.Version(1, {}, 0, np.zeros((2, LAYOUT.size)))
+    synchronizer_module.give_up(group.store, register, [version], "a", old)  # seen before the second process joined
+    assert [group.store.read(name) for name in names] == [None, b"work"]
+    assert Ledger.parse(register.read().data).members["a"].process == "second"
 
 
 def test_another_model_is_refused(tmp_path: Path) -> None:
