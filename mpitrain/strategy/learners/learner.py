@@ -21,32 +21,18 @@ import numpy as np
 from ...core.layout import Array, Layout
 from ...errors import ConfigError
 from ...optim import Optimizer
+from .claims import Claims
 from .contributions import Contributions
 from .lease import LEASE_S, Lease
 from .ledger import Ledger, Left, Range, change
 from .merging import Fragment, fragments_of
 from .records import pack
 from .store import Register, Store
-from .synchronizer import (
-    LOST_S,
-    Fragments,
-    Synchronizer,
-    Version,
-    delete_work,
-    give_up,
-    merged_examples,
-    parse_state,
-    read_state,
-    work_file,
-)
+from .synchronizer import LOST_S, Fragments, Synchronizer, Version, delete_work, merged_examples, read_state, work_file
 
 POLL_S = 0.2  # seconds between two looks at the store
 _STATE_S = 1.0  # seconds between two signs of life
-_RANGE_S = 20.0  # seconds of training for which examples are claimed at once
-_AHEAD_S = 2.0  # seconds of training for which examples are claimed in advance
-_SHARE = 8  # at most this part of a learner's share of the remaining examples is claimed at once
 _WAIT_S = 2.0  # seconds for which a learner waits for its next range before it trains examples that it has not claimed
-_SILENT_S = 5.0  # seconds without news from a learner that is waited for, after which it is reported
 _LAST_S = 2.0  # seconds for which the last contributions of all learners are merged together
 _log = logging.getLogger(__name__)
 
@@ -111,8 +97,9 @@ class Learner:
         self._group, self._name, self._process, self._unit = group, name, process, unit
         self._fragments = fragments_of(group.layout, group.fragments)
         self._pace = max(1, steps // len(self._fragments))
-        self._first_claim = 4 * self._pace * len(self._fragments) * unit  # in examples, before the speed is known
         self._ledger = Register(group.store, "ledger", keep=64)
+        first = 4 * self._pace * len(self._fragments) * unit
+        self._claims = Claims(group.store, self._ledger, name, unit, first)
         self._versions = Fragments(group.store, self._fragments, 1 + len(group.optimizer.slots), group.dtype)
         self._synchronizer = Synchronizer(
             group.store, self._ledger, self._fragments, self._versions, group.layout, group.optimizer, group.dtype
@@ -124,14 +111,10 @@ class Learner:
         self._turn, self._last_sent = 0, 0  # the fragment to send next, and the step of the last contribution
         self._sent_s = deque[float](maxlen=2 * len(self._fragments) + 1)  # when contributions were made
         self._news: dict[int, Version] = {}
-        self._ranges: list[Range] = []
-        self._left = self._last_left = Left.SOME
-        self._watched: dict[tuple[str, int], tuple[bytes, float]] = {}  # see ``_all_live``
-        self._silent = set[tuple[str, int]]()  # those of them that were reported
+        self._last_left = Left.SOME
         self.is_replaced = self.is_complete = False
-        self.generation = self.examples = self.steps_done = self.total = self._claimed = 0
+        self.generation = self.examples = self.steps_done = self.total = 0
         self._entered = 0  # a new generation, which the training thread has not begun yet
-        self._rate, self._measured = 0.0, (0.0, 0)  # examples/s, and when how many had been trained
         self._lock, self._closing, self._wake = threading.Lock(), threading.Event(), threading.Event()
         self._waits_since = math.inf  # since when this learner has no range
         self._error: BaseException | None = None
@@ -172,7 +155,7 @@ class Learner:
         self.generation = self._enter()
         self._contributions = Contributions(self._layout, self._fragments, self._newest, 0)
         self._write_state()
-        self._claim(self._first_claim)
+        self._claims.claim(self.generation, self._newest)
         self._thread.start()
 
     @property
@@ -187,7 +170,7 @@ class Learner:
     @property
     def is_due(self) -> bool:
         """Whether ``exchange`` has something to do, such as to raise an exception that was raised in the thread."""
-        has_news = self._news or self._ranges or self._entered or self._left is not self._last_left
+        has_news = self._news or self._claims.has_news or self._entered or self._claims.left is not self._last_left
         return bool(has_news) or self._may_send() or self._error is not None
 
     def exchange(self, params: Array, ends: bool = False) -> News:
@@ -202,17 +185,17 @@ class Learner:
         """
         if self._error is not None:
             raise self._error
+        values: dict[int, Array] = {}
         with self._lock:
             received, self._news = self._news, {}
-            ranges, self._ranges = self._ranges, []
-            left = self._last_left = self._left
-            if left is Left.SOME and self._waits_for_range(bool(ranges)):
-                left = Left.UNKNOWN
-            values: dict[int, Array] = {}
             if is_reset := self._entered > 0:
                 self._reset()
                 received = {}
                 values = {index: fragment.of(self.center) for index, fragment in enumerate(self._fragments)}
+        ranges, left = self._claims.take()  # later, because those of the former generation are dropped before a reset
+        self._last_left = left
+        if left is Left.SOME and self._waits_for_range(bool(ranges)):
+            left = Left.UNKNOWN
         for index, version in received.items():
             theta, mine = self._fragments[index].of(params), version.of(self._name, self.generation)
             values[index] = self._contributions.receive(index, version, mine, theta)
@@ -354,7 +337,7 @@ class Learner:
 
     def _waits_for_range(self, has_one: bool) -> bool:
         """Return whether to wait for the next range, which takes milliseconds if the store can be used."""
-        if has_one or self.examples < self._claimed:
+        if has_one or self.examples < self._claims.count:
             self._waits_since = math.inf
             return False
         now = time.monotonic()
@@ -365,7 +348,8 @@ class Learner:
     def _reset(self) -> None:
         """Begin the generation that the thread has entered, without the work that was not merged."""
         self.generation, self._entered = self._entered, 0
-        self.examples = self._claimed = 0
+        self.examples = 0
+        self._claims.begin()
         self._written = [0] * len(self._fragments)
         self._contributions = Contributions(self._layout, self._fragments, self._newest, self.steps_done)
 
@@ -391,10 +375,8 @@ class Learner:
         if now - self._stated_s >= _STATE_S:
             self._write_state()
         self._read_versions()
-        self._measure(now)
-        ahead = self._claimed - self.examples
-        if self._left is not Left.NONE and ahead < max(self._unit, self._rate * _AHEAD_S):
-            self._claim(int(self._rate * _RANGE_S) or self._first_claim)
+        self._claims.measure(now, self.examples)
+        self._claims.claim_if_due(self.generation, self.examples, self._newest)
         if now - self._looked_s >= _STATE_S or self.holds_lease:
             self._looked_s = now
             self._duties(self._look())
@@ -423,7 +405,7 @@ class Learner:
             "beat": self._beat,
             "sent": self._written,
             "interval_s": interval_s,
-            "examples_per_s": self._rate,
+            "examples_per_s": self._claims.rate,
             "examples": self.examples,
             "ended": ended,
         }
@@ -439,62 +421,6 @@ class Learner:
                 self._newest[index] = version
                 with self._lock:
                     self._news[index] = version
-
-    def _measure(self, now: float) -> None:
-        """Measure the speed, over at least a second."""
-        since, examples = self._measured
-        if now - since >= _STATE_S:
-            if since:
-                speed = max(0, self.examples - examples) / (now - since)
-                self._rate = speed if not self._rate else (self._rate + speed) / 2
-            self._measured = now, self.examples
-
-    def _claim(self, count: int) -> None:
-        """Claim about ``count`` examples, but no more than a part of this learner's share of the remaining ones."""
-        merged = merged_examples(self._newest, self._name, self.generation)
-
-        def apply(ledger: Ledger) -> None:
-            if ledger.members[self._name].generation == self.generation:
-                ledger.settle(self._name, merged)
-                most = (ledger.total - ledger.next) // (_SHARE * max(1, ledger.living))
-                least = int(self._rate * _STATE_S)
-                ledger.claim(self._name, max(self._unit, least, min(count, most)), self._unit)
-
-        ledger = change(self._ledger, apply)
-        member = ledger.members[self._name]
-        if member.generation != self.generation:
-            return
-        left = Left.SOME if not ledger.is_given_out else Left.NONE if self._all_live(ledger) else Left.UNKNOWN
-        with self._lock:
-            self._left, claimed = left, member.merged
-            for lo, hi in member.held:  # the ledger decides: an attempt that seemed to fail may have succeeded
-                if claimed >= self._claimed:
-                    self._ranges.append((lo, hi))
-                    self._claimed += hi - lo
-                claimed += hi - lo
-
-    def _all_live(self, ledger: Ledger) -> bool:
-        """Return whether all learners that hold examples have given a sign of life since this was first asked.
-
-        Those that give none for a while are given up, so that this learner can claim their examples. Those of a learner
-        that has ended are free soon, as far as it has not trained them.
-        """
-        all_live, now = True, time.monotonic()
-        for name, member in ledger.members.items():
-            if name == self._name or not member.held:
-                continue
-            state = self._store.read(f"state.{name}") or b"{}"
-            first, since = self._watched.setdefault((name, member.generation), (state, now))
-            has_ended = bool(parse_state(state).get("ended"))
-            all_live &= state != first and not has_ended
-            if state != first or has_ended:
-                continue
-            if now - since > LOST_S:
-                give_up(self._store, self._ledger, self._newest, name, member.generation)
-            elif now - since > _SILENT_S and (name, member.generation) not in self._silent:
-                self._silent.add((name, member.generation))
-                _log.info("waiting for learner %s; after %.0f s without news, others train its examples", name, LOST_S)
-        return all_live
 
     def _look(self) -> Ledger:
         """Return the ledger; note whether this generation is still the learner's."""
@@ -541,8 +467,8 @@ class Learner:
     def _reenter(self) -> None:
         """Begin another generation in this process; the training thread begins it with its next ``exchange``."""
         entered = self._enter()
-        with self._lock:
-            self._entered, self._ranges, self._left = entered, [], Left.SOME
+        self._claims.drop()
+        self._entered = entered
 
     # Trouble with the store.
 

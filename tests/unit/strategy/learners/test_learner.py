@@ -18,6 +18,7 @@ from mpitrain.checkpoint.digest import LENGTH
 from mpitrain.core.layout import Layout
 from mpitrain.errors import ConfigError
 from mpitrain.strategy.learners import (
+    claims as claims_module,
     learner as learner_module,
     lease as lease_module,
     synchronizer as synchronizer_module,
@@ -39,12 +40,13 @@ TOTAL = 4000
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learner_module, "POLL_S", 0.01)
     monkeypatch.setattr(learner_module, "_STATE_S", 0.02)
+    monkeypatch.setattr(claims_module, "_MEASURE_S", 0.02)
     monkeypatch.setattr(lease_module, "LEASE_S", 1.0)
     give_up_after(monkeypatch, limit(20))
 
 
 def give_up_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    for module in (learner_module, synchronizer_module):
+    for module in (claims_module, learner_module, synchronizer_module):
         monkeypatch.setattr(module, "LOST_S", seconds)
 
 
@@ -200,7 +202,7 @@ def test_a_learner_that_is_waited_for_is_reported_once(
 ) -> None:
     caplog.set_level(logging.INFO)
     give_up_after(monkeypatch, limit(5))
-    monkeypatch.setattr(learner_module, "_SILENT_S", 0.1)
+    monkeypatch.setattr(claims_module, "_SILENT_S", 0.1)
     first, second = (Process(tmp_path, name).start() for name in ("first", "second"))
     wait_until(lambda: second.learner.generation and second.learner.examples > 200, "some training")
     second.kill()
