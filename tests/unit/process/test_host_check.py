@@ -35,6 +35,18 @@ def test_only_the_host_that_has_failed_twice_is_not_used() -> None:
     assert status == 1 and "two attempts" in reason
 
 
+@pytest.mark.parametrize("errors", [None, "0", "2", "lost"])
+def test_a_gpu_with_errors(driver: str, errors: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", driver)
+    if errors is not None:
+        monkeypatch.setenv("SIMULATED_GPU_ERRORS", errors)
+    words = [sys.executable, host_check.__file__, str(time.time())]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    is_bad = errors in ("2", "lost")
+    assert (done.returncode, "its GPU 1 " in done.stderr) == (is_bad, is_bad)
+    assert not is_bad or str(errors) in done.stderr
+
+
 def test_a_host_needs_disk_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_check, "_memory", lambda: {"MemTotal": 1 << 20, "MemAvailable": 1 << 14})
     assert "16 MiB" in host_check.problem(time.time())
