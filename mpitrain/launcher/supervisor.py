@@ -294,6 +294,8 @@ class _Supervisor:
                 ours[launcher_env.FAILED_STEP] = str(interruption.step)
         if self._first_ranks is not None and (self._is_scaled or launch.request.options.min_ranks is not None):
             ours[launcher_env.FIRST_RANKS] = str(self._first_ranks)
+        if spec.spares and spec.hosts:
+            ours[launcher_env.IDLE_SHARE] = str(len(spec.spares) / (len(spec.hosts) + len(spec.spares)))
         if launch.keeps_state:
             ours[launcher_env.KEEPS_STATE] = "1"
         resumes = self._continues or launch.request.workload.resumes

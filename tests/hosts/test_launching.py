@@ -18,6 +18,8 @@ import pytest
 from mpitrain import checkpoint
 from mpitrain.checkpoint.memory import newest_state
 from mpitrain.launcher import bad_hosts
+from mpitrain.monitor.goodput import accounts_in
+from mpitrain.monitor.metrics import read_lines
 from mpitrain.process import rank_status
 from mpitrain.process.signals import STOPPED_EARLY
 
@@ -93,6 +95,9 @@ def test_a_spare_host_replaces_a_lost_one(runs: StartRun, mpi: Mpi, world: World
     table = [line.split() for line in (run.run_dir / "ranks.txt").read_text().splitlines()[1:]]
     assert [row[1] for row in table] == ["h1", "h3"]
     assert list(bad_hosts.read(run.run_dir)) == [f"{run.network.net}.2"]
+    account = accounts_in(read_lines(run.run_dir / "metrics.jsonl"))[-1]
+    assert 0 < account.seconds["spares"] <= (account.at - account.since) / 3
+    assert sum(account.shares.values()) == pytest.approx(1, abs=0.05)
     world.train(2, SMALL, "--no-joint", "--validate-steps", "0", "--train-steps", "3000", "--run-dir", tmp_path / "two")
     assert_same_bits(final(run.run_dir), final(tmp_path / "two"))
 
