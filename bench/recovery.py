@@ -14,6 +14,9 @@ with the share of the time that its kept steps took, as seen from outside.
 
 On one host, another run then measures the time from a kill to the next completed step. This time is compared with the
 time of a run of one step. ``--large`` only does this, with a model of 100 million parameters.
+
+With ``--losses`` (root, iproute2), three hosts have two ranks each, and one is lost: the others continue. Or two hosts
+have two ranks each, and the third takes the place of a lost one. The times from the loss to the next step are compared.
 """
 
 from __future__ import annotations
@@ -75,6 +78,7 @@ def main() -> None:
     parser.add_argument("--hosts", action="store_true")
     parser.add_argument("--campaign", action="store_true")
     parser.add_argument("--large", action="store_true")
+    parser.add_argument("--losses", action="store_true")
     arguments = parser.parse_args()
     one_thread_and_own_kernels()
     print(f"bench/recovery.py, {_cpu()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}", flush=True)
@@ -84,10 +88,14 @@ def main() -> None:
         if arguments.large:
             measure(mpis[0], Path(folder), arguments.kills, ROOT / "bench" / "jobs" / "links.py", *_large())
             return
-        needs_hosts = arguments.hosts or arguments.campaign
+        needs_hosts = arguments.hosts or arguments.campaign or arguments.losses
         hosts = stack.enter_context(make_hosts(mpis[0].python, 3)) if needs_hosts else None
         if hosts is not None and arguments.campaign:
             campaign(mpis, Path(folder), arguments.kills, hosts)
+            return
+        if hosts is not None and arguments.losses:
+            for job in (ROOT / "jobs" / "mnist_mlp.py", ROOT / "jobs" / "torch_cnn.py"):
+                measure_losses(mpis[0], Path(folder), job, arguments.kills, hosts)
             return
         kill_at_random(mpis, Path(folder), arguments.kills, hosts)
         if hosts is None:
@@ -297,6 +305,35 @@ def measure(mpi: Mpi, folder: Path, kills: int, job: Path, *flags: str) -> None:
     high = recoveries[max(0, -(-len(recoveries) * 95 // 100) - 1)]
     print(f"{job.stem}, {kills} kills: {median:.2f} s from the kill to the next step, 95 % at most {high:.2f} s;")
     print(f"a run of one step {one_step:.2f} s; ratios {median / one_step:.2f} and {high / one_step:.2f}", flush=True)
+
+
+def measure_losses(mpi: Mpi, folder: Path, job: Path, losses: int, hosts: Hosts) -> None:
+    """Measure the time from the loss of a host to the next step, without and with a spare host alternately."""
+    seconds: dict[str, list[float]] = {"without a spare": [], "with a spare": []}
+    flags = ("--validate-steps", "0", "--log-steps", "0", "--threads", "1", "--train-steps", "100000000")
+    kinds = {"without a spare": ("--min-ranks", "4"), "with a spare": ("--spare-hosts", "1")}
+    for number in range(losses):
+        for kind, more in kinds.items():
+            run_dir = folder / f"{job.stem}-{number}-{len(more[0])}"
+            with KilledRun(mpi, 3, run_dir, job, *flags, *more, hosts=hosts, slots=2) as run:
+                ranks = run.wait_for_ranks()
+                run.wait_for_step(max(rank.step for rank in ranks) + 5)
+                time.sleep(5)  # a process on the spare host has imported its modules
+                pids = [rank.pid for rank in rank_status.read(run_dir)]
+                run.gone.write_text("2\n")
+                began = time.perf_counter()
+                hosts.kill(2)
+                resumed = run.wait_for_ranks(other_than=pids)
+                run.wait_for_step(max(rank.step for rank in resumed) + 1, poll_s=0.0005)
+                seconds[kind].append(time.perf_counter() - began)
+                run.process.send_signal(signal.SIGINT)
+                run.process.wait(60)
+                run.assert_nothing_is_left()
+    times = "; ".join(
+        f"{kind} {statistics.median(each):.2f} s ({min(each):.2f} to {max(each):.2f} s)"
+        for kind, each in seconds.items()
+    )
+    print(f"{job.stem}, from the loss of a host to the next step, {losses} times each: {times}", flush=True)
 
 
 def _large() -> tuple[str, ...]:

@@ -8,6 +8,7 @@ Stores have release and loads acquire ordering, so that all earlier writes are v
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import perf_counter
 
 import numpy as np
 
@@ -53,7 +54,10 @@ class PhaseBarrier:
         losses: Last loss set by each rank, shape (size,), float64.
         phase: The last phase of this rank, if the barrier's methods number the phases, and not the callers of
             ``publish``.
+        waited_s: Seconds that this rank has waited for others, in ``wait``.
     """
+
+    waited_s = 0.0
 
     def __init__(self, shared: SharedArrays, cores: int) -> None:
         self.rank, self.size = shared.node.rank, shared.node.size
@@ -124,7 +128,9 @@ class PhaseBarrier:
 
         Exits the process if its launcher has been killed.
         """
+        began = perf_counter()
         self._waiting.until(lambda spins: _reached(self._words, self.size, phase, spins), progress, self._slowest_rank)
+        self.waited_s += perf_counter() - began
 
     def _slowest_rank(self) -> int:
         return self._ranks[int(np.argmin(self._words[_PHASE::WORDS]))]

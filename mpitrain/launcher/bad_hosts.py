@@ -34,3 +34,13 @@ def record(run_dir: Path, hosts: Mapping[str, str]) -> None:
     lines = [f"{host} {reason}\n" for host, reason in {**read(run_dir), **hosts}.items()]
     with contextlib.suppress(OSError):  # the hosts are reported, too
         replace_file(run_dir / FILE, "".join(lines).encode())
+
+
+def failed_twice(host: str, kills: Mapping[str, int]) -> bool:
+    """Return whether a signal has killed ranks on a host in two attempts, and on no other host.
+
+    Args:
+        host: The host of the last failure; empty if no signal has killed a rank.
+        kills: The number of such attempts by host.
+    """
+    return kills.get(host, 0) > 1 and len(kills) == 1

@@ -24,6 +24,8 @@ from .exit_report import (
 )
 
 _CLEANUP_S = 10.0  # after a rank has exited, a launcher that ends the other ranks does so within this time
+# Signals that a fault of a host may cause, such as too little memory, or bad memory.
+_OF_HOSTS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL)
 # Open MPI's launcher fails to start if it finds the session directory of a killed launcher with the same process id.
 _TRANSIENT_ERROR = "listener thread failed to start"
 
@@ -45,6 +47,7 @@ class Outcome:
         step: The number of completed steps at the failure; None if training had not started.
         rank: The rank that failed first; None if unknown.
         is_killed: Whether SIGKILL has ended that rank or the launcher, usually for an external reason.
+        killed_on: The host of that rank if it was killed by a signal that a fault of the host may cause; else empty.
         is_transient: Whether the launcher failed to start for a reason that may not recur.
         lost_hosts: Hosts that no longer answer.
         ended_at: When the first rank ended, in seconds since the epoch.
@@ -56,6 +59,7 @@ class Outcome:
     step: int | None = None
     rank: int | None = None
     is_killed: bool = False
+    killed_on: str = ""
     is_transient: bool = False
     lost_hosts: Sequence[str] = ()
     ended_at: float = 0.0
@@ -205,8 +209,10 @@ def _rank_exit(evidence: _Evidence) -> Outcome | None:
     rank_status = find_status(exits[0], statuses)
     step = _step_at_end(rank_status, evidence)
     rank = exits[0].rank if rank_status is None else rank_status.rank
-    is_killed = exits[0].signal == signal.SIGKILL
-    return Outcome(Kind.FAILED, describe_exit(exits[0], statuses, evidence.ranks), step, rank, is_killed=is_killed)
+    is_killed, is_of_host = exits[0].signal == signal.SIGKILL, exits[0].signal in _OF_HOSTS
+    killed_on = rank_status.host if rank_status is not None and is_of_host and not rank_status.hang else ""
+    reason = describe_exit(exits[0], statuses, evidence.ranks)
+    return Outcome(Kind.FAILED, reason, step, rank, is_killed=is_killed, killed_on=killed_on)
 
 
 def _launcher_exit(evidence: _Evidence) -> Outcome:

@@ -9,6 +9,7 @@ import shlex
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -163,6 +164,7 @@ class _Supervisor:
         self._restarts = Restarts(options.max_restarts, workload.keeps_checkpoints, workload.time_limit)
         self._continues = False  # whether the present attempt follows another one
         self._next_spec: LaunchSpec | None = None  # ranks of the next attempt; set while the present ranks stop for it
+        self._kills = Counter[str]()  # attempts that ended because a signal killed a rank, by its host
         self._ranks_were_killed = False  # whether ranks of the last attempt may have been killed
         if not (launch.keeps_state and launch.request.workload.resumes):
             state_folder.remove(str(launch.run_dir))  # left by a run whose supervisor was killed
@@ -226,7 +228,9 @@ class _Supervisor:
             say("the launcher failed to start; trying once more")
             result, outcome = self._start_ranks()
         if outcome.has_failed and self._spec.hosts is not None and not self._interrupts.received:
-            outcome = replace(outcome, lost_hosts=outcome.lost_hosts or list(self._unreachable(self._spec.hosts)))
+            self._kills.update(filter(None, [outcome.killed_on]))
+            lost_hosts = outcome.lost_hosts or list(self._unreachable(self._spec.hosts, self._failed_twice(outcome)))
+            outcome = replace(outcome, lost_hosts=lost_hosts)
         if outcome.kind is Kind.LAUNCH_FAILED and not outcome.lost_hosts and result.filtered_output.strip():
             print(result.filtered_output.strip(), file=sys.stderr)  # no other explanation is available
         return outcome
@@ -244,15 +248,24 @@ class _Supervisor:
                 say(f"host {host} does not answer ({error}); check it for leftover processes")
         return result, outcome
 
-    def _unreachable(self, hosts: Sequence[Host]) -> dict[str, str]:
+    def _failed_twice(self, outcome: Outcome) -> list[str]:
+        """Return the host of this failure if it is the second one there, none was elsewhere, and others suffice."""
+        least, slots = self._launch.request.options.min_ranks, [host.slots for host in self._spec.hosts or ()]
+        suffice = self._spec.spares or (least is not None and sum(slots) - max(slots, default=0) >= least)
+        return [outcome.killed_on] if suffice and bad_hosts.failed_twice(outcome.killed_on, self._kills) else []
+
+    def _unreachable(self, hosts: Sequence[Host], failed: Sequence[str] = ()) -> dict[str, str]:
         """Report and return the hosts that do not answer, with the error of each.
 
         If the run can do without them, hosts are also checked, and recorded as bad.
+
+        Args:
+            failed: The names, as ``hostname`` prints them, of hosts that should not be used.
         """
         if not self._can_do_without_hosts:
             errors, what = self._agent.unreachable(hosts), "does not answer"
         else:
-            check = shlex.join([sys.executable, host_check.__file__, str(time.time())])
+            check = shlex.join([sys.executable, host_check.__file__, str(time.time()), *failed])
             errors, what = self._agent.unreachable(hosts, check), "cannot be used"
             bad_hosts.record(self._launch.run_dir, errors)
         for host, error in errors.items():
@@ -281,6 +294,8 @@ class _Supervisor:
                 ours[launcher_env.FAILED_STEP] = str(interruption.step)
         if self._first_ranks is not None and (self._is_scaled or launch.request.options.min_ranks is not None):
             ours[launcher_env.FIRST_RANKS] = str(self._first_ranks)
+        if spec.spares and spec.hosts:
+            ours[launcher_env.IDLE_SHARE] = str(len(spec.spares) / (len(spec.hosts) + len(spec.spares)))
         if launch.keeps_state:
             ours[launcher_env.KEEPS_STATE] = "1"
         resumes = self._continues or launch.request.workload.resumes

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-STEPS, REPEATED, START, STOPPED = "steps", "repeated", "start", "stopped"
-#: What the time goes into: steps that are kept, steps that a failure has lost, the start of ranks until they train,
-#: compiling kernels, reading a checkpoint or a state in memory, validation, saving, hooks, and time between two
-#: starts in which the run did not run, such as in the queue of a batch system.
-KINDS = (STEPS, REPEATED, START, "compilation", "restoring", "validation", "saving", "hooks", STOPPED)
+STEPS, WAITING, REPEATED, START, STOPPED, SPARES = "steps", "waiting", "repeated", "start", "stopped", "spares"
+#: What the time goes into: steps that are kept, waiting for the slowest worker, steps that a failure has lost, the
+#: start of ranks until they train, compiling kernels, reading a checkpoint or a state in memory, validation, saving,
+#: hooks, and time between two starts in which the run did not run, such as in the queue of a batch system. The last one
+#: is the time of idle spare hosts divided by the number of all hosts. The others are times of the hosts in use.
+KINDS = (STEPS, WAITING, REPEATED, START, "compilation", "restoring", "validation", "saving", "hooks", STOPPED, SPARES)
 KEY = "spent"  # of a recorded account
 
 
@@ -34,8 +35,15 @@ class Account(NamedTuple):
 
     @property
     def goodput(self) -> float:
-        """The share of the time that went into kept steps, from 0 to 1."""
-        return self.seconds.get(STEPS, 0.0) / (self.at - self.since) if self.at > self.since else 0.0
+        """The share of the hosts' time that went into kept steps, from 0 to 1."""
+        return self.shares.get(STEPS, 0.0)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The share of the hosts' time by kind; the sum is 1."""
+        total = max(self.at - self.since, 1e-9)
+        used = 1.0 - self.seconds.get(SPARES, 0.0) / total
+        return {kind: value / total * (1.0 if kind == SPARES else used) for kind, value in self.seconds.items()}
 
     def with_more(self, at: float, step: int, more: Mapping[str, float]) -> Account:
         """Return the account at a later time, with more seconds of some kinds."""
@@ -49,10 +57,9 @@ class Account(NamedTuple):
 
     def describe(self) -> str:
         """Return the goodput and where the rest of the time went, as text."""
-        total = max(self.at - self.since, 1e-9)
-        parts = sorted(((value, kind) for kind, value in self.seconds.items() if kind != STEPS), reverse=True)
-        rest = ", ".join(f"{kind} {100 * value / total:.1f} %" for value, kind in parts if value > 0.001 * total)
-        return f"goodput {100 * self.goodput:.1f} % of {total:,.0f} s" + (f"; {rest}" if rest else "")
+        parts = sorted(((share, kind) for kind, share in self.shares.items() if kind != STEPS), reverse=True)
+        rest = ", ".join(f"{kind} {100 * share:.1f} %" for share, kind in parts if share > 0.001)
+        return f"goodput {100 * self.goodput:.1f} % of {self.at - self.since:,.0f} s" + (f"; {rest}" if rest else "")
 
 
 def accounts_in(lines: Sequence[Mapping[str, Any]]) -> list[Account]:
@@ -108,5 +115,5 @@ def _kept_s(earlier: Sequence[Account], step: int) -> float:
     before = [point for point in points if point[0] <= step] or [(0, 0.0)]
     after = [point for point in points if point[0] > step]
     (step_a, s_a), (step_b, s_b) = (before[-1], after[0]) if after else (points[-2:] if len(points) > 1 else points * 2)
-    rate = (s_b - s_a) / (step_b - step_a) if step_b > step_a else 0.0
+    rate = max(0.0, s_b - s_a) / (step_b - step_a) if step_b > step_a else 0.0  # less: much waiting was found at once
     return s_a + (step - step_a) * rate

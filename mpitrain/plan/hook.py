@@ -30,6 +30,7 @@ class TrainingLoop(Protocol):
         paused_s: Seconds of validation, saving and other hooks at consistent points since the beginning of training.
         training_s: Seconds since the beginning of training, without validation and saving.
         compute_s: Seconds that this worker has taken to load batches and to compute losses.
+        waiting_s: Seconds that the workers have waited on average for slower ones, in ``training_s`` of the chief.
     """
 
     @property
@@ -62,6 +63,8 @@ class TrainingLoop(Protocol):
     def training_s(self) -> float: ...
     @property
     def compute_s(self) -> float: ...
+
+    waiting_s: float
 
     def stop(self, reason: str = ...) -> None:
         """Finish training early; all workers stop soon. Local; one rank is enough.

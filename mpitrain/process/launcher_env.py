@@ -21,6 +21,7 @@ KEEPS_STATE = "MPITRAIN_KEEPS_STATE"  # set if the newest state is kept in memor
 # The number of ranks at the start of a run that may continue, or does, on another number.
 FIRST_RANKS = "MPITRAIN_FIRST_RANKS"
 STARTED_AT = "MPITRAIN_STARTED_AT"  # time at which ``mpitrain run`` was started, in seconds since the epoch
+IDLE_SHARE = "MPITRAIN_IDLE_SHARE"  # the number of spare hosts divided by that of all hosts
 # Variables of a restart.
 FAILED_AT = "MPITRAIN_FAILED_AT"  # time of the interruption, in seconds since the epoch
 FAILED_STEP = "MPITRAIN_FAILED_STEP"  # number of completed steps at the interruption
@@ -39,6 +40,7 @@ _OF_RUN: tuple[str, ...] = (
     KEEPS_STATE,
     FIRST_RANKS,
     STARTED_AT,
+    IDLE_SHARE,
     FAILED_AT,
     FAILED_STEP,
     RESTARTS_SINCE,

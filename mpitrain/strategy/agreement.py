@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import reduce
 from operator import or_
+from time import perf_counter
 
 import numpy as np
 
@@ -107,7 +108,9 @@ class Agreement:
         """
         losses, all_flags = self._barrier.losses, self._barrier.flags
         if self._has_nodes:
+            began = perf_counter()
             self._request.Wait()
+            self._barrier.waited_s += perf_counter() - began
             losses, all_flags = self._all[:, 0], self._all[:, 1].astype(np.int64).tolist()
         self.has_posted, self._actions = False, 0
         if any(flags >> _FLAG_BITS != all_flags[0] >> _FLAG_BITS for flags in all_flags):

@@ -160,6 +160,7 @@ class Local(BulkSynchronous):
     def _agree(self, step: int) -> None:
         """Perform the exchanges that are due after ``step`` steps."""
         self._averaging.after_step(step)
+        self.waited_s = self._hierarchy.barrier.waited_s
         if not self._averaging.is_point(step):
             return
         flags = self._exchange_totals()

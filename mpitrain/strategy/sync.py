@@ -199,6 +199,7 @@ class Sync(BulkSynchronous):
         assert self._exchanged is not None
         (loss, flags), accepted = self._exchanged, self._accepts
         self._exchanged, self._accepts = None, accepted or complete
+        self.waited_s = self._hierarchy.barrier.waited_s
         self.step_offset -= not updated
         self.count(loss, accepted)
         if self.progress.step == self.plan.config.parallel.compress_after:

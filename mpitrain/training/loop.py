@@ -63,7 +63,7 @@ class Loop:
         validation: The latest validation metrics.
         validation_step: The step at which these metrics were measured; -1 if there are none in this attempt.
         paused_s: See ``TrainingLoop``.
-        compute_s: Seconds that this worker has taken to load batches and to compute losses.
+        compute_s, waiting_s: See ``TrainingLoop``.
         reuses_batches: Whether no other code keeps a batch, so that its memory can be used again.
         shows_vectors: Whether other code may keep views of the vectors.
         common: Returns the common parameters of learners, shape (layout.size,), or None if this run is not a learner.
@@ -96,7 +96,7 @@ class Loop:
         self._unprinted: dict[str, float] = {}  # recorded by ``log``
         self._stop_reason: str | None = None
         self._began, self.paused_s = time.perf_counter(), defaultdict[str, float](float)
-        self.compute_s, self._step_began = 0.0, 0.0
+        self.compute_s = self.waiting_s = self._step_began = 0.0
         model.bind(strategy.params, strategy.grads)
         self._defer_params()
 

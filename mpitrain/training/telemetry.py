@@ -15,7 +15,7 @@ from ..core.layout import Array, Layout
 from ..core.words import counted
 from ..monitor import trace
 from ..monitor.console import Console
-from ..monitor.goodput import START, STEPS, Account, accounts_in, opened
+from ..monitor.goodput import SPARES, START, STEPS, WAITING, Account, accounts_in, opened
 from ..monitor.heartbeat import Heartbeat, RunEnd
 from ..monitor.loggers import Logger
 from ..monitor.metrics import MetricsFile, read_lines
@@ -24,7 +24,7 @@ from ..monitor.run_record import RunRecord
 from ..monitor.tensorboard import Events, available
 from ..plan.hook import Hook, TrainingLoop
 from ..plan.plan import Plan
-from ..process.launcher_env import FAILED_AT, FAILED_STEP, RESTARTS_SINCE, STARTED_AT
+from ..process.launcher_env import FAILED_AT, FAILED_STEP, IDLE_SHARE, RESTARTS_SINCE, STARTED_AT
 from ..process.pid import seconds_alive
 from ..process.rank_status import RUN_DIR_VARIABLE, is_watched
 from ..process.run_directory import cannot_write
@@ -190,7 +190,10 @@ class RecordGoodput(Hook):
         failed = (None, None) if failed_at is None else (float(failed_at), int(os.environ.get(FAILED_STEP, "0")))
         opened_at = opened(self._earlier, loop.step, started_at, failed[0], now, failed[1])
         restoring_s = min(self._restoring_s, opened_at.seconds[START])
-        self._account = opened_at.with_more(now, loop.step, {START: -restoring_s, "restoring": restoring_s})
+        self._idle = float(os.environ.get(IDLE_SHARE, "0"))
+        starting_s = now - max([started_at, *(account.at for account in self._earlier[-1:])])
+        more = {START: -restoring_s, "restoring": restoring_s, SPARES: self._idle * starting_s}
+        self._account = opened_at.with_more(now, loop.step, more)
         self._compiled_s = compile_seconds()
         self._metrics.account = lambda: self._now(loop).record()
         loop.report(loop.step, {}, show=False)
@@ -210,8 +213,10 @@ class RecordGoodput(Hook):
 
     def _now(self, loop: TrainingLoop) -> Account:
         compiled_s = min(compile_seconds() - self._compiled_s, loop.training_s)
-        more = {**loop.paused_s, "compilation": compiled_s, STEPS: loop.training_s - compiled_s}
-        return self._account.with_more(time.time(), loop.step, more)
+        waiting_s, now = min(loop.waiting_s, loop.training_s - compiled_s), time.time()
+        steps_s, idle_s = loop.training_s - compiled_s - waiting_s, self._idle * (now - self._account.at)
+        more = {"compilation": compiled_s, WAITING: waiting_s, STEPS: steps_s, SPARES: idle_s}
+        return self._account.with_more(now, loop.step, {**loop.paused_s, **more})
 
 
 class Histograms(Hook):

@@ -209,7 +209,7 @@ class Worker:
         if config.device.flush_denormals:
             hooks.append(KeepFlushing())
         if strategy.synchronous and cluster.workers.size > 1:
-            hooks.append(ReportSlowWorker())
+            hooks.append(ReportSlowWorker(strategy))
         hooks += job.hooks
         if console is not None:
             hooks.append(ShowProgress(console))

@@ -18,6 +18,8 @@ import pytest
 from mpitrain import checkpoint
 from mpitrain.checkpoint.memory import newest_state
 from mpitrain.launcher import bad_hosts
+from mpitrain.monitor.goodput import accounts_in
+from mpitrain.monitor.metrics import read_lines
 from mpitrain.process import rank_status
 from mpitrain.process.signals import STOPPED_EARLY
 
@@ -93,6 +95,9 @@ def test_a_spare_host_replaces_a_lost_one(runs: StartRun, mpi: Mpi, world: World
     table = [line.split() for line in (run.run_dir / "ranks.txt").read_text().splitlines()[1:]]
     assert [row[1] for row in table] == ["h1", "h3"]
     assert list(bad_hosts.read(run.run_dir)) == [f"{run.network.net}.2"]
+    account = accounts_in(read_lines(run.run_dir / "metrics.jsonl"))[-1]
+    assert 0 < account.seconds["spares"] <= (account.at - account.since) / 3
+    assert sum(account.shares.values()) == pytest.approx(1, abs=0.05)
     world.train(2, SMALL, "--no-joint", "--validate-steps", "0", "--train-steps", "3000", "--run-dir", tmp_path / "two")
     assert_same_bits(final(run.run_dir), final(tmp_path / "two"))
 
@@ -113,6 +118,39 @@ def test_a_spare_host_with_a_full_disk_is_not_used(runs: StartRun, hosts: Hosts,
     reasons = bad_hosts.read(run.run_dir)
     assert sorted(reasons) == [f"{run.network.net}.2", f"{run.network.net}.3"]
     assert str(folder) in reasons[f"{run.network.net}.3"]
+
+
+def test_a_spare_host_that_does_not_answer_is_not_used(runs: StartRun, openmpi: Mpi) -> None:
+    run = runs(openmpi, "--max-restarts", "2", "--min-ranks", "1", "--spare-hosts", "1", "--no-joint", steps="2000")
+    run.wait_until(lambda: [entry for entry in rank_status.read(run.run_dir) if entry.step > 300])
+    run.gone.write_text("2\n3\n")
+    run.network.kill(2)
+    status, out, err = run.end()
+    assert status == 0, out + "\n".join(err)
+    assert len((run.run_dir / "ranks.txt").read_text().splitlines()) == 2
+    assert sorted(bad_hosts.read(run.run_dir)) == [f"{run.network.net}.2", f"{run.network.net}.3"]
+
+
+def test_a_host_whose_ranks_were_killed_twice_is_replaced(runs: StartRun, openmpi: Mpi) -> None:
+    run = runs(openmpi, "--max-restarts", "3", "--spare-hosts", "1", "--no-joint", steps="4000")
+    pids = {0}
+    for number, step in ((signal.SIGKILL, 300), (signal.SIGSEGV, 1000)):
+        assert not (run.run_dir / bad_hosts.FILE).exists()
+        rank = run.wait_until(lambda step=step: _rank_on_second(run, pids, step))
+        pids.add(rank.pid)
+        os.kill(rank.pid, number)
+    status, out, err = run.end()
+    assert status == 0, out + "\n".join(err)
+    table = [line.split() for line in (run.run_dir / "ranks.txt").read_text().splitlines()[1:]]
+    assert [row[1] for row in table] == ["h1", "h3"]
+    assert list(bad_hosts.read(run.run_dir)) == [f"{run.network.net}.2"]
+
+
+def _rank_on_second(run: Run, other_than: set[int], step: int) -> rank_status.RankStatus | None:
+    """Return the rank on the second host if it is a new process and has completed a step."""
+    ranks = rank_status.read(run.run_dir)
+    found = [rank for rank in ranks if rank.host == "h2" and rank.step > step and rank.pid not in other_than]
+    return found[0] if found else None
 
 
 def test_a_run_without_a_lost_host_continues_from_memory(runs: StartRun, openmpi: Mpi) -> None:

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from mpitrain.monitor.goodput import accounts_in
+from mpitrain.monitor.metrics import read_lines
+
 from ..support.launch import Mpi
 from ..support.world.controller import World
 
@@ -52,9 +57,14 @@ def test_different_data_is_reported_before_training(world: World, tmp_path: Path
     assert not (tmp_path / "run" / "config.toml").exists()
 
 
-def test_a_slow_worker_is_reported_once(openmpi: Mpi, tmp_path: Path) -> None:
+@pytest.mark.parametrize("flags", [(), ("--mode", "local", "--local-steps", "2")], ids=["sync", "local"])
+def test_a_slow_worker_is_reported_once(openmpi: Mpi, flags: tuple[str, ...], tmp_path: Path) -> None:
     path = tmp_path / "slow.py"
     path.write_text(HEAD + SLOW)
-    done = openmpi.run(2, "-m", "mpitrain", "train", path, "--run-dir", tmp_path / "run")
+    done = openmpi.run(2, "-m", "mpitrain", "train", path, *flags, "--run-dir", tmp_path / "run")
     assert done.returncode == 0
     assert sum("worker 1 on" in line for line in done.stderr.splitlines()) == 1
+    account = accounts_in(read_lines(tmp_path / "run" / "metrics.jsonl"))[-1]
+    assert sum(account.seconds.values()) == pytest.approx(account.at - account.since, abs=0.5)
+    # One of two workers waits 19 ms in each of 100 steps; those of the first period do not count.
+    assert 0.4 < account.seconds["waiting"] < account.seconds["steps"]

@@ -359,6 +359,13 @@ def test_this_host_is_known() -> None:
 # Flags.
 
 
+def test_a_host_is_bad_if_only_its_ranks_were_killed_and_more_than_once() -> None:
+    assert bad_hosts.failed_twice("a", {"a": 2})
+    assert not bad_hosts.failed_twice("a", {"a": 1})
+    assert not bad_hosts.failed_twice("a", {"a": 5, "b": 1})  # the program may be the cause
+    assert not bad_hosts.failed_twice("", {"a": 2})  # the last failure was of another kind
+
+
 @pytest.mark.parametrize(
     ("options", "pattern"),
     [

@@ -75,3 +75,10 @@ def test_accounts_are_recorded_and_read() -> None:
     assert first.goodput == pytest.approx(10 / 13) and "goodput 76.9 %" in first.describe()
     lines = [{"step": 7, "time_s": 1.0, **first.record()}, {"step": 7, "loss": 1.0}]
     assert accounts_in(lines) == [first]
+
+
+def test_idle_spare_hosts_reduce_the_shares_of_the_others() -> None:
+    """One of four hosts is idle."""
+    now = opened([], 0, 100.0, None, 104.0).with_more(120.0, 9, {"steps": 12, "waiting": 4, "spares": 5})
+    assert now.shares == pytest.approx({"start": 0.15, "steps": 0.45, "waiting": 0.15, "spares": 0.25})
+    assert now.goodput == pytest.approx(0.45) and "spares 25.0 %" in now.describe()

@@ -1,6 +1,8 @@
-/* Takes the place of libnvidia-ml.so.1: two devices; the second runs a process and does not report its temperature. */
+/* Takes the place of libnvidia-ml.so.1: two devices; the second runs a process and does not report its temperature. The
+   first has no error correction. SIMULATED_GPU_ERRORS is the number of errors of the second, or "lost". */
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 typedef struct { unsigned long long total, free, used; } Memory;
@@ -10,7 +12,7 @@ typedef struct {
     unsigned instance, compute;
 } Process;
 
-enum { success = 0, not_supported = 3, insufficient_size = 7 };
+enum { success = 0, not_supported = 3, insufficient_size = 7, lost = 15 };
 
 static int write(char* out, unsigned length, const char* text) {
     snprintf(out, length, "%s", text);
@@ -50,6 +52,13 @@ int nvmlDeviceGetMemoryInfo(void* handle, Memory* memory) {
 int nvmlDeviceGetTemperature(void* handle, int sensor, unsigned* degrees) {
     *degrees = 31;
     return second(handle) ? not_supported : success;
+}
+int nvmlDeviceGetTotalEccErrors(void* handle, int kind, int counter, unsigned long long* count) {
+    const char* errors = getenv("SIMULATED_GPU_ERRORS");
+    if (!second(handle)) return not_supported;
+    if (errors != NULL && strcmp(errors, "lost") == 0) return lost;
+    *count = errors == NULL ? 0 : strtoull(errors, NULL, 10);
+    return success;
 }
 int nvmlDeviceGetComputeRunningProcesses_v3(void* handle, unsigned* count, Process* processes) {
     const unsigned room = *count;
