@@ -144,6 +144,10 @@ class Request:
         for request in requests:
             request.Wait()
 
+    @staticmethod
+    def Testall(requests: Sequence[Request]) -> bool:  # noqa: N802
+        return all(request.Test() for request in requests)
+
 
 class Comm:
     """A communicator, as one of its ranks sees it.

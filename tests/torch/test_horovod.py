@@ -41,12 +41,17 @@ def test_process_sets_of_init(openmpi: Mpi) -> None:
     assert third == {"parity": 2.0, "ranks": [0, 2], "rank": [1, 2, False], "first two": False, "some": [1, 2, 2.0]}
 
 
-def plain_training(optimizer: str, rows: int) -> np.ndarray:
-    """Train with the global batch in one process, as ``horovod_training.py`` does on all ranks together."""
+def plain_training(optimizer: str, rows: int) -> tuple[np.ndarray, list[float]]:
+    """Train with the global batch in one process, as ``horovod_training.py`` does on all ranks together.
+
+    Returns:
+        The parameters, and the losses that ``step`` returns.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
     rule = getattr(torch.optim, optimizer)(model.parameters(), lr=0.05)
     data = torch.randn(rows, 6, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    losses = []
     for step in range(5):
 
         def compute(step: int = step) -> torch.Tensor:
@@ -56,13 +61,13 @@ def plain_training(optimizer: str, rows: int) -> np.ndarray:
             return loss
 
         if optimizer == "LBFGS":
-            rule.step(compute)
+            losses.append(rule.step(compute).item())
             continue
         compute()
         if step == 3:
             nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         rule.step()
-    return torch.cat([parameter.detach().view(-1) for parameter in model.parameters()]).numpy()
+    return torch.cat([parameter.detach().view(-1) for parameter in model.parameters()]).numpy(), losses
 
 
 @pytest.mark.quick
@@ -80,4 +85,6 @@ def test_training_equals_a_plain_loop(world: World, ranks: int, options: dict[st
     done = world.run(ranks, PROGRAMS / "horovod_training.py", json.dumps({**options, "rows": rows}), timeout=90)
     result = printed(done)
     assert result["equal"]
-    np.testing.assert_allclose(result["parameters"], plain_training(str(options["optimizer"]), rows), atol=1e-10)
+    parameters, losses = plain_training(str(options["optimizer"]), rows)
+    np.testing.assert_allclose(result["parameters"], parameters, atol=1e-10)
+    np.testing.assert_allclose(result["losses"], losses, rtol=1e-10)

@@ -31,6 +31,7 @@ if kind != "LBFGS":
 optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), **options)
 data = torch.randn(rows, 6, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
 passes = options.get("backward_passes_per_step", 1)
+losses: list[float] = []  # that ``step`` returns
 for step in range(5):
     share = rows // hvd.size()
     own = (data + step)[hvd.rank() * share : (hvd.rank() + 1) * share]
@@ -43,7 +44,7 @@ for step in range(5):
         return loss
 
     if kind == "LBFGS":
-        optimizer.step(compute)
+        losses.append(optimizer.step(compute).item())
         continue
     compute()
     if step == 3:  # clipped gradients
@@ -54,7 +55,8 @@ for step in range(5):
     else:
         optimizer.step()
 parameters = torch.cat([parameter.detach().view(-1) for parameter in model.parameters()])
-everyone = hvd.allgather(parameters.view(1, -1))
+everyone = hvd.allgather(torch.cat([parameters, torch.tensor(losses)]).view(1, -1))
 if hvd.rank() == 0:
-    print(json.dumps({"parameters": parameters.tolist(), "equal": bool((everyone == everyone[0]).all())}))
+    result = {"parameters": parameters.tolist(), "losses": losses}
+    print(json.dumps({**result, "equal": bool((everyone == everyone[0]).all())}))
 hvd.shutdown()

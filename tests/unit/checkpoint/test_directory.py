@@ -111,6 +111,17 @@ def test_the_best_checkpoint_is_kept_until_there_is_a_better_one(tmp_path: Path)
         checkpoint.find(tmp_path / "best")
 
 
+@pytest.mark.parametrize("only_best", [False, True])
+def test_the_best_checkpoint_is_kept_when_it_is_saved_again(tmp_path: Path, only_best: bool) -> None:
+    """A run that resumes from an earlier checkpoint comes to the same step."""
+    for value in (0.5, 0.25):
+        save(tmp_path, 10, 30)
+        record_best(tmp_path, checkpoint.BestCheckpoint(30, "auc", value, only_best))
+        assert there(tmp_path) == [30, 10]
+        assert checkpoint.find(tmp_path / "best") == [checkpoint.path_for(tmp_path, 30)]
+        checkpoint.verify(checkpoint.path_for(tmp_path, 30))
+
+
 @pytest.mark.parametrize(
     ("keep", "every", "spoiled", "left"),
     [

@@ -97,6 +97,27 @@ def test_an_incomplete_state_is_not_read(run_dir: str) -> None:
         assert [state.step for state in states(run_dir)] == [1]
 
 
+def test_a_state_that_is_being_overwritten_is_not_read(run_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every step of a write, in which the process may be killed, there is the state before it, as a whole."""
+    writer, copy = StateWriter(run_dir, KEY, LAYOUT, 0, RECORD), np.copyto
+    written, copies = 0, 0
+
+    def look(*arrays: np.ndarray) -> None:
+        nonlocal copies
+        if written:
+            read_back(run_dir, written)
+        assert [state.step for state in states(run_dir)] == [written][:written]
+        copies += 1
+        copy(*arrays)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "copyto", look)
+        for step in range(1, 5):
+            writer.write(snapshot_of(step))
+            written = step
+    assert copies == 4 * 4  # two vectors and two arrays of each state
+
+
 def test_states_grow_with_the_extra_state(run_dir: str) -> None:
     writer = StateWriter(run_dir, KEY, LAYOUT, 0, RECORD)
     for step in range(1, 5):

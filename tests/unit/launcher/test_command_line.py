@@ -342,6 +342,19 @@ def test_ranks_are_spread_over_hosts(given: str, ranks: int | None, expected: st
     assert ",".join(map(str, assign_ranks(parse_hosts(given), ranks))) == expected
 
 
+@pytest.mark.parametrize("n_hosts", range(1, 5))
+@pytest.mark.parametrize("sized", [(), (2,), (1, 3)], ids=str)
+def test_hosts_without_a_number_share_the_rest_evenly(n_hosts: int, sized: tuple[int, ...]) -> None:
+    first = [Host(f"sized{index}", slots) for index, slots in enumerate(sized)]
+    hosts = [*first, *(Host(f"host{index}", 0) for index in range(n_hosts))]
+    for rest in range(1, 3 * n_hosts + 1):
+        assigned = assign_ranks(hosts, sum(sized) + rest)
+        assert assigned[: len(sized)] == first
+        shares = [host.slots for host in assigned[len(sized) :]]
+        assert sum(shares) == rest and len(shares) == min(rest, n_hosts)
+        assert shares == sorted(shares, reverse=True) and shares[0] - shares[-1] <= 1
+
+
 def test_there_must_be_room() -> None:
     with pytest.raises(LaunchError, match=r"-n 9 .*8 .*a:4,b:4"):
         assign_ranks(TWO, 9)

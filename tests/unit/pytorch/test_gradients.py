@@ -144,6 +144,30 @@ def test_a_parameter_without_a_gradient_gets_zeros(three: Collected) -> None:
     assert not three.views[1].any()
 
 
+class Unused(nn.Sequential):
+    """Does not use its last module, unless the number of examples is odd."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        own = [*self] if len(x) % 2 else [*self][:-1]
+        for module in own:
+            x = module(x)
+        return x
+
+
+@BUCKETS
+def test_a_parameter_that_is_not_used_gets_zeros_in_each_step(bucket: int) -> None:
+    """The sums over all ranks are written to the flat gradient after each step."""
+    torch.manual_seed(0)
+    own = Collected(Unused(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 6)), bucket)
+    for x in (X[:4], X[:4], X[:4], X, X[:4], X[:4]):
+        expected = own.expected(x)
+        own.step(x)
+        own.assert_collected(expected)
+        assert own.views[2].any() == own.views[3].any() == (x is X)
+        for view in own.views:
+            view += 1
+
+
 def test_kept_gradients_are_added_to_and_skipped_ones_stay(three: Collected) -> None:
     first, second = three.expected(), three.expected(OTHER)
     three.step()

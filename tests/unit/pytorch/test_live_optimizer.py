@@ -80,6 +80,28 @@ def test_schedulers_are_found_but_not_their_parts() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of")  # no optimizer takes steps here
+@pytest.mark.parametrize("make", [lambda own: lr_scheduler.StepLR(own, 1, 0.5), Halving], ids=["torch", "own"])
+def test_a_scheduler_continues_after_its_steps_before_a_resume(make: Any) -> None:
+    def started() -> tuple[torch.optim.Optimizer, LiveOptimizer]:
+        optimizer = sgd()
+        return optimizer, live_optimizer(optimizer, MODEL, None, make(optimizer), Owner())
+
+    whole, live = started()
+    rates = []
+    for steps in range(6):
+        live.advance_scheduler(steps)
+        rates.append(whole.param_groups[0]["lr"])
+        if steps == 3:
+            saved = copy.deepcopy(live.state())
+    assert rates == [0.1 / 2**steps for steps in range(6)]
+    resumed, live = started()
+    live.load_state(saved)
+    for steps in (3, 4, 5):
+        live.advance_scheduler(steps)
+        assert resumed.param_groups[0]["lr"] == rates[steps]
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of")  # no optimizer takes steps here
 @pytest.mark.parametrize("collects", [False, True])
 def test_schedulers_of_one_class_continue_with_their_own_state(collects: bool) -> None:
     def make() -> tuple[LiveOptimizer, list[lr_scheduler.StepLR]]:
