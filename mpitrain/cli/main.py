@@ -18,7 +18,7 @@ from ..monitor.console import print_wrapped
 from ..monitor.rank_log import show_warnings
 from ..plan.roles import HOW_ROLES_ARE_GIVEN
 from ..process import stream_client
-from ..process.fork_server import start_server
+from ..process.fork_server import SPARE, keep_server, start_server
 from ..process.launcher_env import MAX_RESTARTS, RESTART_COUNT
 from ..process.rank_status import RUN_DIR_VARIABLE
 from ..process.standard_streams import discard, open_closed_streams, use_null
@@ -152,6 +152,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if int(os.environ.get(MAX_RESTARTS, "0")) and RUN_DIR_VARIABLE in os.environ:
             is_restart = os.environ.get(RESTART_COUNT, "0") != "0"
             start_server(os.environ[RUN_DIR_VARIABLE], is_restart, main)
+            if SPARE in os.environ:
+                return keep_server(os.environ[RUN_DIR_VARIABLE])
         command = train_command()
         if command.script_in(arguments[1:]) is not None:
             run_script(lambda: invoke(command, arguments[1:]))

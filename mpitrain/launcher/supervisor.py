@@ -48,6 +48,7 @@ from .preparation import make_launch_spec, prepare, resolve_allocation
 from .restarts import Restarts
 from .saved_states import SavedStates
 from .scaling import ScaleRequest, answer_request, remove_request, remove_requests
+from .spare_servers import SpareServers
 from .staging import Staging, staging_command
 from .standard_input import StandardInput
 from .stream_server import StreamServer
@@ -168,6 +169,10 @@ class _Supervisor:
         self._ranks_were_killed = False  # whether ranks of the last attempt may have been killed
         if not (launch.keeps_state and launch.request.workload.resumes):
             state_folder.remove(str(launch.run_dir))  # left by a run whose supervisor was killed
+        # In an allocation, the server would belong to a job step, which may have other cores than the ranks.
+        has_servers = workload.command == "train" and self._staging is None and not launch.machine.allocated
+        names = [host.name for host in launch.spec.spares] if has_servers else []
+        self._spare_servers = SpareServers(self._agent, names, launch.run_dir, launch.spec.env)
         self._saved = SavedStates(launch.run_dir, launch.request.workload.resumes, launch.keeps_state)
 
     def run(self) -> int:
@@ -212,6 +217,7 @@ class _Supervisor:
         """Remove files and processes for restarts on this host; if ranks were killed, also on all other hosts."""
         run_dir = str(self._launch.run_dir)
         remove_requests(self._launch.run_dir)
+        self._spare_servers.close()
         if not self._launch.request.options.max_restarts:
             return
         state_folder.remove(run_dir)

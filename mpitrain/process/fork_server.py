@@ -49,6 +49,9 @@ _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, sig
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _NUMBER = struct.Struct("i")
 _STOP, _IMPORT = "stop", "import"  # keys of messages that do not request a process
+SPARE = "MPITRAIN_SPARE"  # set on a spare host, which has no rank yet
+INPUT = 3  # a descriptor there
+_RANKS, REQUESTED = ".ranks", "import-"  # a folder of the run directory; prefix of the names of files in it
 
 
 def start_server(run_dir: str, is_restart: bool, run: Callable[[list[str]], object]) -> None:
@@ -101,10 +104,23 @@ def stop_server(run_dir: str, wait: bool = True) -> None:
 
 def import_in_server(run_dir: str, module: str) -> None:
     """Let the server of a run on this host, if there is one, import a module that a rank uses; returns at once."""
+    with contextlib.suppress(OSError):
+        open(os.path.join(run_dir, _RANKS, REQUESTED + module), "a").close()
     connection = _connect(run_dir)
     if connection is not None:
         with connection, contextlib.suppress(OSError):
             _send(connection, {_IMPORT: module})
+
+
+def keep_server(run_dir: str) -> int:
+    """Keep the server of this spare host until the run closes the descriptor ``INPUT``; import what ranks use now."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(os.path.join(run_dir, _RANKS)):
+            if name.startswith(REQUESTED):
+                import_in_server(run_dir, name.removeprefix(REQUESTED))
+    os.read(INPUT, 1)
+    stop_server(run_dir, wait=False)
+    return 0
 
 
 class _Request(NamedTuple):

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from ..core import activity
+from .fork_server import REQUESTED
 from .pid import pid_start
 
 RUN_DIR_VARIABLE = "MPITRAIN_RUN_DIR"  # the run directory in which the ranks of ``mpitrain run`` register
@@ -265,7 +266,7 @@ def clear(run_dir: Path) -> None:
     folder = folder_of(run_dir)
     with contextlib.suppress(OSError):  # a reaper may still be writing
         for path in folder.iterdir():
-            if path.name.startswith((_FAILED, _ACTIVITY, _TRACEBACK, WARNED)) or path.name.isdecimal():
+            if path.name.startswith((_FAILED, _ACTIVITY, _TRACEBACK, WARNED, REQUESTED)) or path.name.isdecimal():
                 path.unlink(missing_ok=True)
             elif path.name.startswith(MEETING):
                 shutil.rmtree(path, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -20,7 +21,8 @@ from mpitrain.checkpoint.memory import newest_state
 from mpitrain.launcher import bad_hosts
 from mpitrain.monitor.goodput import accounts_in
 from mpitrain.monitor.metrics import read_lines
-from mpitrain.process import rank_status
+from mpitrain.process import fork_server, rank_status
+from mpitrain.process.pid import parent_of
 from mpitrain.process.signals import STOPPED_EARLY
 
 from ..support.hosts.runs import FOREVER, Run
@@ -88,8 +90,11 @@ def test_a_spare_host_replaces_a_lost_one(runs: StartRun, mpi: Mpi, world: World
     run = runs(mpi, *flags, steps="3000")
     run.wait_until(lambda: [entry for entry in rank_status.read(run.run_dir) if entry.step > 300])
     assert sorted(entry.host for entry in rank_status.read(run.run_dir)) == ["h1", "h2"]
+    server = run.wait_until(lambda: _fork_server(run, 3))
     run.gone.write_text("2\n")
     run.network.kill(2)
+    reapers = run.wait_until(lambda: [rank.reaper for rank in rank_status.read(run.run_dir) if rank.host == "h3"])
+    assert parent_of(reapers[0]) == server
     status, out, err = run.end()
     assert status == 0, out + "\n".join(err)
     table = [line.split() for line in (run.run_dir / "ranks.txt").read_text().splitlines()[1:]]
@@ -100,6 +105,15 @@ def test_a_spare_host_replaces_a_lost_one(runs: StartRun, mpi: Mpi, world: World
     assert sum(account.shares.values()) == pytest.approx(1, abs=0.05)
     world.train(2, SMALL, "--no-joint", "--validate-steps", "0", "--train-steps", "3000", "--run-dir", tmp_path / "two")
     assert_same_bits(final(run.run_dir), final(tmp_path / "two"))
+
+
+def _fork_server(run: Run, number: int) -> int | None:
+    """Return the process id of the fork server on a host."""
+    with contextlib.suppress(OSError):  # a process has ended meanwhile
+        for pid in run.network.pids(number):
+            if Path(f"/proc/{pid}/comm").read_bytes().strip() == fork_server.NAME:
+                return pid
+    return None
 
 
 def test_a_spare_host_with_a_full_disk_is_not_used(runs: StartRun, hosts: Hosts, openmpi: Mpi) -> None:
