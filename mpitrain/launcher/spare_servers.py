@@ -38,10 +38,11 @@ class SpareServers:
         self._agent, self._run_dir, self._variables = agent, run_dir, variables
         self._ending, self._processes = threading.Event(), list[subprocess.Popen[bytes]]()
         self._thread = threading.Thread(target=self._start, args=(hosts,), daemon=True)
-        self._thread.start()
+        if hosts:
+            self._thread.start()
 
     def _start(self, hosts: Sequence[str]) -> None:
-        while hosts and not any(status.is_training for status in rank_status.read(self._run_dir)):
+        while not any(status.is_training for status in rank_status.read(self._run_dir)):
             if self._ending.wait(_POLL_S):
                 return
         known = {**os.environ, **self._variables}
@@ -55,7 +56,8 @@ class SpareServers:
     def close(self) -> None:
         """Stop the servers."""
         self._ending.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
         for process in self._processes:
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 process.communicate(timeout=_END_S)  # closes its input
