@@ -56,7 +56,8 @@ class Claims:
 
     def begin(self) -> None:
         """Begin a generation."""
-        self.count = 0
+        with self._lock:
+            self.count = 0
 
     # Methods of the learner's thread.
 
