@@ -94,8 +94,8 @@ def main() -> None:
             campaign(mpis, Path(folder), arguments.kills, hosts)
             return
         if hosts is not None and arguments.losses:
-            for job in (ROOT / "jobs" / "mnist_mlp.py", ROOT / "jobs" / "torch_cnn.py"):
-                measure_losses(mpis[0], Path(folder), job, arguments.kills, hosts)
+            for own in ((), ("--torch",)):
+                measure_losses(mpis[0], Path(folder), arguments.kills, hosts, *own)
             return
         kill_at_random(mpis, Path(folder), arguments.kills, hosts)
         if hosts is None:
@@ -307,18 +307,23 @@ def measure(mpi: Mpi, folder: Path, kills: int, job: Path, *flags: str) -> None:
     print(f"a run of one step {one_step:.2f} s; ratios {median / one_step:.2f} and {high / one_step:.2f}", flush=True)
 
 
-def measure_losses(mpi: Mpi, folder: Path, job: Path, losses: int, hosts: Hosts) -> None:
-    """Measure the time from the loss of a host to the next step, without and with a spare host alternately."""
+def measure_losses(mpi: Mpi, folder: Path, losses: int, hosts: Hosts, *own: str) -> None:
+    """Measure the time from the loss of a host to the next step, without and with a spare host alternately.
+
+    Args:
+        own: Flags of ``bench/jobs/resting.py``.
+    """
+    job, name = ROOT / "bench" / "jobs" / "resting.py", " ".join(("resting", *own))
     seconds: dict[str, list[float]] = {"without a spare": [], "with a spare": []}
     flags = ("--validate-steps", "0", "--log-steps", "0", "--threads", "1", "--train-steps", "100000000")
     kinds = {"without a spare": ("--min-ranks", "4"), "with a spare": ("--spare-hosts", "1")}
     for number in range(losses):
         for kind, more in kinds.items():
-            run_dir = folder / f"{job.stem}-{number}-{len(more[0])}"
-            with KilledRun(mpi, 3, run_dir, job, *flags, *more, hosts=hosts, slots=2) as run:
+            run_dir = folder / f"losses-{len(own)}-{number}-{len(more[0])}"
+            with KilledRun(mpi, 3, run_dir, job, *flags, *own, *more, hosts=hosts, slots=2) as run:
                 ranks = run.wait_for_ranks()
                 run.wait_for_step(max(rank.step for rank in ranks) + 5)
-                time.sleep(5)  # a process on the spare host has imported its modules
+                time.sleep(20)  # a process on the spare host has imported its modules
                 pids = [rank.pid for rank in rank_status.read(run_dir)]
                 run.gone.write_text("2\n")
                 began = time.perf_counter()
@@ -333,7 +338,7 @@ def measure_losses(mpi: Mpi, folder: Path, job: Path, losses: int, hosts: Hosts)
         f"{kind} {statistics.median(each):.2f} s ({min(each):.2f} to {max(each):.2f} s)"
         for kind, each in seconds.items()
     )
-    print(f"{job.stem}, from the loss of a host to the next step, {losses} times each: {times}", flush=True)
+    print(f"{name}, from the loss of a host to the next step, {losses} times each: {times}", flush=True)
 
 
 def _large() -> tuple[str, ...]:
