@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -20,7 +21,7 @@ from ..plan.roles import HOW_ROLES_ARE_GIVEN
 from ..process import stream_client
 from ..process.fork_server import SPARE, keep_server, start_server
 from ..process.launcher_env import MAX_RESTARTS, RESTART_COUNT
-from ..process.rank_status import RUN_DIR_VARIABLE
+from ..process.rank_status import RUN_DIR_VARIABLE, imports
 from ..process.standard_streams import discard, open_closed_streams, use_null
 from ..version import __version__
 from .help import HELP, HelpFormatter
@@ -153,7 +154,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             is_restart = os.environ.get(RESTART_COUNT, "0") != "0"
             start_server(os.environ[RUN_DIR_VARIABLE], is_restart, main)
             if SPARE in os.environ:
-                return keep_server(os.environ[RUN_DIR_VARIABLE])
+                run_dir = os.environ[RUN_DIR_VARIABLE]
+                return keep_server(run_dir, imports(Path(run_dir)))
         command = train_command()
         if command.script_in(arguments[1:]) is not None:
             run_script(lambda: invoke(command, arguments[1:]))

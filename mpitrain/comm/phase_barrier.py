@@ -57,14 +57,12 @@ class PhaseBarrier:
         waited_s: Seconds that this rank has waited for others, in ``wait``.
     """
 
-    waited_s = 0.0
-
     def __init__(self, shared: SharedArrays, cores: int) -> None:
         self.rank, self.size = shared.node.rank, shared.node.size
         self._words = shared.allocate((self.size * WORDS,), np.int64)
         self.losses = self._words.view(np.float64)[_LOSS::WORDS]
         self._flags = self._words[_FLAGS::WORDS]
-        self._at, self.phase = self.rank * WORDS + _PHASE, 0
+        self._at, self.phase, self.waited_s = self.rank * WORDS + _PHASE, 0, 0.0
         self._words[self.rank * WORDS : (self.rank + 1) * WORDS] = 0
         self._ranks: list[int] = shared.node.allgather(MPI.COMM_WORLD.rank)
         self._waiting = Backoff(oversubscribed=self.size > cores)

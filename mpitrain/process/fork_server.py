@@ -51,7 +51,6 @@ _NUMBER = struct.Struct("i")
 _STOP, _IMPORT = "stop", "import"  # keys of messages that do not request a process
 SPARE = "MPITRAIN_SPARE"  # set on a spare host, which has no rank yet
 INPUT = 3  # a descriptor there
-_RANKS, REQUESTED = ".ranks", "import-"  # a folder of the run directory; prefix of the names of files in it
 
 
 def start_server(run_dir: str, is_restart: bool, run: Callable[[list[str]], object]) -> None:
@@ -104,20 +103,16 @@ def stop_server(run_dir: str, wait: bool = True) -> None:
 
 def import_in_server(run_dir: str, module: str) -> None:
     """Let the server of a run on this host, if there is one, import a module that a rank uses; returns at once."""
-    with contextlib.suppress(OSError):
-        open(os.path.join(run_dir, _RANKS, REQUESTED + module), "a").close()
     connection = _connect(run_dir)
     if connection is not None:
         with connection, contextlib.suppress(OSError):
             _send(connection, {_IMPORT: module})
 
 
-def keep_server(run_dir: str) -> int:
-    """Keep the server of this spare host until the run closes the descriptor ``INPUT``; import what ranks use now."""
-    with contextlib.suppress(OSError):
-        for name in os.listdir(os.path.join(run_dir, _RANKS)):
-            if name.startswith(REQUESTED):
-                import_in_server(run_dir, name.removeprefix(REQUESTED))
+def keep_server(run_dir: str, modules: Sequence[str]) -> int:
+    """Keep the server of this spare host, which imports modules, until the run closes the descriptor ``INPUT``."""
+    for module in modules:
+        import_in_server(run_dir, module)
     os.read(INPUT, 1)
     stop_server(run_dir, wait=False)
     return 0

@@ -20,7 +20,6 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from ..core import activity
-from .fork_server import REQUESTED
 from .pid import pid_start
 
 RUN_DIR_VARIABLE = "MPITRAIN_RUN_DIR"  # the run directory in which the ranks of ``mpitrain run`` register
@@ -28,6 +27,7 @@ _FOLDER = ".ranks"
 _ACTIVITY, _FAILED = "activity-", "failed"  # names of the files that reapers write
 _TRACEBACK = "traceback-"
 WARNED = "warned-"  # prefix of the names of files for warnings that a rank has printed
+_IMPORTED = "import-"  # prefix of the names of files for modules that ranks use
 MEETING = "meeting-"  # prefix of the name of the folder in which the ranks of a program find each other
 _STEP_DIGITS = 19
 _SIZE = 4096
@@ -261,12 +261,23 @@ def read(run_dir: Path) -> list[RankStatus]:
     return sorted((status for status in statuses if status is not None), key=lambda status: status.rank)
 
 
+def record_import(run_dir: Path, module: str) -> None:
+    """Record that ranks use a module, for ``imports`` on hosts that have no rank yet."""
+    with contextlib.suppress(OSError):
+        (folder_of(run_dir) / f"{_IMPORTED}{module}").touch()
+
+
+def imports(run_dir: Path) -> list[str]:
+    """Return the modules that ``record_import`` has recorded."""
+    return [path.name.removeprefix(_IMPORTED) for path in folder_of(run_dir).glob(f"{_IMPORTED}*")]
+
+
 def clear(run_dir: Path) -> None:
     """Remove the status files, and the other files of ranks and reapers beside them."""
     folder = folder_of(run_dir)
     with contextlib.suppress(OSError):  # a reaper may still be writing
         for path in folder.iterdir():
-            if path.name.startswith((_FAILED, _ACTIVITY, _TRACEBACK, WARNED, REQUESTED)) or path.name.isdecimal():
+            if path.name.startswith((_FAILED, _ACTIVITY, _TRACEBACK, WARNED, _IMPORTED)) or path.name.isdecimal():
                 path.unlink(missing_ok=True)
             elif path.name.startswith(MEETING):
                 shutil.rmtree(path, ignore_errors=True)

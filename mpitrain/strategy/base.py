@@ -145,7 +145,6 @@ class Strategy(ABC):
         progress: The progress of training.
         last_result: The result of the last step whose result is known; ``result`` returns it.
         shared_vectors: The memory of ``initial_vectors`` on all ranks that share it, which can then fill it together.
-        waited_s: Seconds that this worker has waited in steps for other workers, as far as this is measured.
         has_ended: Whether no step follows; the same on all workers after a step that all of them take.
         averages_grads: Whether ``average`` may change ``grads``, and ``ready`` may be called during each backward pass
             of a script.
@@ -162,7 +161,6 @@ class Strategy(ABC):
     has_ended = False
     averages_grads = sums_grads = has_slots = updates_whole_tensors = shares_params = compresses_grads = False
     has_virtual_workers = False
-    waited_s = 0.0
     synchronous: bool
     plan: Plan
     params: Array
@@ -188,6 +186,11 @@ class Strategy(ABC):
     def result(self) -> StepResult:
         """The result of the last step; waits for it if it is still being computed. Local."""
         return self.last_result
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that this worker has waited in steps for other workers, as far as this is measured. Local."""
+        return 0.0
 
     @abstractmethod
     def next(self) -> WorkItem | ConsistentPoint | None:

@@ -142,6 +142,10 @@ class Local(BulkSynchronous):
     def extra_state(self) -> ExtraState:
         return {**super().extra_state(), **self._averaging.extra_state()}
 
+    @property
+    def waited_s(self) -> float:
+        return self._hierarchy.barrier.waited_s
+
     def stats(self) -> Stats:
         sent, uncompressed = self._hierarchy.internode_bytes, self._hierarchy.uncompressed_bytes
         return super().stats()._replace(internode_bytes=sent, saved_bytes=max(0, uncompressed - sent))
@@ -160,7 +164,6 @@ class Local(BulkSynchronous):
     def _agree(self, step: int) -> None:
         """Perform the exchanges that are due after ``step`` steps."""
         self._averaging.after_step(step)
-        self.waited_s = self._hierarchy.barrier.waited_s
         if not self._averaging.is_point(step):
             return
         flags = self._exchange_totals()

@@ -132,6 +132,10 @@ class Sync(BulkSynchronous):
         self._sums.free()
         self._use_sums(compress=True)
 
+    @property
+    def waited_s(self) -> float:
+        return self._hierarchy.barrier.waited_s
+
     def stats(self) -> Stats:
         sent, uncompressed = self._hierarchy.internode_bytes, self._hierarchy.uncompressed_bytes
         stats = super().stats()
@@ -199,7 +203,6 @@ class Sync(BulkSynchronous):
         assert self._exchanged is not None
         (loss, flags), accepted = self._exchanged, self._accepts
         self._exchanged, self._accepts = None, accepted or complete
-        self.waited_s = self._hierarchy.barrier.waited_s
         self.step_offset -= not updated
         self.count(loss, accepted)
         if self.progress.step == self.plan.config.parallel.compress_after:

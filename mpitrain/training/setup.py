@@ -34,7 +34,7 @@ from ..plan.progress import Progress
 from ..plan.roles import HOW_ROLES_ARE_GIVEN
 from ..process.fork_server import import_in_server
 from ..process.launcher_env import FAILED_AT, FIRST_RANKS, RESTART_COUNT
-from ..process.rank_status import RUN_DIR_VARIABLE, RankStatusFile
+from ..process.rank_status import RUN_DIR_VARIABLE, RankStatusFile, record_import
 from ..process.run_directory import forget_stop, make_run_dir
 from ..process.standard_streams import set_output_prefix
 from .loop import Loop, RunFiles
@@ -117,6 +117,7 @@ def set_up(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile)
             facts = {**config.as_toml(), **job.facts()}
         limit_threads_of_torch(threads)
     if "torch" in sys.modules and RUN_DIR_VARIABLE in os.environ:
+        record_import(Path(os.environ[RUN_DIR_VARIABLE]), "torch")
         import_in_server(os.environ[RUN_DIR_VARIABLE], "torch")
     cluster.check_same(facts)
     if plan.config.training.train_epochs is not None:  # notices that are printed before the state is restored need it

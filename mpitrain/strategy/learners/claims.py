@@ -37,7 +37,7 @@ class Claims:
     def __init__(self, store: Store, ledger: Register, name: str, unit: int, first: int) -> None:
         self._store, self._ledger, self._name, self._unit, self._first = store, ledger, name, unit, first
         self._lock, self._ranges, self.left, self.count = threading.Lock(), list[Range](), Left.SOME, 0
-        self.rate, self._measured = 0.0, (0.0, 0)  # and when how many had been trained
+        self.rate, self._measured = 0.0, (0.0, 0)  # the last measurement: when, and how many had been trained
         self._watched: dict[tuple[str, int], tuple[bytes, float]] = {}  # see ``_all_live``
         self._silent = set[tuple[str, int]]()  # those of them that were reported
 
