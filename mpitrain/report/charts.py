@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..core.layout import Array
+from ..monitor.goodput import KINDS
 from ..plan.metric import PREFIX
 from .history import Run, Series, shown_name
 from .time_shares import GROUPS, Shares
@@ -21,10 +22,19 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 _GROUP_COLORS = dict(
     zip(GROUPS, ("#009E73", "#D55E00", "#E69F00", "#56B4E9", "#8C564B", "#CC79A7", "#0072B2", "#9A9A9A"), strict=True)
 )
+# Activities that the time of the ranks has, too, have the same color.
+_KIND_COLORS = dict(
+    zip(
+        KINDS,
+        "#009E73 #E69F00 #B2182B #56B4E9 #0072B2 #4D4D9A #CC79A7 #8C564B #F0E442 #7F7F7F #C4C4C4".split(),
+        strict=True,
+    )
+)
 _MAX_POINTS = 800  # maximum number of points per curve: more than a plot has pixels
 _MAX_POINTS_OF_MANY = 300  # maximum number of points if there are many curves, so that the page stays small
 _FEW = 3  # maximum number of runs whose curves show a range, and whose ranks have bars of their own
 _MAX_BARS = 24  # above this number of ranks, only the mean of all ranks is shown
+_LEAST_SHARE = 0.1  # percentage below which a kind of time is not shown
 _DECADES = 30  # ratio of the largest to the smallest value from which a scale is logarithmic
 
 
@@ -131,6 +141,7 @@ def make_charts(shown: Sequence[PlottedRun]) -> list[Chart]:
         _staleness(shown),
         _staleness_histogram(shown),
         *(_workers(shown, name, chart) for name, chart in _OF_WORKERS.items()),
+        _goodput(shown),
         _time_shares(shown),
     ]
     return [chart for chart in charts if chart.curves or chart.bars]
@@ -288,6 +299,27 @@ def _workers(shown: Sequence[PlottedRun], name: str, chart: Chart) -> Chart:
         if lengths.any():
             bars.append(Bars(run.label, run.color, lengths))
     return replace(chart, bars=tuple(bars))
+
+
+def _goodput(shown: Sequence[PlottedRun]) -> Chart:
+    """Return the chart of what the time of the runs went into, without bars if no run has recorded it."""
+    accounts = [(run.label, account) for run in shown if (account := run.run.account) is not None]
+    prefixes = [f"{label}: " if len(shown) > 1 else "" for label, _ in accounts]
+    names = tuple(f"{p}{100 * account.goodput:.0f} %" for p, (_, account) in zip(prefixes, accounts, strict=True))
+    bars = [
+        Bars(kind, color, np.array([100 * account.shares.get(kind, 0.0) for _, account in accounts]), names)
+        for kind, color in _KIND_COLORS.items()
+    ]
+    return Chart(
+        "goodput",
+        "Goodput",
+        "Share of the time since the first start of a run that went into steps whose result is kept, and where the "
+        "rest went.",
+        "% of time",
+        "",
+        stacked=True,
+        bars=tuple(part for part in bars if (part.lengths >= _LEAST_SHARE).any()),
+    )
 
 
 def _time_shares(shown: Sequence[PlottedRun]) -> Chart:

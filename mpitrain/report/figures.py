@@ -41,7 +41,7 @@ def figure(chart: Chart) -> dict[str, Any]:
             "type": chart.scale,
             "separatethousands": True,
         },
-        "showlegend": 1 < len(names) <= _MAX_NAMED,
+        "showlegend": len(names) > 1 and (chart.stacked or len(names) <= _MAX_NAMED),
         "legend": {
             "orientation": "h",
             "yref": "container",
@@ -59,7 +59,11 @@ def figure(chart: Chart) -> dict[str, Any]:
     elif chart.curves:
         layout["yaxis"]["range"] = _range(chart)
     if chart.stacked:
-        layout |= {"barmode": "stack", "height": 130 + 26 * len(chart.bars[0].names), "hovermode": "closest"}
+        layout |= {
+            "barmode": "stack",
+            "height": 106 + 26 * len(chart.bars[0].names) + 10 * len(chart.bars),
+            "hovermode": "closest",
+        }
         layout["xaxis"]["range"] = [0, 100]
         layout["yaxis"] = {"automargin": True, "autorange": "reversed", "type": "category"}
     return {"name": chart.name, "data": traces, "layout": layout}

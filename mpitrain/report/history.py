@@ -18,6 +18,7 @@ from ..core.toml import read_toml
 from ..core.words import one_line
 from ..errors import RecordError
 from ..monitor import heartbeat
+from ..monitor.goodput import Account, accounts_in
 from ..monitor.heartbeat import STATUS
 from ..monitor.metrics import RECORDED, parse_line
 from ..plan.metric import MEASURED, PREFIX, Goal
@@ -150,6 +151,11 @@ class Run:
             np.array([line.get("time_s", 0.0) for line in lines], np.float64),
             np.array([np.nan if line[name] is None else line[name] for line in lines], np.float64),
         )
+
+    @property
+    def account(self) -> Account | None:
+        """What the time since the first start went into, as recorded last; None if it is not recorded."""
+        return next(iter(accounts_in(self.lines[::-1])), None)
 
     @property
     def mean_examples_per_s(self) -> float:

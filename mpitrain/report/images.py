@@ -66,7 +66,7 @@ def as_png(chart: Chart) -> bytes:
         axes.set_xlabel(chart.x)
         axes.set_ylabel(chart.y)
         handles, labels = axes.get_legend_handles_labels()
-        if 1 < len(labels) <= _MAX_NAMED:
+        if len(labels) > 1 and (chart.stacked or len(labels) <= _MAX_NAMED):
             figure.legend(handles, labels, loc="outside lower center", ncols=3)  # a position that does not cover curves
         figure.savefig(data, format="png", dpi=200, facecolor="white")
     return data.getvalue()

@@ -45,7 +45,10 @@ _END_BYTES = 1 << 18  # of a learner's metrics, in which these numbers are looke
     "those of the job.",
 )
 def runs_command(folder: Path, sort: str | None) -> None:
-    """List the runs in FOLDER (default: runs), newest first. Of a run that learners have joined, also the learners."""
+    """List the runs in FOLDER (default: runs), newest first.
+
+    If FOLDER is a run, its learners are listed, too, and what the time went into.
+    """
     goal = None if sort is None else parse_goal("--sort", sort)
     run_dirs = [*find(folder), *learners_of(folder)]
     if not run_dirs:
@@ -61,11 +64,21 @@ def runs_command(folder: Path, sort: str | None) -> None:
         _print_table(_HEAD, list(rows.values()))
     else:
         _print_table((*_HEAD, f"best {goal.name}"), _sorted(goal, runs, rows))
+    if is_run(folder):
+        for path, run in runs.items():
+            if run is not None and (account := run.account) is not None:
+                name = f"{rows[path][0]}: " if len(runs) > 1 else ""
+                print(wrap(f"\n{name}{account.describe()}", _columns()))
+
+
+def _columns() -> int:
+    """Return the width of the terminal; 0 for other outputs."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
 
 
 def _print_table(titles: Sequence[str], rows: Sequence[tuple[str, ...]]) -> None:
     """Print a table; on a narrow terminal, some columns are left out, and named."""
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    columns = _columns()
     hidden: list[str] = []
     while True:
         shown = [index for index, title in enumerate(titles) if title not in hidden]

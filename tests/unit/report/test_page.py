@@ -21,6 +21,7 @@ import pytest
 from PIL import Image
 
 from mpitrain.cli.main import main
+from mpitrain.monitor.goodput import KINDS, SPARES, Account
 from mpitrain.monitor.heartbeat import ProcessHost, Status, write
 from mpitrain.process.run_directory import Failure, record_failure
 from mpitrain.report import page as report
@@ -56,6 +57,13 @@ def values_of(array: dict[str, str]) -> np.ndarray:
 def append(run: Path, *lines: dict[str, Any]) -> None:
     with (run / "metrics.jsonl").open("a") as file:
         file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def append_account(run: Path, **seconds: float) -> Account:
+    """Record what the time of a run went into."""
+    account = Account(1e9, 1e9 + sum(s for kind, s in seconds.items() if kind != SPARES), 1000, seconds)
+    append(run, {"step": 1000, **account.record()})
+    return account
 
 
 def test_there_is_a_plot_for_what_was_measured_and_for_nothing_else(tmp_path: Path) -> None:
@@ -133,6 +141,23 @@ def test_curves_that_coincide_differ_in_color_and_dash(tmp_path: Path) -> None:
     curves = chart(shown, "accuracy").curves
     assert len({(curve.color, curve.dash) for curve in curves}) == len(curves) == 24
     assert all(a.dash != b.dash for a, b in itertools.pairwise(curves[:8]))
+
+
+def test_goodput_is_shown_with_all_other_parts_of_the_time(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name, traced=False) for name in "abc"]
+    assert "goodput" not in names(collect(runs))
+    append_account(runs[0], steps=1.0)
+    accounts = {
+        "a": append_account(runs[0], steps=60.0, repeated=15.0, stopped=24.98, hooks=0.02, spares=25.0),
+        "c": append_account(runs[2], steps=9.0, waiting=1.0),
+    }
+    bars = {trace["name"]: trace for trace in figures(page(collect(runs)))["goodput"]["data"]}
+    assert list(bars) == ["steps", "waiting", "repeated", "stopped", "spares"]  # less than 0.1 % is not shown
+    for kind, trace in bars.items():
+        expected = [100 * account.shares.get(kind, 0.0) for account in accounts.values()]
+        np.testing.assert_allclose(values_of(trace["x"]), expected, rtol=1e-6)
+        assert [name[0] for name in trace["y"]] == list(accounts)
+    assert sum(values_of(trace["x"]) for trace in bars.values()) == pytest.approx([100, 100], abs=0.1)
 
 
 def test_axes(tmp_path: Path) -> None:
@@ -352,12 +377,14 @@ def count(pixels: np.ndarray, color: str) -> int:
 def test_a_browser_shows_the_plots_and_asks_for_nothing_else(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / name, mode=mode) for name, mode in (("a", "sync"), ("b", "async"))]
     write(folders[0], Status("finished", 1000, 1000, "2 workers", 1, ProcessHost("h", "b", "p"), 1, "1", 0.0))
+    append_account(folders[0], steps=60, repeated=40)
     with Site(page(collect(folders))) as site:
         for width, height in ((1280, 4000), (420, 8000)):
             pixels, asked = render(site.address, width, height, tmp_path)
             assert pixels.shape[1] == width
             for color in COLORS[:2]:
                 assert count(pixels, color) > 300, f"no curve in {color} at {width} pixels"
+            assert count(pixels, "#B2182B") > 300, f"no repeated steps at {width} pixels"
             # The last plot is visible: its bars have a colour that no other plot has.
             assert count(pixels, "#56B4E9") > 200
             assert asked <= {f"{site.address}favicon.ico"}
@@ -379,7 +406,9 @@ def test_a_page_that_asks_for_something_is_seen_to(tmp_path: Path) -> None:
 def test_legends_are_below_the_titles_of_axes(tmp_path: Path, width: int) -> None:
     name = "a long name of a run"  # one line of the legend per run at 420 pixels
     document = tmp_path / "page.html"
-    document.write_text(page(collect([make_run(tmp_path / f"{name} {i}") for i in range(4)])))
+    runs = [make_run(tmp_path / f"{name} {i}") for i in range(4)]
+    append_account(runs[0], **dict.fromkeys(KINDS, 1.0))
+    document.write_text(page(collect(runs)))
     words = [*FLAGS, f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},4000"]
     done = subprocess.run(
         [chromium(), *words, "--virtual-time-budget=10000", "--dump-dom", document.as_uri()],
@@ -391,6 +420,6 @@ def test_legends_are_below_the_titles_of_axes(tmp_path: Path, width: int) -> Non
     places = re.findall(
         r'<g class="legend"[^>]*translate\([\d.]+,([\d.]+)\).*?class="xtitle"[^>]* y="([\d.]+)"', done.stdout
     )
-    assert len(places) >= 3
+    assert len(places) >= 4
     for legend, title in places:
         assert float(legend) > float(title) + 4  # the baseline of the title, and what letters such as p need below it

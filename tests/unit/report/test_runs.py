@@ -12,6 +12,7 @@ from rich.console import Console
 
 from mpitrain.cli.main import main
 from mpitrain.monitor.format import amount, duration, format_table
+from mpitrain.monitor.goodput import Account
 from mpitrain.monitor.heartbeat import BatchJob, ProcessHost, Status, write, write_submitted
 from mpitrain.process.pid import pid_start
 from mpitrain.report.page import collect
@@ -113,6 +114,20 @@ def test_learners_are_listed_with_their_run_only(tmp_path: Path, capsys: pytest.
         [name, "4", "workers", "1,000"] for name in ("0", "task-3")
     ]
     assert [shown.run.folder for shown in collect([run])] == [run, *(run / "learners" / n for n in ("0", "task-3"))]
+
+
+def test_one_run_is_listed_with_what_its_time_went_into(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    account = Account(1e9, 1e9 + 200.0, 1000, {"steps": 150.0, "stopped": 40.0, "saving": 10.0})
+    with (make_run(tmp_path / "a") / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 1000, **account.record()}) + "\n")
+    learner = make_run(tmp_path / "a" / "learners" / "0")
+    (learner / "metrics.jsonl").write_bytes((tmp_path / "a" / "metrics.jsonl").read_bytes())
+    assert main(["runs", str(tmp_path)]) == 0
+    assert account.describe() not in capsys.readouterr().out
+    for folder, others in ((tmp_path / "a", "a: "), (learner, "")):
+        assert main(["runs", str(folder)]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert f"{others}{account.describe()}" in lines
 
 
 def test_a_submitted_run_is_listed_without_slurm(
