@@ -36,12 +36,13 @@ class SumOrder:
     of_nodes: Array
 
 
-def sum_order(hierarchy: Hierarchy, leaves: int | None) -> SumOrder:
+def sum_order(hierarchy: Hierarchy, leaves: int | None, row_per_leaf: bool = False) -> SumOrder:
     """Return the order for this worker. Local.
 
     Args:
         leaves: The number of virtual workers, whose gradients are added by a tree; None if the gradients of the workers
             are added in the order of nodes and ranks.
+        row_per_leaf: Whether a worker writes a row for each of its leaves, not their sums.
     """
     node, own = hierarchy.node, hierarchy.comm.rank
     if leaves is None:
@@ -49,7 +50,10 @@ def sum_order(hierarchy: Hierarchy, leaves: int | None) -> SumOrder:
         sums = ((node.rank, in_order),)
         return SumOrder(node.size, (node.rank,), in_order, sums, one_each, np.arange(hierarchy.n_nodes))
     root, workers = (0, leaves), hierarchy.comm.size
-    pieces = [subtrees(root, range(*share(leaves, worker, workers))) for worker in range(workers)]
+    leaves_of = [range(*share(leaves, worker, workers)) for worker in range(workers)]
+    pieces = [
+        [(n, n + 1) for n in own_leaves] if row_per_leaf else subtrees(root, own_leaves) for own_leaves in leaves_of
+    ]
     of_node = next(members for members in hierarchy.members if own in members)
     rows = {piece: index for index, piece in enumerate(piece for worker in of_node for piece in pieces[worker])}
     sums_of = [subtrees(root, _leaves(members, leaves, workers)) for members in hierarchy.members]

@@ -405,7 +405,8 @@ class _Supervisor:
         """
         workload, recorded = self._launch.request.workload, recorded_virtual_workers(self._launch.run_dir)
         first = self._first_ranks if recorded is None else recorded
-        if isinstance(workload, JobRequest) and workload.keeps_step and first and ranks > first:
+        keeps_step = isinstance(workload, JobRequest) and (workload.keeps_step or bool(recorded))
+        if keeps_step and first and ranks > first:
             raise ConfigError(
                 f"a step of the run has {counted(first, 'virtual worker')}, so that at most {first} ranks can compute "
                 "it; a run that may grow needs more --virtual-workers, or --virtual-workers 0, at its start"

@@ -51,23 +51,27 @@ class GradientAccumulation:
         """Whether some micro-batches of this step have been added, and others follow."""
         return 0 < self._done < len(self._additions)
 
-    def forward(self, batch: Batch, micro_batches: Sequence[int]) -> Any:
+    def forward(self, batch: Batch, micro_batches: Sequence[int], begins_step: bool = True) -> Any:
         """Add a batch, divided as in ``parts``.
 
+        Args:
+            begins_step: Whether it is the first batch of a step, which may have several gradients.
+
         Returns:
-            The loss of the step if this was its last batch; else None.
+            The loss of the gradient if this was its last batch; else None.
         """
         if self._done == len(self._additions):
-            self.begin(batch)
+            self.begin(batch, begins_step)
         loss = None
         for part in self.parts(batch, micro_batches):
             loss = self.add(self._model.compute_loss(part))
         return loss
 
-    def begin(self, batch: Batch) -> None:
-        """Prepare a step, whose parameters may have changed; ``batch`` is its first one."""
+    def begin(self, batch: Batch, begins_step: bool = True) -> None:
+        """Prepare a gradient, for which the parameters may have changed; ``batch`` is its first one."""
         self._model.load_params()
-        self._model.begin_step(batch)
+        if begins_step:
+            self._model.begin_step(batch)
         self._done, self._total = 0, 0.0
         self._unused += self._partial
         self._partial = []

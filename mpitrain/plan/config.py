@@ -94,6 +94,7 @@ class RunConfig:
         for option, is_given in (
             (f"--compress {self.parallel.compress}", self.compression is not None),
             ("--exact-mean", self.training.exact_mean),
+            (f"--local-after {self.parallel.local_after}", self.parallel.first_local_step > 0),
         ):
             if self.virtual_workers is not None and is_given:
                 raise ConfigError(

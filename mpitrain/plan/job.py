@@ -124,9 +124,9 @@ class Job:
 
     def completed(self, config: RunConfig) -> RunConfig:
         """Return the options of a run, with this job's values for those that are None."""
-        if self.virtual_workers and not config.mode.averages_gradients:
+        if self.virtual_workers and config.mode.uses_servers:
             raise JobError(
-                f"Job(virtual_workers={self.virtual_workers}) requires --mode sync, but the mode is "
+                f"Job(virtual_workers={self.virtual_workers}) requires --mode sync or local, but the mode is "
                 f"{config.mode.name}: remove it, or change --mode"
             )
         values: dict[str, object] = {"batch_size": self.batch_size, "virtual_workers": self.virtual_workers}

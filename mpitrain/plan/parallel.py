@@ -37,7 +37,7 @@ class ParallelConfig(OptionGroup):
         "V",
         minimum=0,
         if_none=0,
-        modes=lambda mode: mode.averages_gradients,
+        modes=lambda mode: not mode.uses_servers,
     )
     staleness: int | None = option(
         None,

@@ -88,6 +88,11 @@ class Plan:
         """Examples per update; the loss is a mean over them."""
         return self.batch * self.gradients_per_step
 
+    def workers_of(self, rank: int) -> range:
+        """Return the workers, virtual ones if there are any, whose gradients a rank computes."""
+        leaves = self.config.virtual_workers
+        return range(rank, rank + 1) if leaves is None else range(*share(leaves, rank, self.workers))
+
     def share_of(self, worker: int) -> Share:
         """Return a worker's share of each step. The only place that divides the examples of a step among workers.
 
@@ -98,12 +103,14 @@ class Plan:
         of_batch = [0, *[1] * (len(parts) - 1)]  # micro-batches of one batch are added in their order
         if (leaves := self.config.virtual_workers) is None:
             return Share(worker * self.batch, 1, tuple(parts), (tuple(of_batch),))
-        lo, hi = share(leaves, worker, self.workers)
+        own = self.workers_of(worker)
+        if self.config.mode.averages_params:  # every gradient updates parameters of its own
+            return Share(own[0] * self.batch, len(own), tuple(parts), (tuple(of_batch),))
         sums = (
             [n for more in additions(tree) for n in (*of_batch[:-1], of_batch[-1] + more)]
-            for tree in subtrees((0, leaves), range(lo, hi))
+            for tree in subtrees((0, leaves), own)
         )
-        return Share(lo * self.batch, hi - lo, tuple(parts), tuple(map(tuple, sums)))
+        return Share(own[0] * self.batch, len(own), tuple(parts), tuple(map(tuple, sums)))
 
     @property
     def vectors(self) -> list[str]:
@@ -291,13 +298,18 @@ def check_virtual_workers(job: Job, config: RunConfig) -> None:
     Raises:
         ConfigError: The run has virtual workers, and cannot have any.
     """
-    trust = job.rule.trust_ratio
+    trust, trains_apart = job.rule.trust_ratio, config.mode.averages_params
     for what, is_used in (
         ("BatchNorm statistics of all workers, because their sums depend on it", job.network.synchronizes_statistics),
         (f"{job.train_split.source}, of which every process reads a share", job.train_split.is_stream),
         (
             f"the optimizer {job.rule.name}, because it updates its slots in parts",
             trust is not None and trust.after_rule,
+        ),
+        ("the loop of a script in --mode local", trains_apart and job.network.has_own_loop),
+        (
+            f"the optimizer {job.rule.name} in --mode local, because its state is not in vectors",
+            trains_apart and isinstance(job.rule, WholeTensorOptimizer),
         ),
     ):
         if config.virtual_workers is not None and is_used:

@@ -63,6 +63,8 @@ class RunLength:
 class Share(NamedTuple):
     """What a worker computes of a step: consecutive batches, divided into micro-batches, whose gradients it adds up.
 
+    In ``local``, it adds up the gradients of one batch, and updates with each sum the parameters of one virtual worker.
+
     Attributes:
         offset: Index of its first example among those of the step.
         batches: Number of batches: 1 without virtual workers.

@@ -143,7 +143,8 @@ class JobRequest:
     def keeps_step(self) -> bool:
         """Whether a step of the run stays the same on fewer ranks, unless the job cannot have virtual workers."""
         explicit, mode = self.config.parallel.virtual_workers, self.config.mode
-        return mode.keeps_steps and explicit != 0 and (self.script_arguments is None or bool(explicit))
+        by_default = mode.keeps_steps and explicit is None and self.script_arguments is None
+        return by_default or (bool(explicit) and not mode.uses_servers)
 
     def check_ranks(self, ranks: int) -> None:
         self.config.check_ranks(ranks)

@@ -31,7 +31,8 @@ class Averaging:
     Construction is collective over the workers, and so is every method that is not documented as local.
 
     Args:
-        own: This worker's vectors by name, shape (layout.size,) each.
+        own: The vectors of this rank's workers by name, shape (workers, layout.size) each. There is one worker unless
+            virtual workers train in turn.
 
     Attributes:
         copies: Whether ``vectors`` returns copies, which do not change.
@@ -47,7 +48,7 @@ class Averaging:
         return True
 
     def start(self, extra_state: ExtraState) -> None:
-        """Begin to train; ``own`` is the same on all workers.
+        """Begin to train; ``own`` has the same values for all workers.
 
         Args:
             extra_state: The state of the resumed run; empty if no run is resumed, or after steps of gradient averaging.
@@ -61,7 +62,8 @@ class Averaging:
 
     def vector(self, name: str) -> Array:
         """Return a vector of the trained model, at a consistent point; valid until the next call or step."""
-        return self.own[name]
+        vector: Array = self.own[name][0]
+        return vector
 
     def vectors(self) -> dict[str, Array]:
         """Return all vectors of the trained model, at a consistent point, for a checkpoint."""
@@ -72,7 +74,7 @@ class Averaging:
         return {}
 
     def end(self) -> None:
-        """Set this worker's parameters to the parameters of the trained model, at the last consistent point. Local."""
+        """Set the workers' parameters to the parameters of the trained model, at the last consistent point. Local."""
 
     def free(self) -> None:
         """Free communicators."""
@@ -137,9 +139,10 @@ class Centered(Periodic):
     def vector(self, name: str) -> Array:
         if name == "params":
             return self.center
-        vector = self.own[name].copy()
+        vectors = self.own[name].copy()
         with _WAIT:
-            self._mean(vector)
+            self._mean(vectors)
+        vector: Array = vectors[0]
         return vector
 
     def vectors(self) -> dict[str, Array]:
@@ -152,14 +155,12 @@ class Centered(Periodic):
 class ElasticAveraging(Centered):
     """Moves workers' parameters towards the center, and the center towards them, by ``rho`` times the difference."""
 
-    def __init__(
-        self, plan: Plan, own: Mapping[str, Array], mean: MeanAllreduce, hierarchy: Hierarchy, rho: float
-    ) -> None:
+    def __init__(self, plan: Plan, own: Mapping[str, Array], mean: MeanAllreduce, rho: float) -> None:
         super().__init__(plan, own, mean)
-        self.center, self._rho, self._n_workers = np.zeros_like(own["params"]), rho, hierarchy.comm.size
+        self.center, self._rho, self._n_workers = np.zeros_like(own["params"][0]), rho, plan.gradients_per_step
 
     def start(self, extra_state: ExtraState) -> None:
-        self.center[:] = self.own["params"]
+        self.center[:] = self.own["params"][0]
 
     @span("average")
     def average(self) -> None:
@@ -168,4 +169,4 @@ class ElasticAveraging(Centered):
         self._mean(mean)
         away: Any = params - center
         params -= params.dtype.type(self._rho) * away
-        center += params.dtype.type(self._rho * self._n_workers) * (mean - center)
+        center += params.dtype.type(self._rho * self._n_workers) * (mean[0] - center)

@@ -37,8 +37,8 @@ class Fragment(NamedTuple):
     merges: int
 
     def of(self, vector: Array) -> Array:
-        """Return a view of this range of a vector, shape (hi - lo,)."""
-        return vector[self.lo : self.hi]
+        """Return a view of this range of a vector, or of several, shape (..., hi - lo)."""
+        return vector[..., self.lo : self.hi]
 
 
 def fragments_of(size: int, parallel: ParallelConfig) -> Iterator[Fragment]:

@@ -2,6 +2,9 @@
 
 With ``local_after``, the workers average their gradients until that step, as in ``sync``, and train alone afterwards
 (post-local SGD: Lin, Stich, Patel and Jaggi, Don't use large mini-batches, use local SGD, 2018).
+
+With ``virtual_workers``, a rank trains several workers, one after the other in every step. Each has its own copy of the
+vectors. Means are taken over all of them, by the tree of ``comm.sum_order``.
 """
 
 from __future__ import annotations
@@ -17,9 +20,11 @@ from ..comm.cluster import Cluster
 from ..comm.hierarchy import hierarchy_of
 from ..core.device import Device
 from ..core.extra_state import ExtraState
-from ..core.layout import Array
+from ..core.host_memory import available_bytes
+from ..core.layout import Array, row_stride
 from ..core.training_state import TrainingState
-from ..errors import JobError
+from ..errors import ConfigError, JobError
+from ..monitor.format import size_of
 from ..monitor.trace import span
 from ..optim import Optimizer
 from ..optim.whole_tensors import WholeTensorOptimizer
@@ -47,18 +52,23 @@ class Local(BulkSynchronous):
 
     def __init__(self, cluster: Cluster, plan: Plan, devices: Sequence[Device], state: TrainingState) -> None:
         super().__init__(cluster, plan)
-        parallel, size = plan.config.parallel, plan.layout.size
-        nbytes = (4 + cluster.training.node.size) * plan.nbytes
+        parallel, size, virtual = plan.config.parallel, plan.layout.size, plan.config.virtual_workers
+        nbytes = (4 + (virtual or cluster.training.node.size)) * plan.nbytes
         self._hierarchy = hierarchy = hierarchy_of(cluster, nbytes, parallel.shared_memory)
-        self._own: dict[str, Array] = {name: np.zeros(size, plan.dtype) for name in plan.vectors}
-        self.params, self.grads = self._own["params"], np.zeros(size, plan.dtype)
-        self.initial_vectors = self._own
-        self._updater = plan.updater(self._own, state.frozen)
+        n_own = len(plan.workers_of(hierarchy.comm.rank))
+        if virtual is not None:
+            _check_memory(cluster, plan, n_own)
+        self._own = {name: np.zeros((n_own, row_stride(size)), plan.dtype)[:, :size] for name in plan.vectors}
+        # The vectors of each worker that trains in turn on this rank; usually one.
+        self._of_workers = [{name: rows[index] for name, rows in self._own.items()} for index in range(n_own)]
+        self._updaters = [plan.updater(vectors, state.frozen) for vectors in self._of_workers]
+        self.initial_vectors, self.grads = self._of_workers[0], np.zeros(size, plan.dtype)
+        self._take_turn(0)
         if isinstance(plan.optimizer, WholeTensorOptimizer):
             self.tensors = TensorUpdates(plan.optimizer, plan.layout, state.frozen, (0, size))
         self._has_averaged = False  # whether this step has called ``average``
         self._accepts = True  # whether ``--nan`` accepts all losses since the last update
-        self._mean = MeanAllreduce(hierarchy, size, plan.dtype)
+        self._mean = MeanAllreduce(hierarchy, size, plan.dtype, leaves=virtual)
         self._first_local_step = parallel.first_local_step
         self._local = self._make_averaging(state)
         self._averaging = self._local if parallel.first_local_step == 0 else Averaging(self._own)
@@ -76,11 +86,13 @@ class Local(BulkSynchronous):
         if parallel.outer_optimizer is not None:
             return OuterOptimization(*common, state.frozen)
         if parallel.elastic_rho is not None:
-            return ElasticAveraging(*common, parallel.elastic_rho)
+            return ElasticAveraging(*common[:-1], parallel.elastic_rho)
         return MeanOfWorkers(*common, self.tensors)
 
     def start(self, progress: Progress, extra_state: ExtraState) -> None:
         super().start(progress, extra_state)
+        for rows in self._own.values():
+            rows[1:] = rows[0]
         if progress.step >= self._first_local_step:
             self._averaging = self._local
         self._averaging.start(extra_state)
@@ -104,12 +116,30 @@ class Local(BulkSynchronous):
         self.await_release()
         if self._accepts:
             self._update(part)
+        if self._turn + 1 < len(self._updaters):
+            self._count_own()
+            self._accepts, self._has_averaged = True, False
+            self._take_turn(self._turn + 1)
+
+    def _take_turn(self, index: int) -> None:
+        """Train this worker of the rank now."""
+        self._turn, self.params, self._updater = index, self._of_workers[index]["params"], self._updaters[index]
+
+    def _count_own(self) -> None:
+        """Count the result of the worker that has its turn."""
+        loss, accepted = float(self.loss), self._accepts
+        if accepted:
+            self._since[_LOSS] += loss
+        self._since[_COUNTED if accepted else _SKIPPED] += 1
+        if self._turn == 0:
+            self.last_result = StepResult(loss, accepted)
 
     def change_params(self, change: Callable[[], object]) -> None:
         change()
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
-        self._updater.set_optimizer(optimizer)
+        for updater in self._updaters:
+            updater.set_optimizer(optimizer)
 
     def set_slots(self, slots: Mapping[str, Array], updates: int) -> None:
         self.await_release()
@@ -122,14 +152,11 @@ class Local(BulkSynchronous):
             self._check_own()
         self._has_averaged = False
         self.step_offset -= not updated
-        loss, accepted = float(self.loss), self._accepts
+        self._count_own()
         self._accepts |= complete
         self.await_release()
-        if accepted:
-            self._since[_LOSS] += loss
-        self._since[_COUNTED if accepted else _SKIPPED] += 1
         self.advance()
-        self.last_result = StepResult(loss, accepted)
+        self._take_turn(0)
         self._agree(self.progress.step)
 
     def vector(self, name: str) -> Array:
@@ -205,3 +232,19 @@ class Local(BulkSynchronous):
                 on_all_ranks=True,
             )
         return all_workers
+
+
+def _check_memory(cluster: Cluster, plan: Plan, n_own: int) -> None:
+    """Check that this host has memory for the vectors of all virtual workers of its ranks. Collective over the workers.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    own = n_own * (len(plan.vectors) + 1) * plan.nbytes  # the vectors, and what is averaged
+    needed, available = cluster.training.node.allreduce(own), available_bytes()
+    with cluster.training.agree("allocating the vectors of virtual workers"):
+        if needed > available:
+            raise ConfigError(
+                f"--virtual-workers {plan.config.virtual_workers}: their parameters and slots need {size_of(needed)} "
+                f"on this host, but {size_of(available)} are available; use fewer virtual workers, or more hosts"
+            )

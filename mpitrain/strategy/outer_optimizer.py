@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from itertools import chain
 
 import numpy as np
 
@@ -74,18 +75,18 @@ class OuterOptimization(Centered):
         self._outer = Updater(optimizer, plan.layout, self.center, self._slots, frozen=frozen)
         self._averaging = Updater(optim.sgd(1.0), plan.layout, self.center, {}, frozen=frozen)
         self._fragments = list(fragments_of(size, parallel))
-        scale = 1 / hierarchy.comm.size
+        scale = 1 / plan.gradients_per_step
         codec = make_node_codec(plan, hierarchy, [(part.lo, part.hi) for part in self._fragments])
         self._exchanges = [
-            RangeAllreduce(hierarchy, mean.rows, self.center, part.lo, part.hi, scale, self._update, codec)
+            RangeAllreduce(hierarchy, mean.rows, self.center, part.lo, part.hi, scale, self._update, codec, mean.order)
             for part in self._fragments
         ]
         self._pending: tuple[Fragment, RangeAllreduce] | None = None  # the exchange in progress
         self._updater = self._outer  # the updater of that exchange
-        # This worker's parameters when the exchange began, if the worker continues to train during the exchange.
+        # The workers' parameters when the exchange began, if the workers continue to train during the exchange.
         self._sent = np.empty_like(own["params"]) if parallel.steps_of_overlap else None
         self._differ = self._sent is not None or len(self._fragments) > 1  # whether workers differ at consistent points
-        self._at_end: Array | None = None  # this worker's parameters before ``end``
+        self._at_end: Array | None = None  # the workers' parameters before ``end``
         if (first := parallel.first_outer_update) > plan.train_steps:
             _log.info(
                 "--outer-optimizer %s has no effect: training ends at step %d, before its first update, at step %d",
@@ -97,14 +98,15 @@ class OuterOptimization(Centered):
     def start(self, extra_state: ExtraState) -> None:
         slots = values_of(extra_state, _NAMESPACE, _VERSION)
         if self._hierarchy.node.rank == 0:
-            self.center[:] = self.own["params"]
+            self.center[:] = self.own["params"][0]
             for name, slot in self._slots.items():
                 slot[:] = slots.get(name, 0)
         self._hierarchy.node.Barrier()
-        workers = self._hierarchy.comm
-        of_all = [values_of(extra_state, _of_worker(rank, workers.size), _VERSION) for rank in range(workers.size)]
-        for name, values in of_all[workers.rank].items():
-            self.own[name][:] = values
+        workers = range(self._plan.gradients_per_step)
+        of_all = [values_of(extra_state, _of_worker(worker, len(workers)), _VERSION) for worker in workers]
+        for index, worker in enumerate(self._plan.workers_of(self._hierarchy.comm.rank)):
+            for name, values in of_all[worker].items():
+                self.own[name][index] = values
         for fragment, exchange in zip(self._fragments, self._exchanges, strict=True):
             if errors := extra_state.get(_errors_of(fragment)):
                 exchange.load_extra_state({COMPRESSION: errors})
@@ -141,8 +143,8 @@ class OuterOptimization(Centered):
         if self._at_end is not None:
             own["params"] = self._at_end
         return state | {
-            _of_worker(rank, hierarchy.comm.size): Versioned(_VERSION, vectors)
-            for rank, vectors in enumerate(_gather(hierarchy.comm, own))
+            _of_worker(worker, self._plan.gradients_per_step): Versioned(_VERSION, vectors)
+            for worker, vectors in enumerate(_gather(hierarchy.comm, own, self._plan))
         }
 
     def free(self) -> None:
@@ -159,7 +161,9 @@ class OuterOptimization(Centered):
         """Begin to exchange a fragment's outer gradient, which ``updater`` will apply."""
         outer_gradient = fragment.of(self._mean.own)
         np.subtract(fragment.of(self.center), fragment.of(self.own["params"]), out=outer_gradient)
-        state = outer_gradient[max(0, self._n_trained - fragment.lo) :]  # for layer state, an updater adds the change
+        state = outer_gradient[
+            :, max(0, self._n_trained - fragment.lo) :
+        ]  # for layer state, an updater adds the change
         np.negative(state, out=state)
         if self._sent is not None:
             fragment.of(self._sent)[:] = fragment.of(self.own["params"])
@@ -184,9 +188,9 @@ class OuterOptimization(Centered):
         self._updater.update(lo, hi, outer_gradient.reshape(1, -1), 0, origin=lo)
 
 
-def _of_worker(rank: int, workers: int) -> str:
+def _of_worker(worker: int, workers: int) -> str:
     """Return the namespace of one worker's vectors."""
-    return f"local, worker {rank} of {workers}"
+    return f"local, worker {worker} of {workers}"
 
 
 def _errors_of(fragment: Fragment) -> str:
@@ -194,15 +198,17 @@ def _errors_of(fragment: Fragment) -> str:
     return f"{COMPRESSION} of elements {fragment.lo} to {fragment.hi}"
 
 
-def _gather(comm: MPI.Intracomm, vectors: Mapping[str, Array]) -> list[dict[str, Array]]:
-    """Return copies of every worker's vectors on the first worker; on others, send them and return an empty list."""
+def _gather(comm: MPI.Intracomm, vectors: Mapping[str, Array], plan: Plan) -> list[dict[str, Array]]:
+    """Return copies of every worker's vectors on the first rank; on others, send them and return an empty list."""
+    own = [{name: rows[index] for name, rows in vectors.items()} for index in range(len(plan.workers_of(comm.rank)))]
     if comm.rank > 0:
-        for vector in vectors.values():
+        for vector in chain.from_iterable(of_one.values() for of_one in own):
             comm.Send([vector, mpi_type(vector.dtype)], dest=0)
         return []
-    of_all = [{name: vector.copy() for name, vector in vectors.items()}]
+    of_all = [{name: vector.copy() for name, vector in of_one.items()} for of_one in own]
     for rank in range(1, comm.size):
-        of_all.append({name: np.empty_like(vector) for name, vector in vectors.items()})
-        for vector in of_all[-1].values():
-            comm.Recv([vector, mpi_type(vector.dtype)], source=rank)
+        for _ in plan.workers_of(rank):
+            of_all.append({name: np.empty_like(vector) for name, vector in own[0].items()})
+            for vector in of_all[-1].values():
+                comm.Recv([vector, mpi_type(vector.dtype)], source=rank)
     return of_all

@@ -38,7 +38,12 @@ def make_strategy(cluster: Cluster, plan: Plan, devices: Sequence[Device], state
     Raises:
         ConfigError: ``--mode`` names a class that is no strategy or cannot be imported, or options do not fit the mode.
     """
-    mode = plan.config.mode
+    mode, virtual = plan.config.mode, plan.config.virtual_workers
+    if virtual is not None and cluster.workers.allreduce(devices[0].is_gpu, op=MPI.LOR):
+        raise ConfigError(
+            f"--virtual-workers {virtual} needs workers on CPUs; pass --device cpu, or remove --virtual-workers",
+            on_all_ranks=True,
+        )
     with cluster.training.agree("importing the strategy"):
         make = _load(mode.strategy) if mode.name in MODES else _load_class(mode.strategy)
     strategy = make(cluster, plan, devices, state)
@@ -80,14 +85,8 @@ def sync_strategy(cluster: Cluster, plan: Plan, devices: Sequence[Device], state
     """Return the strategy for ``sync``. Collective over the workers.
 
     Raises:
-        ConfigError: The run requests compression or virtual workers, and workers use GPUs; on all workers.
+        ConfigError: The run requests compression, and workers use GPUs; on all workers.
     """
-    virtual = plan.config.virtual_workers
-    if virtual is not None and cluster.workers.allreduce(devices[0].is_gpu, op=MPI.LOR):
-        raise ConfigError(
-            f"--virtual-workers {virtual} needs workers on CPUs; pass --device cpu, or remove --virtual-workers",
-            on_all_ranks=True,
-        )
     if not trains_on_gpus(cluster, plan, devices):
         return Sync(cluster, plan, devices, state)
     if plan.config.compression is not None:

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -97,6 +98,7 @@ class Loop:
         self._stop_reason: str | None = None
         self._began, self.paused_s = time.perf_counter(), defaultdict[str, float](float)
         self.compute_s = self.waiting_s = self._step_began = 0.0
+        self._bound = strategy.params
         model.bind(strategy.params, strategy.grads)
         self._defer_params()
 
@@ -264,24 +266,34 @@ class Loop:
                 began = now
 
     def _step(self, work: WorkItem) -> None:
-        """Compute one gradient of this worker and submit it."""
+        """Compute one gradient of this worker, or of each worker that trains in turn on this rank, and submit it."""
         strategy, model = self._strategy, self._accumulation
         with STEP, self._model.activate():
             for index in range(work.batches):
+                if strategy.params is not self._bound:  # another worker has its turn
+                    self._bound = strategy.params
+                    self._model.bind(strategy.params, strategy.grads)
                 with LOAD:
                     batch = self._loader.batch(*work.batch(index))
                 with FORWARD:
-                    loss = model.forward(batch, work.micro_batches)
-            self.compute_s += time.perf_counter() - self._step_began
-            strategy.begin(loss)  # a loss that is not finite is known before any update
-            with BACKWARD:
-                model.backward(on_ready=strategy.ready)  # announces finished ranges, last layer first
-            strategy.average()
-            strategy.update()
+                    loss = model.forward(batch, work.micro_batches, begins_step=index == 0)
+                if loss is not None:
+                    self._submit(loss)
             strategy.end_step(updated=True, complete=True)
         with HOOKS:
             for after_step in self._after_step:
                 after_step(self)
+
+    def _submit(self, loss: Any) -> None:
+        """Compute and submit the gradient of the batches whose loss was computed."""
+        strategy = self._strategy
+        self.compute_s += time.perf_counter() - self._step_began
+        strategy.begin(loss)  # a loss that is not finite is known before any update
+        with BACKWARD:
+            self._accumulation.backward(on_ready=strategy.ready)  # announces finished ranges, last layer first
+        strategy.average()
+        strategy.update()
+        self._step_began = time.perf_counter()
 
 
 def _defined(hooks: Sequence[Hook], method: str) -> list[Callable[..., None]]:

@@ -148,7 +148,7 @@ def _with_virtual_workers(
     if config.parallel.virtual_workers is not None or mode.uses_servers:
         return config, []
     if not mode.keeps_steps:
-        problem = f"--mode {mode.name} has no virtual workers"
+        problem = f"in --mode {mode.name}, pass --virtual-workers N"
     elif request.script is not None:  # which could do what does not work with them
         problem = "for a script, pass --virtual-workers N"
     elif on_gpus:

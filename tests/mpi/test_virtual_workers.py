@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ..support.results import SMALL, assert_same_bits, final
+from ..support.results import SMALL, assert_close, assert_same_bits, final
 from ..support.world.controller import World
 
 _TIMES = ("_s", "examples_per", "goodput")
@@ -64,12 +64,56 @@ def test_resuming_on_other_ranks(world: World, tmp_path: Path) -> None:
     assert_same_bits(parts, {name: whole[name] for name in parts})
 
 
+LOCAL = ("--mode", "local", "--local-steps", "5", "--virtual-workers", "4")
+STREAMING = ("--outer-optimizer", "nesterov", "--fragments", "2", "--overlap-steps", "1")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [],
+        ["--outer-optimizer", "sgd", "--accumulate-steps", "3"],
+        [*STREAMING],
+        ["--elastic-rho", "0.3", "--optimizer", "lars", "--clip-norm", "0.2"],
+        ["--virtual-workers", "7", "--dtype", "float64"],
+    ],
+    ids=" ".join,
+)
+def test_workers_that_train_apart_take_turns(world: World, flags: list[str], tmp_path: Path) -> None:
+    alone = train(world, 1, tmp_path / "1", *LOCAL, *flags)
+    assert_same_bits(train(world, 2, tmp_path / "2", *LOCAL, *flags), alone)
+    assert_same_bits(train(world, 3, tmp_path / "3", *LOCAL, *flags, "--no-shared-memory"), alone)
+
+
+@pytest.mark.parametrize("flags", [[], [*STREAMING], ["--elastic-rho", "0.3"]], ids=" ".join)
+def test_turns_have_the_result_of_as_many_ranks(world: World, flags: list[str], tmp_path: Path) -> None:
+    in_turn = train(world, 1, tmp_path / "1", *LOCAL, "--dtype", "float64", *flags)
+    on_ranks = train(world, 4, tmp_path / "4", *LOCAL, "--dtype", "float64", *flags, "--virtual-workers", "0")
+    assert_close(in_turn, on_ranks, 1e-6)  # losses are recorded with the precision of float32
+
+
+def test_workers_that_train_apart_resume_on_other_ranks(world: World, tmp_path: Path) -> None:
+    flags = (*LOCAL, *STREAMING, "--save-steps", "5", "--keep", "9")
+    whole = train(world, 2, tmp_path / "whole", *flags)
+    for n, step in ((3, 10), (1, 15)):
+        checkpoint = tmp_path / "whole" / "checkpoints" / f"step-{step:010d}.h5"
+        train(world, n, tmp_path / str(n), *flags, "--resume", str(checkpoint))
+        parts = final(tmp_path / str(n))
+        assert_same_bits(parts, {name: whole[name] for name in parts})
+
+
+def test_too_little_memory_for_the_vectors_is_one_line(world: World, tmp_path: Path) -> None:
+    flags = ("--no-joint", "--batch-size", "1", "--virtual-workers", "1000", "--mode", "local", "--run-dir", tmp_path)
+    assert "virtual workers" in world.refusal(2, SMALL, "--hidden-units", "20000", *flags)
+
+
 @pytest.mark.quick
 @pytest.mark.parametrize(
     ("n", "flags", "word"),
     [
         (3, ["--virtual-workers", "2"], "--virtual-workers"),
-        (2, ["--virtual-workers", "4", "--mode", "local"], "--mode sync"),
+        (2, ["--virtual-workers", "4", "--mode", "async"], "--mode sync, local"),
+        (2, ["--virtual-workers", "4", "--mode", "local", "--local-after", "5"], "--local-after"),
         (2, ["--virtual-workers", "4", "--compress", "int8"], "--compress"),
         (2, ["--virtual-workers", "4", "--exact-mean"], "--exact-mean"),
         (2, ["--virtual-workers", "4", "--joint"], "BatchNorm"),
@@ -101,7 +145,7 @@ def test_the_number_may_be_in_the_job(world: World, tmp_path: Path) -> None:
         world.train(n, job, *flags, tmp_path / str(n))
     assert_same_bits(final(tmp_path / "3"), final(tmp_path / "1"))
     assert "--virtual-workers is 4 with 5 workers" in world.refusal(5, job, *flags, tmp_path / "5")
-    assert "virtual_workers=4" in world.refusal(2, job, "--mode", "local", *flags, tmp_path / "local")
+    assert "virtual_workers=4" in world.refusal(2, job, "--mode", "async", *flags, tmp_path / "async")
 
 
 def test_gpus_are_refused(gpu_world: World, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ def train(world: World, n: int, run_dir: Path, *flags: str) -> dict[str, np.ndar
         ["--kind", "gpt", "--dropout", "0.3", "--optimizer", "adamw", "--clip-norm", "0.2"],
         ["--kind", "lstm", "--average", "--accumulate-steps", "2"],
         ["--kind", "cnn", "--normalize", "own", "--dataset", "tensors", "--data-workers", "2", "--no-shared-memory"],
+        ["--kind", "cnn", "--normalize", "own", "--dropout", "0.3", "--dataset", "tensors", "--mode", "local"],
     ],
     ids=" ".join,
 )
@@ -75,6 +76,11 @@ def test_loops_whose_result_would_depend_on_the_ranks(
     world: World, flags: list[str], word: str, tmp_path: Path
 ) -> None:
     assert word in test_trainer.refusal(world, 2, tmp_path, *flags, launch=("--virtual-workers", "4"))
+
+
+def test_a_loop_cannot_train_several_workers_in_turn(world: World, tmp_path: Path) -> None:
+    launch = ("--virtual-workers", "4", "--mode", "local")
+    assert "loop of a script" in test_trainer.refusal(world, 2, tmp_path, launch=launch)
 
 
 LOOP = """
