@@ -28,7 +28,14 @@ def test_hosts_agree_with_one_rank(hosts: Hosts, alone, ranks: list[int], flags:
     assert_close(final(tmp_path), alone("--dtype", "float64"), 1e-12)
 
 
-@pytest.mark.parametrize("flags", [(), ("--bucket-bytes", "0"), ("--clip-norm", "0.2")], ids=" ".join)
+LOCAL = ("--mode", "local", "--local-steps", "10")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [(), ("--bucket-bytes", "0"), ("--clip-norm", "0.2"), LOCAL, (*LOCAL, "--outer-optimizer", "nesterov")],
+    ids=" ".join,
+)
 @pytest.mark.parametrize("ranks", [[1, 1, 1], [2, 2], [2, 1, 1]], ids=str)
 def test_virtual_workers_give_the_same_bits_on_any_hosts(
     hosts: Hosts, world: World, ranks: list[int], flags: tuple[str, ...], tmp_path: Path

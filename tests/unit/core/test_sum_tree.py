@@ -44,25 +44,26 @@ def added(leaves: Array, root: Range) -> Array:
     return total
 
 
-def pieces_of(count: int, worker: int, workers: int) -> list[Range]:
-    return subtrees((0, count), range(*share(count, worker, workers)))
+def pieces_of(count: int, worker: int, workers: int, row_per_leaf: bool = False) -> list[Range]:
+    leaves = range(*share(count, worker, workers))
+    return [(leaf, leaf + 1) for leaf in leaves] if row_per_leaf else subtrees((0, count), leaves)
 
 
-def order_on(nodes: list[list[int]], worker: int, count: int | None) -> SumOrder:
+def order_on(nodes: list[list[int]], worker: int, count: int | None, row_per_leaf: bool = False) -> SumOrder:
     own = next(members for members in nodes if worker in members)
     comm = SimpleNamespace(rank=worker, size=sum(map(len, nodes)))
     node = SimpleNamespace(rank=own.index(worker), size=len(own))
-    return sum_order(SimpleNamespace(comm=comm, node=node, members=nodes, n_nodes=len(nodes)), count)
+    return sum_order(SimpleNamespace(comm=comm, node=node, members=nodes, n_nodes=len(nodes)), count, row_per_leaf)
 
 
-def total_on(nodes: list[list[int]], leaves: Array) -> Array:
+def total_on(nodes: list[list[int]], leaves: Array, row_per_leaf: bool = False) -> Array:
     """Sum the leaves as the ranks of these nodes do."""
     count, workers, received = len(leaves), sum(map(len, nodes)), []
     for members in nodes:
-        orders = [order_on(nodes, worker, count) for worker in members]
+        orders = [order_on(nodes, worker, count, row_per_leaf) for worker in members]
         rows = np.full((orders[0].n_rows, SIZE), np.nan, np.float32)
         for worker, order in zip(members, orders, strict=True):
-            for row, piece in zip(order.own, pieces_of(count, worker, workers), strict=True):
+            for row, piece in zip(order.own, pieces_of(count, worker, workers, row_per_leaf), strict=True):
                 rows[row] = added(leaves, piece)
         total = np.empty(SIZE, np.float32)
         if len(nodes) == 1:
@@ -76,12 +77,13 @@ def total_on(nodes: list[list[int]], leaves: Array) -> Array:
     return total
 
 
+@pytest.mark.parametrize("row_per_leaf", [False, True])
 @pytest.mark.parametrize("count", LEAVES)
-def test_any_number_of_workers_gives_the_bits_of_the_tree(count: int) -> None:
+def test_any_number_of_workers_gives_the_bits_of_the_tree(count: int, row_per_leaf: bool) -> None:
     leaves = leaves_of(count)
     expected = tree_sum(leaves, (0, count)).tobytes()
     for workers in range(1, count + 1):
-        assert total_on([[*range(workers)]], leaves).tobytes() == expected, workers
+        assert total_on([[*range(workers)]], leaves, row_per_leaf).tobytes() == expected, workers
 
 
 @pytest.mark.parametrize(
@@ -97,9 +99,10 @@ def test_any_number_of_workers_gives_the_bits_of_the_tree(count: int) -> None:
     ids=str,
 )
 @pytest.mark.parametrize("count", [8, 12, 13])
-def test_any_nodes_give_the_bits_of_the_tree(nodes: list[list[int]], count: int) -> None:
+@pytest.mark.parametrize("row_per_leaf", [False, True])
+def test_any_nodes_give_the_bits_of_the_tree(nodes: list[list[int]], count: int, row_per_leaf: bool) -> None:
     leaves = leaves_of(count)
-    assert total_on(nodes, leaves).tobytes() == tree_sum(leaves, (0, count)).tobytes()
+    assert total_on(nodes, leaves, row_per_leaf).tobytes() == tree_sum(leaves, (0, count)).tobytes()
 
 
 @pytest.mark.parametrize("count", LEAVES)
