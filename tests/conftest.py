@@ -11,7 +11,7 @@ import pytest
 
 from mpitrain.process.host_watcher import remove_sessions
 
-from .simulators.simulated_gpus import driver, library, simulated
+from .simulators.simulated_gpus import driver, library, order, simulated
 from .support.launch import ROOT, Mpi, missing
 from .support.results import alone
 from .support.world.plugin import comm, each_world, gpu_world, mpich_world, pytest_pyfunc_call, world
@@ -24,6 +24,7 @@ __all__ = [
     "gpu_world",
     "library",
     "mpich_world",
+    "order",
     "pytest_pyfunc_call",
     "simulated",
     "world",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,8 +12,10 @@ import pytest
 from mpitrain import data
 from mpitrain.gpu import sources
 
-from ..support.launch import JOBS, Mpi, one_line, run
-from ..support.results import assert_close, assert_same_bits
+from ..support.launch import ROOT, Mpi, one_line, run
+from ..support.results import assert_close, assert_same_bits, final
+from ..support.world import calls
+from ..support.world.controller import World
 from .test_simulated_gpus import SMALL, train
 
 
@@ -30,20 +32,29 @@ def test_a_model_that_does_not_fit_is_reported(
     assert "Traceback" not in done.stderr
 
 
+def trained_with(fraction: float | None, words: list[str], place: calls.Place) -> subprocess.CompletedProcess[str]:
+    """Train on this rank, where the training data may take a fraction of the memory that is left."""
+    with pytest.MonkeyPatch.context() as patch:
+        if fraction is not None:
+            patch.setattr("mpitrain.gpu.device._DATA_FRACTION", fraction)
+        return calls.train(words, place)
+
+
 @pytest.mark.parametrize(
     "flags",
     [[], ["--accumulate-steps", "2"], ["--devices-per-rank", "2"], ["--devices-per-rank", "2", "--mode", "async"]],
     ids=" ".join,
 )
 def test_training_data_is_on_the_gpu_if_it_fits(
-    openmpi: Mpi, simulated: dict[str, str], flags: list[str], tmp_path: Path
+    gpu_world: World, order: dict[str, str], flags: list[str], tmp_path: Path
 ) -> None:
-    job = tmp_path / "job.py"
-    job.write_text("from mpitrain.gpu import device\nfrom small import job\n\ndevice._DATA_FRACTION = 0\n")
-    env = {**simulated, "PYTHONPATH": f"{simulated['PYTHONPATH']}{os.pathsep}{JOBS}"}
     trained, held = {}, {}
-    for name, source in (("fits", SMALL), ("does not fit", job)):
-        output, trained[name] = train(openmpi, 1, tmp_path / name, *flags, source, env=env)
+    for name, fraction in (("fits", None), ("does not fit", 0.0)):
+        given = ["--dtype", "float64", "--train-steps", "20", "--validate-steps", "10", *flags]
+        words = [str(SMALL), *given, "--run-dir", str(tmp_path / name)]
+        (done,) = gpu_world.call(1, trained_with, fraction, words, calls.Place(str(ROOT), order))
+        assert done.returncode == 0, done.stdout + done.stderr
+        output, trained[name] = done.stdout + done.stderr, final(tmp_path / name)
         assert "page-locked" not in output, "each array is page-locked once"
         lines = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
         held[name] = next(line["device_memory"]["data"] for line in lines if "device_memory" in line)
@@ -109,11 +120,11 @@ def test_all_free_memory_is_reserved_without_growth(openmpi: Mpi, simulated: dic
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_memory_that_cannot_be_pinned_is_reported_once(
-    openmpi: Mpi, simulated: dict[str, str], mode: str, tmp_path: Path
+    openmpi: Mpi, world: World, simulated: dict[str, str], mode: str, tmp_path: Path
 ) -> None:
     flags = ("--gpu-transport", "host") if mode == "sync" else ("--mode", mode)
     env = {**simulated, "SIMULATED_NO_PINNING": "1"}
     output, there = train(openmpi, 2 if mode == "sync" else 1, tmp_path / "gpu", *flags, SMALL, env=env)
     assert output.count("operation not supported") == 1
-    _, here = train(openmpi, 2 if mode == "sync" else 1, tmp_path / "cpu", "--mode", mode, SMALL)
+    _, here = train(world, 2 if mode == "sync" else 1, tmp_path / "cpu", "--mode", mode, SMALL)
     assert_close(there, here, 1e-9)

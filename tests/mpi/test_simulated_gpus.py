@@ -137,13 +137,13 @@ def test_a_run_that_scales_its_loss_continues_with_that_scale(gpu_world: World, 
     assert run_state(tmp_path / "parts", 20) == run_state(tmp_path / "whole", 20)
 
 
-def test_the_scale_of_a_loss_is_for_float16_alone(openmpi: Mpi, simulated: dict[str, str], tmp_path: Path) -> None:
+def test_the_scale_of_a_loss_is_for_float16_alone(world: World, gpu_world: World, tmp_path: Path) -> None:
     """A run resumed in float32, here on CPUs, drops the scale; a later float16 run starts with the initial scale."""
     first = {"version": 1, "scale": 65536.0}
-    expected = {"2": ("float16", simulated, {**first, "steps": 2}), "3": ("float32", None, {})}
-    expected |= {steps: ("float16", simulated, {**first, "steps": int(steps) - 3}) for steps in ("4", "6")}
-    for steps, (precision, env, held) in expected.items():
-        train(openmpi, 1, tmp_path, *FLOAT16, "--train-steps", steps, "--precision", precision, SMALL, env=env)
+    expected = {"2": ("float16", gpu_world, {**first, "steps": 2}), "3": ("float32", world, {})}
+    expected |= {steps: ("float16", gpu_world, {**first, "steps": int(steps) - 3}) for steps in ("4", "6")}
+    for steps, (precision, ranks, held) in expected.items():
+        train(ranks, 1, tmp_path, *FLOAT16, "--train-steps", steps, "--precision", precision, SMALL)
         assert run_state(tmp_path, int(steps)) == held
 
 
@@ -220,35 +220,33 @@ SUMMED = ("--batch-size", "5", "--no-normalize", "--bucket-bytes", "100")  # one
 
 
 @pytest.mark.parametrize("policy", ["stop", "skip", "ignore"])
-def test_a_loss_that_is_not_finite(openmpi: Mpi, simulated: dict[str, str], policy: str, tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite(
+    world: World, gpu_world: World, order: dict[str, str], policy: str, tmp_path: Path
+) -> None:
     """GPUs give the CPU's results: the same message with the same step and worker, and the same parameters."""
-    job = JOBS / "diverging.py"
-    ended = {}
-    for device, env in (("gpu", simulated), ("cpu", None)):
-        words = ["-m", "mpitrain", "train", job, "--nan", policy, "--device", device, "--dtype", "float64"]
-        words += ["--log-steps", "10"]
-        ended[device] = openmpi.run(2, *words, "--run-dir", tmp_path / device, "--save-steps", "5", env=env)
-    there, here = ended["gpu"], ended["cpu"]
-    assert there.returncode == here.returncode == (2 if policy == "stop" else 0)
+    words = [JOBS / "diverging.py", "--nan", policy, "--dtype", "float64", "--log-steps", "10", "--save-steps", "5"]
+    there = ["--device", "gpu", *words, "--run-dir", tmp_path / "gpu"]
+    here = ["--device", "cpu", *words, "--run-dir", tmp_path / "cpu"]
     if policy == "stop":
-        messages = [[line for line in done.stderr.splitlines() if "mpitrain: " in line] for done in (there, here)]
-        assert messages[0] == messages[1] and "at step 8 on worker 1" in messages[0][0]
+        message = gpu_world.refusal(2, *there, env=order)
+        assert message == world.refusal(2, *here) and "at step 8 on worker 1" in message
         return
+    done = gpu_world.train(2, *there, env=order)
+    world.train(2, *here)
     found, expected = final(tmp_path / "gpu"), final(tmp_path / "cpu")
     if policy == "skip":
         assert_close(found, expected, 1e-9)
-        assert "skipped" in there.stdout
+        assert "skipped" in done.stdout
     else:
         assert all(np.isnan(found[name]).all() == np.isnan(expected[name]).all() for name in expected)
 
 
 def test_a_checkpoint_before_a_loss_is_known_is_not_saved(
-    openmpi: Mpi, simulated: dict[str, str], tmp_path: Path
+    gpu_world: World, order: dict[str, str], tmp_path: Path
 ) -> None:
     """Step 8's loss is not finite, and the host is ahead of the GPU: the host must read the loss before it saves."""
-    words = ["-m", "mpitrain", "train", JOBS / "diverging.py", "--run-dir", tmp_path, "--save-steps", "1"]
-    done = openmpi.run(2, *words, "--device", "gpu", env=simulated)
-    assert done.returncode == 2 and "at step 8 on worker 1" in done.stderr
+    words = [JOBS / "diverging.py", "--run-dir", tmp_path, "--save-steps", "1", "--device", "gpu"]
+    assert "at step 8 on worker 1" in gpu_world.refusal(2, *words, env=order)
     assert max(int(path.stem.split("-")[-1]) for path in (tmp_path / "checkpoints").glob("*.h5")) == 7
 
 
@@ -256,7 +254,7 @@ def test_a_checkpoint_before_a_loss_is_known_is_not_saved(
 
 
 def launches(folder: Path) -> int:
-    return sum(int(path.read_text()) for path in folder.iterdir())
+    return sum(path.stat().st_size for path in folder.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -270,15 +268,17 @@ def launches(folder: Path) -> int:
     ids=["whole", "in parts", "traced", "own layer"],
 )
 def test_steps_are_replayed(
-    openmpi: Mpi, simulated: dict[str, str], job: Path, flags: list[str], expected: int, tmp_path: Path
+    gpu_world: World, order: dict[str, str], job: Path, flags: list[str], expected: int, tmp_path: Path
 ) -> None:
     report = tmp_path / "report"
     report.mkdir()
-    train(openmpi, 1, tmp_path / "run", *flags, job, env={**simulated, "SIMULATED_REPORT": str(report)})
+    train(gpu_world, 1, tmp_path / "run", *flags, job, env={**order, "SIMULATED_REPORT": str(report)})
     assert launches(report) == expected
 
 
-def test_what_cannot_be_recorded_is_done_step_by_step(openmpi: Mpi, simulated: dict[str, str], tmp_path: Path) -> None:
+def test_what_cannot_be_recorded_is_done_step_by_step(
+    world: World, gpu_world: World, order: dict[str, str], tmp_path: Path
+) -> None:
     """A layer that declares itself static but waits for the GPU."""
     job = tmp_path / "job.py"
     job.write_text(
@@ -296,15 +296,14 @@ def test_what_cannot_be_recorded_is_done_step_by_step(openmpi: Mpi, simulated: d
         "    made.model = nn.Sequential(*made.model.layers, Waits())\n"
         "    return made\n"
     )
-    env = {**simulated, "PYTHONPATH": f"{simulated['PYTHONPATH']}{os.pathsep}{JOBS}"}
-    output, there = train(openmpi, 1, tmp_path / "gpu", job, env=env)
+    output, there = train(gpu_world, 1, tmp_path / "gpu", job, env={**order, "PYTHONPATH": str(JOBS)})
     assert output.count("CUDA graphs") == 1
-    _, here = train(openmpi, 1, tmp_path / "cpu", "--no-normalize", SMALL)
+    _, here = train(world, 1, tmp_path / "cpu", "--no-normalize", SMALL)
     assert_close(there, here, 1e-9)
 
 
 def test_a_kernel_without_a_form_for_gpus_runs_on_the_processor(
-    openmpi: Mpi, simulated: dict[str, str], tmp_path: Path
+    openmpi: Mpi, world: World, gpu_world: World, simulated: dict[str, str], tmp_path: Path
 ) -> None:
     job = tmp_path / "job.py"
     job.write_text(
@@ -328,9 +327,9 @@ def test_a_kernel_without_a_form_for_gpus_runs_on_the_processor(
         "    return made\n"
     )
     path = {"PYTHONPATH": f"{simulated['PYTHONPATH']}{os.pathsep}{JOBS}"}
-    output, there = train(openmpi, 1, tmp_path / "gpu", job, env={**simulated, **path})
+    output, there = train(gpu_world, 1, tmp_path / "gpu", job, env={**simulated, **path})
     assert output.count("the kernel relu of") == 1
-    _, here = train(openmpi, 1, tmp_path / "cpu", "--device", "cpu", job, env=path)
+    _, here = train(world, 1, tmp_path / "cpu", "--device", "cpu", job, env={"PYTHONPATH": str(JOBS)})
     assert_close(there, here, 1e-9)
     words = ["-m", "mpitrain", "train", job, "--run-dir", tmp_path / "hard", "--no-soft-placement"]
     done = openmpi.run(1, *words, env={**simulated, **path})
@@ -340,7 +339,9 @@ def test_a_kernel_without_a_form_for_gpus_runs_on_the_processor(
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("returned", ["float(loss)", "loss"], ids=["a number", "an array"])
-def test_a_loss_of_ones_own(openmpi: Mpi, simulated: dict[str, str], returned: str, mode: str, tmp_path: Path) -> None:
+def test_a_loss_of_ones_own(
+    world: World, gpu_world: World, order: dict[str, str], returned: str, mode: str, tmp_path: Path
+) -> None:
     job = tmp_path / "job.py"
     job.write_text(
         "from small import job as make\n"
@@ -357,9 +358,7 @@ def test_a_loss_of_ones_own(openmpi: Mpi, simulated: dict[str, str], returned: s
         "    made.loss = Squares()\n"
         "    return made\n"
     )
-    path = {"PYTHONPATH": f"{simulated['PYTHONPATH']}{os.pathsep}{JOBS}"}
-    _, there = train(openmpi, 1, tmp_path / "gpu", "--mode", mode, "--train-steps", "6", job, env={**simulated, **path})
-    _, here = train(
-        openmpi, 1, tmp_path / "cpu", "--mode", mode, "--train-steps", "6", "--device", "cpu", job, env=path
-    )
+    flags, path = ("--mode", mode, "--train-steps", "6", job), {"PYTHONPATH": str(JOBS)}
+    _, there = train(gpu_world, 1, tmp_path / "gpu", *flags, env={**order, **path})
+    _, here = train(world, 1, tmp_path / "cpu", "--device", "cpu", *flags, env=path)
     assert_close(there, here, 1e-9)

@@ -54,6 +54,12 @@ def environment_of_gpus(library: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def simulated(library: Path, request: pytest.FixtureRequest) -> dict[str, str]:
-    """The environment of ranks with two simulated GPUs, whose streams run in a different order for each test."""
-    return {**environment_of_gpus(library), "SIMULATED_ORDER": str(zlib.crc32(request.node.name.encode()))}
+def order(request: pytest.FixtureRequest) -> dict[str, str]:
+    """The environment in which the streams of simulated GPUs run in a different order for each test."""
+    return {"SIMULATED_ORDER": str(zlib.crc32(request.node.name.encode()))}
+
+
+@pytest.fixture
+def simulated(library: Path, order: dict[str, str]) -> dict[str, str]:
+    """The environment of ranks with two simulated GPUs."""
+    return {**environment_of_gpus(library), **order}

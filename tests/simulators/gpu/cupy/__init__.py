@@ -11,7 +11,7 @@ arrays with NumPy arrays is an error.
     SIMULATED_CUDA_LIBRARY: the kernels, built by tests/simulators/emulation/kernels.py
     SIMULATED_COMPILER_LOG: messages of the compiler, which then fails
     SIMULATED_CUPY_CACHE: folder in which each process records the sources that it compiles
-    SIMULATED_REPORT: folder in which each process records the number of graphs that it launched
+    SIMULATED_REPORT: folder in which each process writes a byte for each graph that it launches
     SIMULATED_ORDER: seed of the order in which operations run; see cuda/schedule.py
 """
 

@@ -3,7 +3,7 @@
 Operations of a stream run in order. Between streams, only events define an order. At each submission, a random number
 of the operations that may run are executed: results that a program does not wait for can be missing or overwritten.
 
-    SIMULATED_ORDER: seed of the order
+    SIMULATED_ORDER: seed of the order, which begins when a stream is made after the seed has changed
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-_random = random.Random(int(os.environ.get("SIMULATED_ORDER", "0")))
-_pace = _random.choice((0.02, 0.3, 1.5))  # mean number of operations executed per submitted operation
 _lock = threading.RLock()
+_seed, _random, _pace = "", random.Random(), 0.0  # the mean number of operations executed per submitted operation
 _queues: list[Queue] = []
 
 
@@ -39,6 +38,7 @@ class Queue:
         self.waiting: deque[Operation] = deque()
         self.captured: list[Operation] | None = None
         with _lock:
+            _begin_order()
             _queues.append(self)
 
     def put(self, operation: Operation) -> None:
@@ -53,6 +53,15 @@ class Queue:
     def drain(self) -> None:
         assert self.captured is None, "the host waits for a stream that is being captured"
         until(lambda: not self.waiting)
+
+
+def _begin_order() -> None:
+    global _seed, _pace
+    seed = os.environ.get("SIMULATED_ORDER", "0")
+    if seed != _seed:
+        _seed = seed
+        _random.seed(int(seed))
+        _pace = _random.choice((0.02, 0.3, 1.5))
 
 
 def until(done: Callable[[], bool]) -> None:
