@@ -23,7 +23,7 @@ from mpitrain.errors import DamagedCheckpoint
 from mpitrain.process.signals import STOPPED_EARLY
 
 from ..support.kills import end_all
-from ..support.launch import JOBS, LAUNCHER_ENVIRONMENT, VERSION_0_1, Mpi, missing, one_line
+from ..support.launch import JOBS, LAUNCHER_ENVIRONMENT, PROGRAMS, VERSION_0_1, Mpi, missing, one_line
 from ..support.results import assert_close, assert_same_bits, final
 from ..support.saved_state import LAYOUT, extra_state, state
 from ..support.waiting import limit, wait_until
@@ -68,10 +68,10 @@ def test_every_so_many_steps_and_the_newest_are_kept(
 
 
 @pytest.mark.parametrize("mode", [["sync"], ["backup"], ["async", "--ps", "1"]], ids=" ".join)
-def test_every_so_many_seconds(openmpi: Mpi, mode: list[str], tmp_path: Path) -> None:
+def test_every_so_many_seconds(openmpi: Mpi, world: World, mode: list[str], tmp_path: Path) -> None:
     """A run also saves before its time limit ends it."""
     # Compile the kernels of the mode first: the compilation can take longer than the limit.
-    openmpi.train(3, SMALL, "--mode", *mode, "--no-normalize", "--train-steps", "2", "--run-dir", tmp_path / "short")
+    world.train(3, SMALL, "--mode", *mode, "--no-normalize", "--train-steps", "2", "--run-dir", tmp_path / "short")
     words = [*FOREVER, "--no-normalize", "--save-secs", "1", "--time-limit", "12"]
     run_dir = tmp_path / "run"
     done = openmpi.run(3, "-m", "mpitrain", "train", SMALL, "--mode", *mode, *words, "--run-dir", run_dir)
@@ -150,7 +150,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("background", ["--save-background", "--no-save-background"])
-def test_a_full_disk_does_not_end_the_run(openmpi: Mpi, background: str, small_disk: Path, tmp_path: Path) -> None:
+def test_a_full_disk_does_not_end_the_run(
+    openmpi: Mpi, world: World, background: str, small_disk: Path, tmp_path: Path
+) -> None:
     flags = ["--hidden-units", "48", "--train-steps", "120", "--save-steps", "10"]
     done = openmpi.run(2, "-m", "mpitrain", "train", SMALL, *flags, background, "--run-dir", small_disk)
     assert done.returncode == 2, done.stdout + done.stderr
@@ -160,8 +162,8 @@ def test_a_full_disk_does_not_end_the_run(openmpi: Mpi, background: str, small_d
     assert 0 < len(saved) < 12
     assert saved[0] == 10 * len(saved)  # the checkpoints before the disk was full
     assert '"step":120' in (small_disk / "metrics.jsonl").read_text().replace(" ", "")
-    openmpi.train(2, SMALL, *flags, "--save-steps", "0", "--run-dir", tmp_path / "whole")
-    openmpi.train(2, SMALL, *flags, "--resume", newest(small_disk), "--save-steps", "0", "--run-dir", tmp_path / "rest")
+    world.train(2, SMALL, *flags, "--save-steps", "0", "--run-dir", tmp_path / "whole")
+    world.train(2, SMALL, *flags, "--resume", newest(small_disk), "--save-steps", "0", "--run-dir", tmp_path / "rest")
     assert_same_bits(final(tmp_path / "rest"), final(tmp_path / "whole"))
 
 
@@ -189,9 +191,10 @@ def test_a_damaged_checkpoint_is_skipped(openmpi: Mpi, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_damage_that_one_rank_finds_while_it_reads_has_all_go_back(mpi: Mpi, rank: int, tmp_path: Path) -> None:
-    done = mpi.run(3, "-m", "tests.support.programs.falling_back", tmp_path, str(rank))
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_damage_that_one_rank_finds_while_it_reads_has_all_go_back(
+    each_world: World, rank: int, tmp_path: Path
+) -> None:
+    done = each_world.run(3, PROGRAMS / "falling_back.py", tmp_path, str(rank))
     reached, resumed, skipped = done.stdout.splitlines()
     assert (reached, resumed) == ("2 20 2.5", str(checkpoint.path_for(tmp_path, 2)))
     assert skipped.startswith(f"{checkpoint.path_for(tmp_path, 3)} ") and f"(rank {rank} of 3" in skipped
@@ -227,10 +230,10 @@ def test_a_run_with_nothing_left_to_train(world: World, mode: list[str], tmp_pat
     assert_same_bits(final(tmp_path / "b"), final(tmp_path / "a"))
 
 
-def test_init_from_takes_what_fits(openmpi: Mpi, tmp_path: Path) -> None:
-    openmpi.train(1, SMALL, "--train-steps", "20", "--no-normalize", "--run-dir", tmp_path / "a")
+def test_init_from_takes_what_fits(world: World, tmp_path: Path) -> None:
+    world.train(1, SMALL, "--train-steps", "20", "--no-normalize", "--run-dir", tmp_path / "a")
     path = newest(tmp_path / "a")
-    done = openmpi.train(2, SMALL, "--train-steps", "0", "--init-from", path, "--run-dir", tmp_path / "b")
+    done = world.train(2, SMALL, "--train-steps", "0", "--init-from", path, "--run-dir", tmp_path / "b")
     (note,) = (line for line in done.stdout.splitlines() if str(path) in line)
     assert " dense1.bias " in note and " batchnorm1.scale " in note
     before, after = final(tmp_path / "a"), final(tmp_path / "b")
@@ -239,9 +242,7 @@ def test_init_from_takes_what_fits(openmpi: Mpi, tmp_path: Path) -> None:
         assert after[name.replace("params", "averages")].tobytes() == before[name].tobytes()
     assert not after["optimizer/mean/dense1.weight"].any()
     words = ["--batch-size", "5", "--seen-dir", tmp_path, "--init-from", path]
-    refused = openmpi.run(1, "-m", "mpitrain", "train", RESHARDING, *words)
-    assert refused.returncode == 2
-    assert f"--init-from {path}: " in one_line(refused.stderr)
+    assert f"--init-from {path}: " in world.refusal(1, RESHARDING, *words)
 
 
 @pytest.fixture(scope="module")
@@ -294,9 +295,8 @@ def losses(run_dir: Path) -> list[float]:
 
 
 @pytest.mark.parametrize("how", ["background", "waiting"])
-def test_a_part_that_cannot_be_written_leaves_no_checkpoint(mpi: Mpi, how: str, tmp_path: Path) -> None:
-    done = mpi.run(3, "-m", "tests.support.programs.failing_part", tmp_path, how)
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_a_part_that_cannot_be_written_leaves_no_checkpoint(each_world: World, how: str, tmp_path: Path) -> None:
+    done = each_world.run(3, PROGRAMS / "failing_part.py", tmp_path, how)
     message, steps = done.stdout.splitlines()
     assert " step 2 " in message and "Disk quota exceeded (node1); " in message
     assert steps == "[3, 1]"
@@ -312,11 +312,10 @@ REFUSALS = {
 @pytest.mark.parametrize(
     ("how", "refusal"), [("background", "limit"), ("waiting", "limit"), ("background", "files"), ("background", "full")]
 )
-def test_a_file_that_nodes_write_together(mpi: Mpi, how: str, refusal: str, small_disk: Path) -> None:
+def test_a_file_that_nodes_write_together(each_world: World, how: str, refusal: str, small_disk: Path) -> None:
     """The file is read like a file of a single node. If a node fails, no file is left and training continues."""
     folder = small_disk / "checkpoints"
-    done = mpi.run(3, "-m", "tests.support.programs.together", folder, how, refusal)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = each_world.run(3, PROGRAMS / "together.py", folder, how, refusal)
     message, names = done.stdout.splitlines()
     assert " step 2 " in message and REFUSALS[refusal] in message
     assert names == "['step-0000000001.h5', 'step-0000000003.h5']"
@@ -351,17 +350,19 @@ def test_a_run_of_version_0_1_resumes(world: World, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flags", [(), ("--mode", "async", "--ps", "1")], ids=str)
-def test_state_of_a_later_version_is_refused_in_one_line(openmpi: Mpi, tmp_path: Path, flags: tuple[str, ...]) -> None:
+def test_state_of_a_later_version_is_refused_in_one_line(
+    openmpi: Mpi, world: World, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
     """This also holds if servers, which have no such state, wait for the workers."""
     arguments = (SMALL, "--train-steps", "4", "--no-normalize", *flags)
-    openmpi.train(3, *arguments, "--run-dir", tmp_path / "a")
+    world.train(3, *arguments, "--run-dir", tmp_path / "a")
     path = checkpoint.path_for(tmp_path / "a" / "checkpoints", 4)
     with checkpoint.Checkpoint(path) as opened:
         arrays = {name: opened.read(name) for name in opened.datasets}
         attributes = {name: dict(values) for name, values in opened.attributes.items()}
     attributes["run/state/mine"] = {"version": 2, "x": 1.0}  # of a strategy or version that this run lacks
     write_container(path, arrays, attributes)
-    resumed = openmpi.train(3, *arguments, "--resume", path, "--run-dir", tmp_path / "c")
+    resumed = world.train(3, *arguments, "--resume", path, "--run-dir", tmp_path / "c")
     assert "'mine'" in resumed.stdout + resumed.stderr
     attributes["run/state/hooks"] = {"version": 2, "states": "[]"}
     write_container(path, arrays, attributes)

@@ -50,3 +50,5 @@ if cluster.chief:
     print([*checkpoint.steps(folder)])
     for path in checkpoint.steps(folder).values():
         checkpoint.verify(path)
+cluster.node.Free()
+cluster.comm.Free()

@@ -51,6 +51,7 @@ begun: list[Progress] = []
 plan = SimpleNamespace(layout=layout, config=RunConfig(), length=SimpleNamespace(begin=begun.append))
 vectors = {name: np.full(layout.size, np.nan, np.float32) for name in names} if cluster.rank < 2 else None
 start = restore(cluster, plan, None, begin, vectors)  # type: ignore[arg-type]
+checkpoint.read = read
 assert begun == [start.progress]
 if vectors is not None:
     views = layout.views(vectors["params"]), layout.views(vectors["momentum"])
@@ -61,3 +62,5 @@ assert everywhere == [everywhere[0]] * cluster.size
 if cluster.rank == 0:
     scale = start.extra_state["loss_scale"].values["scale"]
     print(f"{start.progress.step} {start.progress.data_cursor} {scale}", start.resumed, *start.skipped, sep="\n")
+cluster.node.Free()
+cluster.comm.Free()

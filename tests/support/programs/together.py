@@ -25,8 +25,9 @@ from mpitrain.comm.cluster import Cluster, Group
 from mpitrain.comm.mpi import MPI
 from mpitrain.plan.config import RunConfig
 from mpitrain.training.checkpointing import ShardedCheckpoints, sharded_checkpoints
+from tests.support.saved_state import LAYOUT, extra_state, state
 
-from ..saved_state import LAYOUT, extra_state, state
+OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
 def refuse(cluster: Cluster, folder: Path, how: str) -> None:
@@ -40,8 +41,7 @@ def refuse(cluster: Cluster, folder: Path, how: str) -> None:
     elif cluster.rank == 1:
         unlimited = resource.RLIM_INFINITY
         resource.setrlimit(resource.RLIMIT_FSIZE, (80_000 if how == "limit" else unlimited, unlimited))
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (3 if how == "files" else min(1024, most), most))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, OPEN_FILES[1]) if how == "files" else OPEN_FILES)
 
 
 def main() -> None:
@@ -68,6 +68,8 @@ def main() -> None:
     assert checkpoints.failure is None
     if cluster.chief:
         print(sorted(os.listdir(folder)))
+    cluster.node.Free()
+    cluster.comm.Free()
 
 
 if __name__ == "__main__":
