@@ -5,10 +5,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from ..simulators.simulated_gpus import environment_of_gpus
 from ..support.launch import STRICT, Mpi
+from ..support.world.controller import World
 
 # With MPITRAIN_TEST_STRICT, collecting these tests fails without torch.
 collect_ignore_glob = [] if STRICT or importlib.util.find_spec("torch") else ["test_*.py"]
@@ -20,6 +24,16 @@ def one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def gpu_world(openmpi: Mpi, library: Path) -> Iterator[World]:
+    """Two ranks of Open MPI with two simulated GPUs, where torch's modules compute in memory of these GPUs."""
+    # Scripts of earlier tests keep their memory.
+    env = {**environment_of_gpus(library), "SIMULATED_GPU_BYTES": str(16 << 30)}
+    world = World(openmpi, env, size=2, modules=["tests.torch.on_simulated_gpu"])
+    yield world
+    world.close()
 
 
 @pytest.fixture

@@ -1,17 +1,15 @@
-"""mpitrain with PyTorch modules on simulated GPUs: torch computes on the CPU, in memory of the simulated CuPy.
+"""Lets PyTorch modules of mpitrain compute on the CPU, in memory of the simulated CuPy, where this is imported.
 
 Checks which memory holds each array, and that copies finish before their use. Torch's streams are not simulated.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
-from mpitrain.__main__ import main
 from mpitrain.gpu.device import Gpu
 from mpitrain.models.torch_gpu import TorchGpu
 from mpitrain.strategy.sync_gpu import SyncGpu
@@ -45,4 +43,3 @@ for owner, name, function in REPLACED:
     assert name in vars(owner), name
     setattr(owner, name, function)
 assert Gpu.is_gpu
-sys.exit(main())

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ..support.launch import Mpi
+from ..support.world.controller import World
 from . import support, test_loops, test_metrics, test_trainer
 
 # Loops that use the state of elementwise optimizers, or change other options than the learning rate; and optimizers
@@ -24,14 +24,16 @@ ON_CPUS = (
     "one cycle",
     *(name for name in test_loops.OWN if name.startswith(("restored", "used"))),
 )
-PROGRAM = Path(__file__).with_name("on_simulated_gpu.py")
 
 
-def on_gpus(mpi: Mpi, n: int, run_dir: Path, env: dict[str, str], *flags: str) -> dict[str, np.ndarray]:
-    """Train on ``n`` ranks with simulated GPUs; return the arrays of the checkpoint."""
-    words = ("train", support.JOB, "--run-dir", run_dir, "--threads", "1", "--device", "gpu", "--dtype", "float64")
-    done = mpi.run(n, PROGRAM, *words, *flags, env=env, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
+def train(gpu_world: World, n: int, simulated: dict[str, str], *words: str | Path) -> str:
+    """Train on ``n`` ranks with simulated GPUs; return what they print."""
+    return gpu_world.train(n, "--device", "gpu", *words, env=simulated, timeout=240).stdout
+
+
+def train_job(gpu_world: World, n: int, run_dir: Path, simulated: dict[str, str], *flags: str) -> dict[str, np.ndarray]:
+    """Train the job; return the arrays of the checkpoint."""
+    train(gpu_world, n, simulated, support.JOB, "--run-dir", run_dir, "--threads", "1", "--dtype", "float64", *flags)
     return support.newest(run_dir)
 
 
@@ -47,9 +49,9 @@ def on_gpus(mpi: Mpi, n: int, run_dir: Path, env: dict[str, str], *flags: str) -
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
 def test_gpus_train_as_a_plain_loop_does(
-    openmpi: Mpi, simulated: dict[str, str], n: int, flags: tuple[str, ...], tmp_path: Path
+    gpu_world: World, simulated: dict[str, str], n: int, flags: tuple[str, ...], tmp_path: Path
 ) -> None:
-    stored = on_gpus(openmpi, n, tmp_path, simulated, "--kind", "all", "--optimizer", "momentum", *flags)
+    stored = train_job(gpu_world, n, tmp_path, simulated, "--kind", "all", "--optimizer", "momentum", *flags)
     support.assert_close(stored, support.plain_loop("all", 4 * n, 20, torch.float64, "momentum"), 1e-9)
 
 
@@ -63,43 +65,40 @@ def test_gpus_train_as_a_plain_loop_does(
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
 def test_gpus_agree_with_processors(
-    openmpi: Mpi, simulated: dict[str, str], n: int, flags: tuple[str, ...], tmp_path: Path
+    world: World, gpu_world: World, simulated: dict[str, str], n: int, flags: tuple[str, ...], tmp_path: Path
 ) -> None:
-    there = on_gpus(openmpi, n, tmp_path / "gpu", simulated, *flags)
-    here = support.train(openmpi, n, tmp_path / "cpu", "--device", "cpu", "--dtype", "float64", *flags)
+    there = train_job(gpu_world, n, tmp_path / "gpu", simulated, *flags)
+    here = support.train(world, n, tmp_path / "cpu", "--device", "cpu", "--dtype", "float64", *flags)
     for name, value in here.items():
         np.testing.assert_allclose(there[name], value, atol=1e-9, rtol=0, err_msg=name)
 
 
-def test_metrics_of_a_loop(openmpi: Mpi, simulated: dict[str, str], tmp_path: Path) -> None:
+def test_metrics_of_a_loop(world: World, gpu_world: World, simulated: dict[str, str], tmp_path: Path) -> None:
+    words = ("--mode", "local", test_metrics.SCRIPT)
+    train(gpu_world, 2, simulated, "--run-dir", tmp_path / "gpu", *words)
+    world.train(2, "--device", "cpu", "--run-dir", tmp_path / "cpu", *words, timeout=120)
     values = {}
-    for device, program, env in (("cpu", ("-m", "mpitrain"), {}), ("gpu", (PROGRAM,), simulated)):
-        folder = tmp_path / device
-        words = ("train", "--mode", "local", "--device", device, "--run-dir", folder, test_metrics.SCRIPT)
-        done = openmpi.run(2, *program, *words, env=env, timeout=120)
-        assert done.returncode == 0, done.stdout + done.stderr
-        lines = [line for line in test_metrics.lines(folder) if "validation_loss" in line]
+    for device in ("cpu", "gpu"):
+        lines = [line for line in test_metrics.lines(tmp_path / device) if "validation_loss" in line]
         values[device] = [{name: value for name, value in line.items() if name != "time_s"} for line in lines]
     assert values["gpu"] == [pytest.approx(line, abs=1e-6) for line in values["cpu"]]
 
 
 @pytest.mark.parametrize("flags", [(), ("--accumulate-steps", "2", "--batch-size", "3")])
-def test_a_loop_of_ones_own(openmpi: Mpi, simulated: dict[str, str], flags: tuple[str, ...], tmp_path: Path) -> None:
-    words = ("train", "--device", "gpu", "--run-dir", tmp_path, test_trainer.SCRIPT, "--tensors", *flags)
-    done = openmpi.run(2, PROGRAM, *words, env=simulated, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "on GPUs" in done.stdout
+def test_a_loop_of_ones_own(
+    gpu_world: World, simulated: dict[str, str], flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    output = train(gpu_world, 2, simulated, "--run-dir", tmp_path, test_trainer.SCRIPT, "--tensors", *flags)
+    assert "on GPUs" in output
     support.assert_close(support.newest(tmp_path), test_trainer.plain_loop("mlp", "adam", 2), 1e-10)
 
 
 @pytest.mark.parametrize(("n", "flags"), [(1, ()), (2, ("--bucket-bytes", "100"))])
 def test_loops_train_as_in_plain_torch(
-    openmpi: Mpi, simulated: dict[str, str], n: int, flags: tuple[str, ...], tmp_path: Path
+    gpu_world: World, simulated: dict[str, str], n: int, flags: tuple[str, ...], tmp_path: Path
 ) -> None:
     names = [name for name in test_loops.OWN if name not in ON_CPUS]
-    words = ("train", "--device", "gpu", *flags, test_loops.SCRIPT, tmp_path, *names)
-    done = openmpi.run(n, PROGRAM, *words, env=simulated, timeout=240)
-    assert done.returncode == 0, done.stdout + done.stderr
+    train(gpu_world, n, simulated, *flags, test_loops.SCRIPT, tmp_path, *names)
     assert {path.stem for path in tmp_path.glob("*.npz")} == set(names)
     for name in names:
         test_loops.assert_plain(name, [*np.load(tmp_path / f"{name}.npz").values()])
@@ -107,10 +106,8 @@ def test_loops_train_as_in_plain_torch(
 
 @pytest.mark.parametrize(("n", "mode"), [(2, "sync"), (1, "async")])
 def test_a_loop_with_parameters_in_bfloat16(
-    openmpi: Mpi, simulated: dict[str, str], n: int, mode: str, tmp_path: Path
+    gpu_world: World, simulated: dict[str, str], n: int, mode: str, tmp_path: Path
 ) -> None:
     flags = ("--dtype", "bfloat16", "--mode", mode, "--batch-size", str(test_trainer.TOTAL // n))
-    words = ("train", "--device", "gpu", "--run-dir", tmp_path, test_trainer.SCRIPT, *flags)
-    done = openmpi.run(n, PROGRAM, *words, env=simulated, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
+    train(gpu_world, n, simulated, "--run-dir", tmp_path, test_trainer.SCRIPT, *flags)
     support.assert_close(support.newest(tmp_path), test_trainer.bfloat16_loop(n, None), 1e-6)

@@ -33,12 +33,23 @@ class World:
 
     A function that raises, hangs, or ends its process ends the world, and fails the test with the traceback of each
     rank; the next call starts a new world. Ranks without a call wait on their connection, without using the CPU.
+
+    Args:
+        env: Additional environment variables of the ranks.
+        python: Their interpreter.
+        modules: What they import at their start, since it changes what other modules define.
     """
 
     def __init__(
-        self, mpi: Mpi, env: Mapping[str, str] | None = None, size: int = 6, python: Path | None = None
+        self,
+        mpi: Mpi,
+        env: Mapping[str, str] | None = None,
+        size: int = 6,
+        python: Path | None = None,
+        modules: Sequence[str] = (),
     ) -> None:
         self._mpi, self._environment, self._size, self._python = mpi, env or {}, size, python or mpi.python
+        self._modules = modules
         self._folder = tempfile.TemporaryDirectory(prefix="world-")
         self._process: subprocess.Popen[bytes] | None = None
         self._connections: list[Connection] = []
@@ -140,7 +151,8 @@ class World:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(address)
         self._output = Path(self._folder.name) / "output"
-        words = [*self._mpi.command(self._size), str(self._python), "-m", "tests.support.world.rank", address]
+        words = [*self._mpi.command(self._size), str(self._python), "-m", "tests.support.world.rank"]
+        words += [address, *self._modules]
         with Listener(address, "AF_UNIX", backlog=self._size) as listener, self._output.open("wb") as output:
             listener._listener._socket.settimeout(_START_S)  # type: ignore[attr-defined]
             self._process = subprocess.Popen(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import importlib
 import os
 import pickle
 import sys
@@ -20,8 +21,10 @@ from .process_state import ProcessState, watch_shared_memory
 _OF_LAUNCHERS = ("OMPI_COMM_WORLD", "PMI_", "PMIX_", "MPI_LOCAL", "HYDRA", "HYDI", "PRTE_")
 
 
-def main(address: str) -> None:
+def main(address: str, *modules: str) -> None:
     world = start()
+    for module in modules:
+        importlib.import_module(module)
     for name in [name for name in os.environ if name.startswith(_OF_LAUNCHERS)]:
         del os.environ[name]
     stacks = open(Path(address).parent / f"stacks-{os.getpid()}", "wb")  # noqa: SIM115 stays open
@@ -68,4 +71,4 @@ def _called(task: Task, comm: MPI.Intracomm) -> Returned | Failed:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
