@@ -15,24 +15,22 @@ from torch.utils.data import Subset, TensorDataset
 from mpitrain import Job
 from mpitrain.data.batch import IndexBatch
 from mpitrain.data.permutation import order
-from mpitrain.errors import NonFiniteLoss
 
-from ..support.launch import Mpi, one_line
+from ..support.launch import Mpi
 from ..support.world.controller import World
 from . import counted, support
 
 FILE = Path(counted.__file__)
 
 
-def test_a_wrong_shape_is_one_line(openmpi: Mpi, tmp_path: Path) -> None:
+def test_a_wrong_shape_is_one_line(world: World, tmp_path: Path) -> None:
     file = tmp_path / "job.py"
     file.write_text(
         "import numpy as np, torch\nfrom mpitrain import Job, data, optim\n\n\ndef job() -> Job:\n"
         "    split = data.from_arrays(np.ones((8, 3), np.float32), np.ones(8))\n"
         "    return Job(torch.nn.Linear(3, 1), torch.nn.MSELoss(), optim.sgd(0.1), split, batch_size=2)\n"
     )
-    done = openmpi.run(2, "-m", "mpitrain", "train", file, "--run-dir", tmp_path / "run", timeout=120)
-    assert done.returncode == 2 and "MSELoss" in one_line(done.stderr)
+    assert "MSELoss" in world.refusal(2, file, "--run-dir", tmp_path / "run", timeout=120)
 
 
 def test_a_loss_of_the_user_that_broadcasts_gets_one_notice(world: World, tmp_path: Path) -> None:
@@ -48,9 +46,11 @@ def lines(run_dir: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("n", "batch"), [(1, 2), (1, 48), (2, 7), (3, 5)])
-def test_validation_is_the_same_for_all_batches_and_ranks(openmpi: Mpi, n: int, batch: int, tmp_path: Path) -> None:
+def test_validation_is_the_same_for_all_batches_and_ranks(
+    openmpi: Mpi, world: World, n: int, batch: int, tmp_path: Path
+) -> None:
     flags = ("--weighted", "--batch-size", batch, "--train-steps", "1", "--exact-mean", "--run-dir", tmp_path)
-    done = openmpi.train(n, FILE, *map(str, flags), timeout=120)
+    world.train(n, FILE, *map(str, flags), timeout=120)
     (row,) = [line for line in lines(tmp_path) if "validation_loss" in line]
     stored = support.newest(tmp_path)
     model = counted.make_model()
@@ -68,10 +68,9 @@ def test_validation_is_the_same_for_all_batches_and_ranks(openmpi: Mpi, n: int, 
         assert measured["validation_loss"] == pytest.approx(row["validation_loss"], rel=1e-6)
 
 
-def test_validation_without_a_label_that_counts_is_one_line(openmpi: Mpi, tmp_path: Path) -> None:
+def test_validation_without_a_label_that_counts_is_one_line(world: World, tmp_path: Path) -> None:
     flags = ("--batch-size", "6", "--exact-mean", "--validation", "none", "--run-dir", tmp_path)
-    done = openmpi.run(2, "-m", "mpitrain", "train", FILE, *flags, timeout=120)
-    assert done.returncode == 2 and "ignore_index" in one_line(done.stderr)
+    assert "ignore_index" in world.refusal(2, FILE, *flags, timeout=120)
 
 
 # The exact mean in training.
@@ -159,8 +158,7 @@ def test_synchronized_statistics_work_without_labels_that_count(world: World, tm
     assert all(np.isfinite(value).all() for name, value in support.newest(tmp_path).items() if "params/" in name)
 
 
-def test_without_it_the_mean_is_that_of_the_means(openmpi: Mpi, tmp_path: Path) -> None:
+def test_without_it_the_mean_is_that_of_the_means(world: World, tmp_path: Path) -> None:
     """As in DistributedDataParallel: a rank without a label that counts makes the loss NaN."""
     flags = ("--batch-size", "4", "--run-dir", tmp_path)
-    done = openmpi.run(3, "-m", "mpitrain", "train", FILE, *flags, timeout=120)
-    assert done.returncode == NonFiniteLoss.exit_status and "step 1 " in one_line(done.stderr)
+    assert "the loss is nan" in (message := world.refusal(3, FILE, *flags, timeout=120)) and "step 1 " in message
