@@ -112,3 +112,6 @@ else:
     if cluster.servers:
         cluster.comm.Ibarrier().Wait()
 store.free()
+for group in dict.fromkeys([cluster.training, cluster]):  # one group, if there are no servers
+    group.node.Free()
+    group.comm.Free()
