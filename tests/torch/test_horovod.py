@@ -25,17 +25,17 @@ def test_operations(world: World, n: int) -> None:
     assert printed(world.run(n, PROGRAMS / "horovod_operations.py", timeout=120))["checks"] > 100
 
 
-@pytest.mark.parametrize(("library", "ranks", "words"), [("openmpi", 3, ["2"]), ("mpich_with_torch", 2, [])])
-def test_operations_on_two_nodes_and_with_mpich(
-    request: pytest.FixtureRequest, library: str, ranks: int, words: list[str]
-) -> None:
-    mpi: Mpi = request.getfixturevalue(library)
-    done = mpi.run(ranks, "-W", "ignore", PROGRAMS / "horovod_operations.py", *words, timeout=120)
+def test_operations_on_two_nodes(world: World) -> None:
+    assert printed(world.run(3, PROGRAMS / "horovod_operations.py", "2", timeout=120))["checks"] > 100
+
+
+def test_operations_with_mpich(mpich_with_torch: Mpi) -> None:
+    done = mpich_with_torch.run(2, "-W", "ignore", PROGRAMS / "horovod_operations.py", timeout=120)
     assert printed(done)["checks"] > 100
 
 
-def test_process_sets_of_init(openmpi: Mpi) -> None:
-    first, second, third = printed(openmpi.run(3, PROGRAMS / "horovod_sets.py", timeout=90))["found"]  # type: ignore[misc]
+def test_process_sets_of_init(world: World) -> None:
+    first, second, third = printed(world.run(3, PROGRAMS / "horovod_sets.py", timeout=90))["found"]  # type: ignore[misc]
     assert first == {"parity": 2.0, "ranks": [0, 2], "rank": [0, 2, True], "first two": 2.0}
     assert second == {"parity": 1.0, "ranks": [1], "rank": [0, 1, True], "first two": 2.0, "some": [0, 2, 2.0]}
     assert third == {"parity": 2.0, "ranks": [0, 2], "rank": [1, 2, False], "first two": False, "some": [1, 2, 2.0]}

@@ -17,6 +17,7 @@ import mpitrain.horovod.torch as hvd
 if len(sys.argv) > 1:
     import mpitrain.backend.members as members
 
+    split_by_node = members.split_by_node
     members.split_by_node = lambda comm: comm.Split(comm.rank // int(sys.argv[1]), key=comm.rank)
 
 hvd.init()
@@ -123,3 +124,5 @@ check(hvd.allreduce(torch.ones(2), op=hvd.Sum), torch.full((2,), float(size)), "
 if rank == 0:
     print(json.dumps({"checks": checks, "size": size}))
 hvd.shutdown()
+if len(sys.argv) > 1:
+    members.split_by_node = split_by_node

@@ -13,7 +13,8 @@ from mpi4py import MPI
 import mpitrain.horovod.torch as hvd
 
 world = MPI.COMM_WORLD
-by_parity = hvd.ProcessSet(world.Split(world.rank % 2, key=world.rank))
+ranks_of_parity = world.Split(world.rank % 2, key=world.rank)
+by_parity = hvd.ProcessSet(ranks_of_parity)
 first_two = hvd.ProcessSet([1, 0])
 hvd.init(world, process_sets=[by_parity, first_two])
 ones = torch.ones(3)
@@ -31,3 +32,4 @@ if world.rank:
 everyone = world.gather(found)
 if world.rank == 0:
     print(json.dumps({"found": everyone}))
+ranks_of_parity.Free()
