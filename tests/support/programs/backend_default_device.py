@@ -40,3 +40,5 @@ hvd.allgather(leaf).sum().backward()
 assert leaf.grad is not None and leaf.grad.tolist() == [1.0] * (RANK + 1)
 assert hvd.alltoall(torch.arange(float(SIZE), **CPU)).tolist() == [float(RANK)] * SIZE
 dist.destroy_process_group()
+hvd.shutdown()
+torch.set_default_device(None)
