@@ -66,7 +66,7 @@ def accounts_in(lines: Sequence[Mapping[str, Any]]) -> list[Account]:
     """Return the accounts that lines of ``metrics.jsonl`` contain."""
     accounts = []
     for line in lines:
-        if isinstance(line.get(KEY), dict):
+        if isinstance(line.get(KEY), dict) and {"since", "at"} <= line[KEY].keys() and "step" in line:
             seconds = dict(line[KEY])
             accounts.append(Account(seconds.pop("since"), seconds.pop("at"), line["step"], seconds))
     return accounts

@@ -155,7 +155,8 @@ class Run:
     @property
     def account(self) -> Account | None:
         """What the time since the first start went into, as recorded last; None if it is not recorded."""
-        return next(iter(accounts_in(self.lines[::-1])), None)
+        accounts = accounts_in(self.lines)
+        return accounts[-1] if accounts else None
 
     @property
     def mean_examples_per_s(self) -> float:

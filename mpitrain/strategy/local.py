@@ -53,9 +53,10 @@ class Local(BulkSynchronous):
     def __init__(self, cluster: Cluster, plan: Plan, devices: Sequence[Device], state: TrainingState) -> None:
         super().__init__(cluster, plan)
         parallel, size, virtual = plan.config.parallel, plan.layout.size, plan.config.virtual_workers
-        nbytes = (4 + (virtual or cluster.training.node.size)) * plan.nbytes
+        self._workers = plan.workers_of(cluster.workers.rank)
+        n_own = len(self._workers)
+        nbytes = (4 + cluster.training.node.allreduce(n_own)) * plan.nbytes
         self._hierarchy = hierarchy = hierarchy_of(cluster, nbytes, parallel.shared_memory)
-        n_own = len(plan.workers_of(hierarchy.comm.rank))
         if virtual is not None:
             _check_memory(cluster, plan, n_own)
         self._own = {name: np.zeros((n_own, row_stride(size)), plan.dtype)[:, :size] for name in plan.vectors}
@@ -109,7 +110,7 @@ class Local(BulkSynchronous):
             self._check_own()
 
     def _check_own(self) -> None:
-        worker = self._hierarchy.comm.rank
+        worker = self._workers[self._turn]
         self._accepts &= self.non_finite.check_own(float(self.loss), worker, self.progress.step)
 
     def update(self, part: Part | None = None) -> None:
@@ -240,8 +241,10 @@ def _check_memory(cluster: Cluster, plan: Plan, n_own: int) -> None:
     Raises:
         ConfigError: It does not.
     """
-    own = n_own * (len(plan.vectors) + 1) * plan.nbytes  # the vectors, and what is averaged
-    needed, available = cluster.training.node.allreduce(own), available_bytes()
+    own = n_own * (len(plan.vectors) + 3)  # also what is averaged, and at most two copies of the parameters
+    if cluster.chief:
+        own += plan.gradients_per_step * len(plan.vectors)  # for a checkpoint
+    needed, available = cluster.training.node.allreduce(own) * plan.nbytes, available_bytes()
     with cluster.training.agree("allocating the vectors of virtual workers"):
         if needed > available:
             raise ConfigError(

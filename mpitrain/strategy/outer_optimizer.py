@@ -161,9 +161,8 @@ class OuterOptimization(Centered):
         """Begin to exchange a fragment's outer gradient, which ``updater`` will apply."""
         outer_gradient = fragment.of(self._mean.own)
         np.subtract(fragment.of(self.center), fragment.of(self.own["params"]), out=outer_gradient)
-        state = outer_gradient[
-            :, max(0, self._n_trained - fragment.lo) :
-        ]  # for layer state, an updater adds the change
+        # For layer state, an updater adds the change.
+        state = outer_gradient[:, max(0, self._n_trained - fragment.lo) :]
         np.negative(state, out=state)
         if self._sent is not None:
             fragment.of(self._sent)[:] = fragment.of(self.own["params"])

@@ -270,7 +270,7 @@ class Loop:
         strategy, model = self._strategy, self._accumulation
         with STEP, self._model.activate():
             for index in range(work.batches):
-                if strategy.params is not self._bound:  # another worker has its turn
+                if work.batches > 1 and strategy.params is not self._bound:  # another worker has its turn
                     self._bound = strategy.params
                     self._model.bind(strategy.params, strategy.grads)
                 with LOAD:
