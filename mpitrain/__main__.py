@@ -9,6 +9,11 @@ import sys
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler or sys.argv[1:2] == ["run"]:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
+if sys.argv[1:2] in (["run"], ["demo"]) and __name__ != "__mp_main__":  # not in a process of multiprocessing
+    from .launcher import first_server
+
+    first_server.start(sys.argv[2:])
+
 from .cli.main import main
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import importlib
 import os
 import signal
@@ -19,7 +20,7 @@ from ..monitor.console import print_wrapped
 from ..monitor.rank_log import show_warnings
 from ..plan.roles import HOW_ROLES_ARE_GIVEN
 from ..process import stream_client
-from ..process.fork_server import SPARE, keep_server, start_server
+from ..process.fork_server import SOCKET, SPARE, keep_server, start_server
 from ..process.launcher_env import MAX_RESTARTS, RESTART_COUNT
 from ..process.rank_status import RUN_DIR_VARIABLE, imports
 from ..process.standard_streams import discard, open_closed_streams, use_null
@@ -144,12 +145,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         use_null(0)
     # An error that occurs on every rank is printed once, so 'train' parses its flags only after MPI has started.
     if arguments[:1] == ["train"] and not HELP.intersection(arguments):
+        gc.disable()  # the objects of modules stay
         try:
+            from ..training.launch_server import serve
             from ..training.rank import run_rank
             from ..training.script_rank import run_script
         except UserError as error:  # there is no usable MPI library
             print_wrapped(f"mpitrain: {error}")
             return error.exit_status
+        finally:
+            gc.freeze()
+            gc.enable()
+        if SOCKET in os.environ:
+            serve(main)
         if int(os.environ.get(MAX_RESTARTS, "0")) and RUN_DIR_VARIABLE in os.environ:
             is_restart = os.environ.get(RESTART_COUNT, "0") != "0"
             start_server(os.environ[RUN_DIR_VARIABLE], is_restart, main)

@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from ..core.deferral import defer
+from ..launcher import first_server
 from ..launcher.scaling import ScaleRequest, send_request
 from ..plan import options as flags
 from ..plan.launch_options import LaunchOptions
@@ -28,7 +30,7 @@ class RunCommand(JobCommand):
     """``mpitrain run``.
 
     Args:
-        start: Called with the request; the command returns the result of this call.
+        start: Called with the request in place of a start of the ranks; the command returns the result of this call.
     """
 
     def __init__(self, start: Callable[[LaunchRequest], Any] | None = None) -> None:
@@ -38,12 +40,16 @@ class RunCommand(JobCommand):
         )
         super().__init__("run", [*flags.options_of(LaunchOptions), MODULE], self._launch, description, _EXAMPLES)
         self._program = own_options()
-        self._start = start or _supervise
+        self._start = start
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         program = None if ctx.resilient_parsing else find_program([*self._own, *self._run, *self._program], args)
         if program is None:
+            if self._start is None:
+                defer()
             return super().parse_args(ctx, args)
+        if (server := first_server.started()) is not None:
+            server.close()
         ctx.meta[_PROGRAM] = program
         ctx.params = parse_flags([*self._own, *self._program], program.flags)
         return []
@@ -53,13 +59,12 @@ class RunCommand(JobCommand):
         options = LaunchOptions(**{name: value for name, value in values.items() if name in names})
         program = click.get_current_context().meta.get(_PROGRAM)
         workload = self.job_request(values) if program is None else program.request(program_options(values))
-        return self._start(LaunchRequest(options, workload))
+        request = LaunchRequest(options, workload)
+        if self._start is not None:
+            return self._start(request)
+        from ..launcher.supervisor import run
 
-
-def _supervise(request: LaunchRequest) -> int:
-    from ..launcher.supervisor import run
-
-    return run(request)
+        return run(request, first_server.started())
 
 
 @click.command(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
 import logging
 import os
 import pickle
@@ -21,7 +22,8 @@ from types import CodeType
 from typing import Any
 
 import numba
-from numba.core import compiler, serialize
+from numba.core import compiler, entrypoints, serialize
+from numba.core.registry import cpu_target
 from numba.core.runtime.nrt import rtsys
 
 from ..version import __version__
@@ -46,6 +48,15 @@ def cache_directory() -> Path | None:
     base = Path(os.environ.get("NUMBA_CACHE_DIR") or base)
     python = f"py{sys.version_info.major}{sys.version_info.minor}"
     return base / f"kernels-{__version__}-{python}-numba{numba.__version__}-{_digest_sources()[:16]}"
+
+
+def prepare() -> None:
+    """Do now what the first use of a kernel would do, but load no kernel: for a process that forks others."""
+    for module in ("numba.np.arrayobj", "numpy.ma"):
+        importlib.import_module(module)
+    _digest_sources()
+    entrypoints.init_all()
+    rtsys.initialize(cpu_target.target_context)
 
 
 @functools.cache

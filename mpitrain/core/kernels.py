@@ -5,26 +5,20 @@ Numba compiles kernels at first use; ``KernelCache`` stores them, so that only t
 
 from __future__ import annotations
 
-import logging
-import time
+import importlib
+import sys
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, TypeVar, cast
 
-import numba
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils, event
-from numba.extending import intrinsic
 
-from . import activity
-from .kernel_cache import KernelCache
+from . import deferral
 from .layout import Array
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_log = logging.getLogger(__name__)
-_COMPILE = activity.KINDS.index("compile")
+_COMPILER = f"{__package__}.compiler"
 
 _REORDER = {"reassoc", "contract", "arcp", "nsz"}
 
@@ -49,58 +43,40 @@ def reduction(function: F) -> F:
     return _compile(function, _REORDER)
 
 
-class _Listener(event.Listener):  # type: ignore[misc]
-    """Marks and times compilations, and logs the first one. Kernels loaded from the cache are not compiled."""
+class Deferred:
+    """A kernel, or a function for kernels, that is made when it is first used."""
 
-    seconds = 0.0
-    _logged, _depth, _began = False, 0, 0.0
+    def __init__(self, make: Callable[[Any], Any]) -> None:
+        self._make = make
 
-    def on_start(self, event: object) -> None:
-        activity.enter(_COMPILE)
-        if self._depth == 0:
-            self._began = time.perf_counter()
-        self._depth += 1  # a kernel that calls another kernel compiles it, too
-        if not self._logged:
-            self._logged = True
-            _log.info("compiling kernels for this machine and model type; this takes up to a minute, once")
+    @cached_property
+    def real(self) -> Any:
+        """The kernel or function."""
+        return self._make(importlib.import_module(_COMPILER))
 
-    def on_end(self, event: object) -> None:
-        activity.leave()
-        self._depth -= 1
-        if self._depth == 0:
-            self.seconds += time.perf_counter() - self._began
+    def __call__(self, *arguments: Any) -> Any:
+        return self.real(*arguments)
 
-
-_listener = _Listener()
-event.register("numba:compile", _listener)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
 
 
 def compile_seconds() -> float:
     """Return the seconds that this process has spent on compiling kernels."""
-    return _listener.seconds
+    compiler = sys.modules.get(_COMPILER)
+    return compiler.listener.seconds if compiler is not None else 0.0
+
+
+def _made(make: Callable[[Any], Any]) -> Any:
+    """Return what ``make`` returns for the module of the compiler, now or when it is used."""
+    return Deferred(make) if deferral.is_deferred else make(importlib.import_module(_COMPILER))
 
 
 def _compile(function: F, fastmath: bool | set[str]) -> F:
-    compiled: Any = numba.njit(nogil=True, fastmath=fastmath, error_model="numpy")(function)
-    compiled._cache = KernelCache(function)
-    return cast(F, compiled)
+    return cast(F, _made(lambda compiler: compiler.compile_kernel(function, fastmath)))
 
 
-@intrinsic
-def prefetch(typing_context: Any, row: Any, index: Any) -> Any:
-    """In a kernel: prefetch the cache line of ``row[index]``; ``row`` is 1-D and C-contiguous."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        view = context.make_array(signature.args[0])(context, builder, args[0])
-        place = context.cast(builder, args[1], signature.args[1], types.intp)
-        pointer = builder.bitcast(builder.gep(view.data, [place]), cgutils.voidptr_t)
-        number = cgutils.int32_t
-        called = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, number, number, number])
-        function = cgutils.get_or_insert_function(builder.module, called, "llvm.prefetch.p0")
-        builder.call(function, [pointer, number(0), number(3), number(1)])  # to read, to every level, data
-        return context.get_dummy_value()
-
-    return types.void(row, index), generate
+prefetch: Callable[[Any, Any], None] = _made(lambda compiler: compiler.prefetch)
 
 
 @kernel

@@ -36,11 +36,14 @@ def compose(
     arguments: Sequence[str],
     command: str = "train",
     is_restart: bool = False,
+    forks: bool = False,
 ) -> Command:
     """Return the command line that starts the ranks, each of which runs ``mpitrain COMMAND ARGUMENTS``.
 
-    Settings in the user's environment or in ``spec.words`` take precedence. On a restart, the fork server of each host
-    starts ranks that run ``train``.
+    Settings in the user's environment or in ``spec.words`` take precedence.
+
+    Args:
+        forks: Whether fork servers start the ranks, where there are some.
     """
     words, environment = launcher.arguments(spec, machine)
     # Include variables that this package set in this process: a shell into which a user pastes the command lacks them.
@@ -49,6 +52,6 @@ def compose(
         more = launcher.restart_arguments(start_arguments, machine.environ)
         words, ours = words + more.words, ours | more.environment
     start = [launcher.program, *(["-n", str(spec.ranks)] if spec.ranks is not None else [])]
-    start_rank = ["-S", "-E", fork_server.__file__] if is_restart and command == "train" else ["-m", "mpitrain"]
+    start_rank = ["-S", "-E", fork_server.__file__] if forks else ["-m", "mpitrain"]
     rank = launcher.protected([spec.python, *start_rank, command, *arguments])
     return Command([*start, *words, *spec.words, *rank], {**ours, **spec.env})

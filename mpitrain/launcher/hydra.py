@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from ..process.launcher_env import UCX_LOG_LEVEL
 from ..process.network import interface_of
 from .mpi_launcher import Arguments, Launcher, LaunchSpec, LocalMachine, binds_itself, is_oversubscribed, leaves_cores
 
@@ -83,4 +84,4 @@ def _words(spec: LaunchSpec, machine: LocalMachine, option: str) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    return {"UCX_LOG_LEVEL": "error"}  # silences warnings about memory pools at exit
+    return {UCX_LOG_LEVEL: "error"}  # silences warnings about memory pools at exit

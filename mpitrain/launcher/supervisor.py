@@ -40,6 +40,7 @@ from ..process.stream_client import VARIABLE as STREAMS
 from . import bad_hosts
 from .attempt import Attempt, AttemptResult
 from .command_line import compose
+from .first_server import FirstServer
 from .hosts import Host, RemoteAgent, is_local
 from .interrupts import Interrupts
 from .mpi_launcher import Launcher, LaunchSpec, LocalMachine, chooses_output
@@ -65,6 +66,7 @@ class Launch:
     machine: LocalMachine
     launcher: Launcher
     spec: LaunchSpec
+    server: FirstServer | None
     run_dir: Path = field(default_factory=Path)
 
     @property
@@ -74,8 +76,11 @@ class Launch:
         return bool(options.max_restarts) and options.recover != "checkpoint" and workload.keeps_checkpoints
 
 
-def run(request: LaunchRequest) -> int:
+def run(request: LaunchRequest, server: FirstServer | None = None) -> int:
     """Start the ranks of a run; return its exit status.
+
+    Args:
+        server: A server for the first ranks on this host; None if they start by themselves.
 
     Raises:
         LaunchError, ConfigError: The ranks cannot be started as requested.
@@ -89,7 +94,10 @@ def run(request: LaunchRequest) -> int:
         return 0
     if request.options.debug is not None:
         request = replace(request, workload=request.workload.with_options(hang_timeout=0.0))
-    launch = Launch(request, machine, launcher, spec)
+    if server is not None and machine.allocated:  # the ranks may belong to another job step, with other cores
+        server.close()
+        server = None
+    launch = Launch(request, machine, launcher, spec, server)
     with _run_dir(request.workload) as launch.run_dir:
         interrupts = Interrupts()
         with interrupts.recorded():
@@ -318,9 +326,14 @@ class _Supervisor:
         streams = StreamServer(self._input, self._input_rank, is_remote, spec.network)
         if not chooses_output(spec):
             ours[STREAMS] = streams.description
+        if launch.server is not None:
+            ours |= launch.server.variables(spec)
         spec_of_attempt = replace(spec, env={**spec.env, **ours})
         words = workload.words if self._staging is None else map(self._staging.in_copy, workload.words)
-        command = compose(launch.launcher, spec_of_attempt, launch.machine, [*words], workload.command, is_restart)
+        forks = fork_server.FIRST in ours or (is_restart and workload.command == "train")
+        command = compose(
+            launch.launcher, spec_of_attempt, launch.machine, [*words], workload.command, is_restart, forks
+        )
         stopping = "saving a checkpoint, then exiting" if workload.keeps_checkpoints else "asking the program to stop"
         return Attempt(
             command=command,

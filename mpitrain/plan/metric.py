@@ -10,8 +10,6 @@ import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-import numpy as np
-
 from ..core.words import one_line
 from ..errors import ConfigError, JobError
 
@@ -206,8 +204,8 @@ def _result(name: str, metric: Metric, outputs: Any, labels: Any) -> Any:
 
 def _as_taken(metric: Metric, value: Any) -> Any:
     """Return an array as a tensor if the metric is a torch module, such as one of torchmetrics."""
-    torch = sys.modules.get("torch")  # a module exists only if the job has imported torch
-    if torch is not None and isinstance(value, np.ndarray) and isinstance(metric, torch.nn.Module):
+    torch, numpy = map(sys.modules.get, ("torch", "numpy"))  # imported if there are modules and arrays
+    if torch and numpy and isinstance(value, numpy.ndarray) and isinstance(metric, torch.nn.Module):
         return torch.from_numpy(value)
     return value
 

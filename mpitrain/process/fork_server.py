@@ -1,11 +1,12 @@
-"""Ranks that start quickly after a failure: a process on each host, with all modules imported, forks them.
+"""Ranks that start quickly: a process on each host, the *server*, has imported all modules, and forks the ranks.
 
-The first rank of a host forks the server before it becomes a reaper, when its modules are imported and MPI has not
-started. The server has its own session, so that it survives the launcher. After a failure the launcher starts this file
-as a script, the *client*, in place of Python with all modules. The client sends its process state to the server:
-arguments, environment, working directory, file descriptors and processors. The server forks a process with this state,
-which continues as if the launcher had started it. The client passes signals on to that process, and ends in the same
-way.
+``mpitrain run`` starts a server for the first ranks on its own host (``launcher.first_server``), which imports while
+``mpitrain run`` reads the job file. For restarts, the first rank of each host forks a server before it becomes a
+reaper, when its modules are imported and MPI has not started. A server has its own session, so that it survives the
+launcher. The launcher starts this file as a script, the *client*, in place of Python with all modules. The client sends
+its process state to the server: arguments, environment, working directory, file descriptors and processors. The server
+forks a process with this state, which continues as if the launcher had started it. The client passes signals on to that
+process, and ends in the same way.
 
     launcher ── client ─ ─ socket ─ ─ server
                   │ signals             │ forks
@@ -15,8 +16,8 @@ If the client ends, a pipe is closed, the kernel sends the reaper a signal that 
 reaper. If there is no server, the client becomes a rank in the ordinary way.
 
 The socket is in Linux's abstract namespace: it is not a file, and disappears with the server. Both sides check the
-user. The server ends on request, or when there has been no rank for longer than a restart can be delayed. As a script,
-this file needs only Python's standard library.
+user. A server ends on request, when ``mpitrain run`` has ended (a first server), or when there has been no rank for
+longer than a restart can be delayed. As a script, this file needs only Python's standard library.
 """
 
 from __future__ import annotations
@@ -36,21 +37,37 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 NAME = b"mpitrain-forks"  # name of the server's process
 _IDLE_S = 90.0
 _POLL_S = 1.0
 _ANSWER_S = 5.0
-_FIRST_FREE = 512  # descriptors from this number on do not collide with those that a launcher opens
+_IMPORT_S = 60.0  # longest time for the imports of a first server
 _MAX_DESCRIPTORS = 250  # maximum number of descriptors in a message
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
-_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _NUMBER = struct.Struct("i")
 _STOP, _IMPORT = "stop", "import"  # keys of messages that do not request a process
 SPARE = "MPITRAIN_SPARE"  # set on a spare host, which has no rank yet
 INPUT = 3  # a descriptor there
+FIRST = "MPITRAIN_FORKS"  # the name of a launch's first server, set for it and for the ranks
+_given: Mapping[str, str] | None = None  # the environment that this process got from a client
+SOCKET = "MPITRAIN_FORKS_SOCKET"  # set for a process that is to become this server: the descriptor of its socket
+
+
+def serve_first(accepts: Callable[[Mapping[str, str]], bool], run: Callable[[list[str]], object]) -> NoReturn:
+    """Become the first server of a launch, for which this process was started with ``SOCKET``. Local.
+
+    It ends after its ranks when standard input has ended.
+
+    Args:
+        accepts: Returns whether a rank with this environment may be forked; otherwise it starts by itself.
+        run: As for ``start_server``.
+    """
+    listening = socket.socket(fileno=int(os.environ.pop(SOCKET)))
+    _serve_and_run(listening, lambda: not select.select([0], [], [], 0)[0], run, _POLL_S, accepts)
 
 
 def start_server(run_dir: str, is_restart: bool, run: Callable[[list[str]], object]) -> None:
@@ -64,10 +81,10 @@ def start_server(run_dir: str, is_restart: bool, run: Callable[[list[str]], obje
             ends.
         run: Runs the ``mpitrain`` command with these arguments, and raises SystemExit at its end.
     """
-    listening = _bind(run_dir)
+    listening = bind(run_dir)
     if listening is None and not is_restart:
         stop_server(run_dir)
-        listening = _bind(run_dir)
+        listening = bind(run_dir)
     if listening is None:
         return
     parent = os.getpid()
@@ -75,16 +92,13 @@ def start_server(run_dir: str, is_restart: bool, run: Callable[[list[str]], obje
         listening.close()
         return
     os.setsid()
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, NAME)
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
     for descriptor in _descriptors():
         if descriptor > 2 and descriptor != listening.fileno():
             os.close(descriptor)
-    request = _serve(listening, parent)
-    _become(request)
-    raise SystemExit(run(request.arguments))
+    _serve_and_run(listening, lambda: os.path.exists(f"/proc/{parent}"), run)
 
 
 def stop_server(run_dir: str, wait: bool = True) -> None:
@@ -135,20 +149,39 @@ class _Request(NamedTuple):
     alive: int
 
 
-def _serve(listening: socket.socket, parent: int) -> _Request:
+def _serve_and_run(
+    listening: socket.socket,
+    is_needed: Callable[[], bool],
+    run: Callable[[list[str]], object],
+    idle_s: float = _IDLE_S,
+    accepts: Callable[[Mapping[str, str]], bool] = lambda environment: True,
+) -> NoReturn:
+    """Fork a process for each client, which runs its command; end when it was not needed for ``idle_s``."""
+    name = _read("/proc/self/comm").strip()
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, NAME)
+    request = _serve(listening, is_needed, idle_s, accepts)
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name)
+    _become(request)
+    raise SystemExit(run(request.arguments))
+
+
+def _serve(
+    listening: socket.socket, is_needed: Callable[[], bool], idle_s: float, accepts: Callable[[Mapping[str, str]], bool]
+) -> _Request:
     """Fork a process for each client; return in these processes, but not in the server."""
     woken, wake = _wake_up_by_signals()
     clients: dict[int, socket.socket] = {}  # by the processes that were forked for them
     stopping: list[socket.socket] = []  # those that wait for the end of this process, which closes them
     seen_at = time.monotonic()
     while True:
-        ready, _, _ = select.select([listening.fileno(), woken], [], [], _POLL_S)
+        poll_s = 0.0 if stopping and not clients else _POLL_S
+        ready, _, _ = select.select([listening.fileno(), woken], [], [], poll_s)
         if woken in ready:
             os.read(woken, 512)
         _answer_ended(clients)
-        if clients or os.path.exists(f"/proc/{parent}"):
+        if clients or is_needed():
             seen_at = time.monotonic()
-        if not clients and (stopping or time.monotonic() > seen_at + _IDLE_S):
+        if not clients and (stopping or time.monotonic() > seen_at + idle_s):
             os._exit(0)
         if listening.fileno() not in ready:
             continue
@@ -162,16 +195,21 @@ def _serve(listening: socket.socket, parent: int) -> _Request:
                 alive, *others = numbers
                 descriptors = dict(zip(values.pop("descriptors"), others, strict=True))
                 request = _Request(**values, descriptors=descriptors, alive=alive)
-                child = os.fork()
-                if not child:
+                is_accepted = accepts(request.environment)
+                if not is_accepted and not clients:
+                    os._exit(0)  # the others will not be accepted, either
+                child = os.fork() if is_accepted else 0
+                if is_accepted and not child:
                     signal.set_wakeup_fd(-1)
                     for descriptor in (woken, wake, listening.detach(), *(c.detach() for c in clients.values())):
                         os.close(descriptor)
                     return request
                 for descriptor in numbers:
                     os.close(descriptor)
-                clients[child] = connection
                 connection.sendall(_NUMBER.pack(child))
+                if is_accepted:
+                    clients[child] = connection
+                    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0)  # ranks outlive a killed ``mpitrain run``, to save
 
 
 def _wake_up_by_signals() -> tuple[int, int]:
@@ -210,15 +248,18 @@ def _answer_ended(clients: dict[int, socket.socket]) -> None:
 
 def _become(request: _Request) -> None:
     """Continue as if the launcher had started this process with the properties that the client requests."""
+    global _given
     for ignored in (*_PASSED_ON, signal.SIGCHLD):
         signal.signal(ignored, signal.SIG_DFL)
     # Keep variables that modules have set in the environment, such as the MPI components to use.
-    started_with = {entry.partition(b"=")[0] for entry in _read("/proc/self/environ").split(b"\0")}
-    added = {name: value for name, value in os.environ.items() if os.fsencode(name) not in started_with}
+    initial = initial_environment() if _given is None else _given
+    added = {name: value for name, value in os.environ.items() if name not in initial}
     os.environ.clear()
     os.environ.update({**added, **request.environment})
-    moved = {number: fcntl.fcntl(here, fcntl.F_DUPFD, _FIRST_FREE) for number, here in request.descriptors.items()}
-    alive = fcntl.fcntl(request.alive, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE)
+    _given = request.environment
+    free = max((request.alive, *request.descriptors, *request.descriptors.values())) + 1
+    moved = {number: fcntl.fcntl(here, fcntl.F_DUPFD, free) for number, here in request.descriptors.items()}
+    alive = fcntl.fcntl(request.alive, fcntl.F_DUPFD_CLOEXEC, free)
     for here in (*request.descriptors.values(), request.alive):
         os.close(here)
     for number, here in moved.items():
@@ -227,6 +268,11 @@ def _become(request: _Request) -> None:
     with contextlib.suppress(OSError):
         os.sched_setaffinity(0, request.processors)
     os.chdir(request.folder)
+    with contextlib.suppress(OSError):
+        os.setpgid(0, 0)  # as launchers do: a signal to the group of a rank reaches its own processes
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # it was the null device at the start
+    if "numpy.random" in sys.modules:  # else unseeded random numbers of all ranks would be the same
+        sys.modules["numpy.random"].seed()
     sys.argv[1:] = request.arguments
     # The kernel ends this process (SIGIO) when the client ends, because only the client can write to the pipe.
     fcntl.fcntl(alive, fcntl.F_SETOWN, os.getpid())
@@ -269,12 +315,17 @@ def _accept(listening: socket.socket) -> tuple[socket.socket, dict[str, Any], li
 
 def start_client(arguments: list[str]) -> NoReturn:
     """Let the server fork a rank, and end as this rank ends; become a rank if the server does not answer."""
-    connection = _connect(os.environ.get("MPITRAIN_RUN_DIR", ""))
+    is_restart = os.environ.get("MPITRAIN_RESTART_COUNT", "0") != "0"
+    connection = _connect(os.environ.get("MPITRAIN_RUN_DIR" if is_restart else FIRST, ""))
+    if connection is not None and not is_restart:
+        connection.settimeout(_IMPORT_S)
     child = 0 if connection is None else _request_process(connection, arguments)
     if connection is None or not child:
         os.execv(sys.executable, [sys.executable, "-m", "mpitrain", *arguments])
     for passed_on in _PASSED_ON:
-        signal.signal(passed_on, lambda number, frame: os.kill(child, number))
+        signal.signal(passed_on, lambda number, frame: _signal(child, number))
+    signal.signal(signal.SIGTSTP, lambda number, frame: _suspend(child))
+    signal.signal(signal.SIGCONT, lambda number, frame: _signal(-child, number))
     connection.settimeout(None)
     try:
         (status,) = _NUMBER.unpack(connection.recv(_NUMBER.size))
@@ -285,22 +336,34 @@ def start_client(arguments: list[str]) -> NoReturn:
 
 def _request_process(connection: socket.socket, arguments: list[str]) -> int:
     """Return the process that the server has forked with the state of this one; 0 if there is no answer."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a killed launcher does not end its ranks
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a killed launcher does not end its ranks
     descriptors = [number for number in _descriptors() if number != connection.fileno()][: _MAX_DESCRIPTORS - 1]
     reading, _ = os.pipe()  # the other end is closed when this process ends
-    values = {
-        "arguments": arguments,
-        "environment": dict(os.environ),
-        "folder": os.getcwd(),
-        "processors": list(os.sched_getaffinity(0)),
-        "descriptors": descriptors,
-    }
     child = 0
     with contextlib.suppress(OSError, struct.error):
+        values = {
+            "arguments": arguments,
+            "environment": dict(os.environ),
+            "folder": os.getcwd(),
+            "processors": list(os.sched_getaffinity(0)),
+            "descriptors": descriptors,
+        }
         _send(connection, values, [reading, *descriptors])
         (child,) = _NUMBER.unpack(connection.recv(_NUMBER.size))
     os.close(reading)
     return int(child)
+
+
+def _signal(process: int, number: int) -> None:
+    """Send a signal to a process or, if the number is negative, to a group; it may have ended."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, number)
+
+
+def _suspend(child: int) -> None:
+    """Stop the group of a process, and then this process, until it is continued."""
+    _signal(-child, signal.SIGSTOP)
+    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def _end_with(status: int) -> NoReturn:
@@ -314,15 +377,16 @@ def _end_with(status: int) -> NoReturn:
     os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
 
 
-def _address(run_dir: str) -> str:
-    return f"\0mpitrain-{os.geteuid()}-{hashlib.sha256(os.fsencode(run_dir)).hexdigest()[:24]}"
+def _address(name: str) -> str:
+    """Return the address of a server: ``name`` is that of a first server, or the path of a run directory."""
+    return f"\0mpitrain-{os.geteuid()}-{hashlib.sha256(os.fsencode(name)).hexdigest()[:24]}"
 
 
-def _bind(run_dir: str) -> socket.socket | None:
-    """Return the listening socket of this host's server; None if there is one already."""
+def bind(name: str) -> socket.socket | None:
+    """Return a listening socket for a server on this host; None if there is a server of this name already."""
     listening = socket.socket(socket.AF_UNIX)
     try:
-        listening.bind(_address(run_dir))
+        listening.bind(_address(name))
     except OSError:
         listening.close()
         return None
@@ -330,12 +394,12 @@ def _bind(run_dir: str) -> socket.socket | None:
     return listening
 
 
-def _connect(run_dir: str) -> socket.socket | None:
+def _connect(name: str) -> socket.socket | None:
     """Return a connection to this host's server; None if there is none."""
     connection = socket.socket(socket.AF_UNIX)
     connection.settimeout(_ANSWER_S)
     try:
-        connection.connect(_address(run_dir))
+        connection.connect(_address(name))
         if _is_own(connection):
             return connection
     except OSError:
@@ -362,6 +426,12 @@ def _is_open(number: int) -> bool:
     except OSError:  # the descriptor of ``listdir`` is closed by now
         return False
     return True
+
+
+def initial_environment() -> dict[str, str]:
+    """Return the environment with which this process, or the one that it was forked from, was started."""
+    entries = (os.fsdecode(entry).partition("=") for entry in _read("/proc/self/environ").split(b"\0") if entry)
+    return {name: value for name, _, value in entries}
 
 
 def _read(path: str) -> bytes:

@@ -31,7 +31,9 @@ _ENDING_S = 5.0
 _SHM = "/dev/shm"
 _SEGMENT = re.compile(r"(sm_segment|vader_segment|osc_sm|osc_rdma|osc_ucx|mpich_shm|Intel_MPI|ucx_shm)[\w.:-]*")
 _SESSION = re.compile(r"(?:ompi|prted)\.(\d+)")
-_FORK_SERVER = b"mpitrain-forks\n"  # the process name of a server that starts ranks after a failure
+_FORK_SERVER = b"mpitrain-forks\n"  # the process name of a server that forks ranks
+# Variables, as ``NAME=VALUE``, with which other processes of this process's run were started.
+MARKS = set[str]()
 # Process names of the daemons of Open MPI and Hydra.
 _DAEMONS = (b"prted", b"orted", b"hydra_pmi_proxy", b"hydra_bstrap_pr")
 
@@ -191,10 +193,13 @@ def _parents(pid: int) -> Iterator[int]:
 
 
 def _processes_of(run_dir: str) -> list[int]:
-    """Return the ids of a run's processes on this host except the fork server, identified by their environment."""
-    mark = os.fsencode(f"MPITRAIN_RUN_DIR={run_dir}")
+    """Return the ids of a run's processes on this host except fork servers, identified by their environment."""
+    marks = {os.fsencode(mark) for mark in (f"MPITRAIN_RUN_DIR={run_dir}", *MARKS)}
     names = [name for name in os.listdir("/proc") if name.isdigit() and _read(f"/proc/{name}/comm") != _FORK_SERVER]
-    return [int(name) for name in names if mark in _read(f"/proc/{name}/environ").split(b"\0") and _is_here(name)]
+    environments = {name: _read(f"/proc/{name}/environ").split(b"\0") for name in names}
+    of_run = [entries for entries in environments.values() if not marks.isdisjoint(entries)]
+    marks |= {entry for entries in of_run for entry in entries if entry.startswith(b"MPITRAIN_FORKS=")}
+    return [int(name) for name, entries in environments.items() if not marks.isdisjoint(entries) and _is_here(name)]
 
 
 def _words(pid: int) -> list[bytes]:

@@ -6,10 +6,13 @@ import contextlib
 import json
 import os
 import stat
+import sys
 from collections.abc import Mapping, MutableMapping
 
 from ..core.activity import PAGE_VARIABLE, STACKS_VARIABLE
 from ..core.cpus import SHOW_BINDING
+from ..core.openblas import KERNELS
+from .fork_server import FIRST
 from .rank_status import RUN_DIR_VARIABLE
 
 # Variables that ``mpitrain run`` passes to its ranks, besides the run directory.
@@ -21,6 +24,7 @@ KEEPS_STATE = "MPITRAIN_KEEPS_STATE"  # set if the newest state is kept in memor
 # The number of ranks at the start of a run that may continue, or does, on another number.
 FIRST_RANKS = "MPITRAIN_FIRST_RANKS"
 STARTED_AT = "MPITRAIN_STARTED_AT"  # time at which ``mpitrain run`` was started, in seconds since the epoch
+UCX_LOG_LEVEL = "UCX_LOG_LEVEL"
 IDLE_SHARE = "MPITRAIN_IDLE_SHARE"  # the number of spare hosts divided by that of all hosts
 # Variables of a restart.
 FAILED_AT = "MPITRAIN_FAILED_AT"  # time of the interruption, in seconds since the epoch
@@ -41,6 +45,7 @@ _OF_RUN: tuple[str, ...] = (
     FIRST_RANKS,
     STARTED_AT,
     IDLE_SHARE,
+    FIRST,
     FAILED_AT,
     FAILED_STEP,
     RESTARTS_SINCE,
@@ -60,6 +65,7 @@ _OF_RANK: tuple[str, ...] = (
 _OF_RANK += ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_GTIDS", "SLURM_TASK_PID", "SLURM_CPU_BIND")
 _OF_RANK += ("SLURM_SRUN_COMM_", "SLURM_LAUNCH_NODE_IPADDR")
 _OF_USER = ("OMPI_MCA_", "OMPI_ALLOW_", "PMIX_MCA_", "PRTE_MCA_")
+_READ_LATER = ("MPITRAIN_", *_OF_USER, "OPAL_", "GFORTRAN_UNBUFFERED_", UCX_LOG_LEVEL, "PATH", "PWD")
 _MCA_OF_RANK = ("OMPI_MCA_PREFIXES", "OMPI_MCA_cpu_type", "OMPI_MCA_initial_wdir", "OMPI_MCA_num_procs")
 # Variables of Slurm's commands that are no property of a job.
 _OF_SITE = ("SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT", "SLURM_EXIT_")
@@ -121,9 +127,34 @@ def leave_run(environ: MutableMapping[str, str], is_rank: bool = False) -> None:
         return
     names = {*environ.get(SET_FOR_PROGRAM, "").split(","), *_OF_RUN}
     for name in list(environ):
-        of_launcher = name in _MCA_OF_RANK or (name.startswith(_OF_RANK) and not name.startswith(_OF_USER))
-        if name in names or (of_launcher and not is_rank):
+        if name in names or (_is_of_launcher(name) and not is_rank):
             del environ[name]
+
+
+def import_alike(first: Mapping[str, str], second: Mapping[str, str], kernels: str) -> bool:
+    """Return whether modules that were imported in one environment are as if they had been imported in the other.
+
+    Variables that launchers and ``mpitrain run`` set are read later, but for the kernels that OpenBLAS is to use.
+
+    Args:
+        kernels: The kernels that it uses.
+    """
+    return _read_by_imports(first, kernels) == _read_by_imports(second, kernels)
+
+
+def _read_by_imports(environ: Mapping[str, str], kernels: str) -> dict[str, str]:
+    """Return the variables that modules may read when they are imported."""
+    read = {name: value for name, value in environ.items() if not name.startswith(_READ_LATER) and name != "_"}
+    if environ.get(KERNELS, kernels).lower() != kernels.lower():
+        read[KERNELS] = environ[KERNELS]
+    # The mpirun of Open MPI's wheel adds its own folder.
+    own, paths = os.path.realpath(f"{sys.prefix}/lib"), read.pop("LD_LIBRARY_PATH", "").split(":")
+    read["LD_LIBRARY_PATH"] = ":".join(path for path in paths if os.path.realpath(path) != own)
+    return {name: value for name, value in read.items() if not _is_of_launcher(name)}
+
+
+def _is_of_launcher(name: str) -> bool:
+    return name in _MCA_OF_RANK or (name.startswith(_OF_RANK) and not name.startswith(_OF_USER))
 
 
 def leave_job(environ: MutableMapping[str, str]) -> None:

@@ -105,16 +105,17 @@ def job():
 
 
 @pytest.mark.full
-def test_the_fork_server_starts_the_ranks_of_restarts(mpi: Mpi, tmp_path: Path) -> None:
-    """The fork server performs the first restart, and is then killed with its ranks, before the second."""
+def test_fork_servers_start_the_first_ranks_and_those_of_restarts(mpi: Mpi, tmp_path: Path) -> None:
+    """The server of the first ranks is killed with them, and so is the server of the first restart."""
     with KilledRun(mpi, 2, tmp_path / "run", SMALL, "--train-steps", "100000000", "--max-restarts", "3") as killed:
         pids: set[int] = set()
-        for is_forked in (False, True, False):
+        for is_forked in (True, True, False):
             ranks = killed.wait_for_ranks(other_than=pids)
             pids |= {rank.pid for rank in ranks}
             server = parent_of(ranks[1].reaper)
             assert (Path(f"/proc/{server}/comm").read_bytes().strip() == fork_server.NAME) == is_forked
             assert os.sched_getscheduler(ranks[1].pid) == os.SCHED_OTHER
+            assert Path(f"/proc/{ranks[1].pid}/comm").read_bytes().strip() != fork_server.NAME
             os.kill(server if is_forked else ranks[1].pid, signal.SIGKILL)
         killed.wait_for_ranks(other_than=pids)
         killed.process.send_signal(signal.SIGINT)

@@ -75,6 +75,8 @@ def main() -> None:
     for epoch in trainer.epochs(arguments.epochs):
         for indices, sequences, labels in loader:
             if arguments.kill_at == trainer.step_count and trainer.rank == trainer.size - 1 and not killed.exists():
+                while not (arguments.out / "run" / "checkpoints" / "step-0000000004.h5").exists():
+                    time.sleep(0.01)  # it is written in the background
                 killed.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
             if arguments.fault == "wait":

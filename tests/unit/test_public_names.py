@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ..support.launch import ROOT, missing
+from ..support.waiting import limit
 
 TYPED = ROOT / "tests" / "support" / "scripts" / "typed.py"
 WRONG = """import mpitrain
@@ -37,6 +38,6 @@ def test_a_users_file_is_typed(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.py"
     wrong.write_text(f"{WRONG}# {tmp_path}: mypy's cache would return the path of an equal file\n")
     words = [sys.executable, "-m", "mypy", str(TYPED), str(wrong)]  # with the options, and the cache, of "make lint"
-    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, timeout=limit(120), check=False)
     places = [line.split(": error")[0] for line in done.stdout.splitlines() if ": error" in line]
     assert places == [f"{wrong}:2", f"{wrong}:3"], done.stdout + done.stderr

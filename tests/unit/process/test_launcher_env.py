@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import pytest
 
-from mpitrain.process.launcher_env import attempt_id, leave_job, leave_outer_run, leave_run, mark_rank
+from mpitrain.process.launcher_env import attempt_id, import_alike, leave_job, leave_outer_run, leave_run, mark_rank
 
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
 
@@ -40,6 +41,24 @@ def test_a_submitted_job_gets_nothing_of_the_job_that_submits_it() -> None:
     environ = {**kept, "SLURM_MEM_PER_NODE": "1", "SLURM_JOB_ID": "7", "MPITRAIN_END_TIME": "1"}
     leave_job(environ)
     assert environ == kept
+
+
+@pytest.mark.parametrize(
+    ("variables", "are_alike"),
+    [
+        ({"OMPI_COMM_WORLD_RANK": "1", "PMIX_RANK": "1", "PMI_RANK": "1", "OMPI_MCA_btl": "self", "PWD": "/"}, True),
+        ({"MPITRAIN_RUN_DIR": "r", "MPITRAIN_BLAS_KERNELS": "haswell"}, True),
+        ({"MPITRAIN_BLAS_KERNELS": "Zen"}, False),
+        ({"OPENBLAS_NUM_THREADS": "1"}, False),
+        ({"LD_LIBRARY_PATH": os.path.join(sys.prefix, "lib")}, True),
+        ({"LD_LIBRARY_PATH": f"{os.path.join(sys.prefix, 'lib')}:/opt/lib"}, False),
+        ({"MY_VALUE": "1"}, False),
+    ],
+)
+def test_only_variables_of_launchers_make_no_difference_to_imports(variables: dict[str, str], are_alike: bool) -> None:
+    started_with = {"A": "1"}
+    assert import_alike(started_with, {**started_with, **variables}, "Haswell") == are_alike
+    assert not import_alike(started_with, variables, "Haswell")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,104 @@
+"""The server that forks the first ranks on this host, so that their modules are imported once, and early."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..core.openblas import without_chosen
+from ..process import fork_server, host_watcher
+from ..process.launcher_env import UCX_LOG_LEVEL
+from ..process.standard_streams import open_closed_streams
+from .hosts import is_local
+
+if TYPE_CHECKING:
+    from .mpi_launcher import LaunchSpec
+
+_END_S = 1.0
+_STARTS_NOTHING = {"--help", "--help-all", "--dry-run"}
+
+_server: FirstServer | None = None
+
+
+def start(arguments: Sequence[str]) -> None:
+    """Start the server for ``mpitrain run ARGUMENTS``, as early as possible; a program is then found not to need it."""
+    global _server
+    open_closed_streams()
+    with contextlib.suppress(OSError):  # ranks then start by themselves
+        if _STARTS_NOTHING.isdisjoint(arguments):
+            _server = FirstServer(arguments)
+
+
+def started() -> FirstServer | None:
+    """Return the server that this process has started, if any."""
+    return _server
+
+
+class FirstServer:
+    """Starts the server, which imports the modules of ranks while this process does, and reads the job file.
+
+    Args:
+        arguments: The arguments of ``mpitrain run``, which tools such as ``ps`` show for the ranks. The words before
+            them are those by which ``process.host_watcher`` recognizes ranks.
+
+    Raises:
+        OSError: The server cannot be started.
+    """
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self._name, self._is_used = secrets.token_hex(16), False
+        listening = fork_server.bind(self._name)
+        if listening is None:
+            raise OSError("sockets in the abstract namespace are not available")
+        with listening:
+            number, null = listening.fileno(), subprocess.DEVNULL
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "mpitrain", "train", *arguments],
+                env={
+                    UCX_LOG_LEVEL: "error",  # as for MPICH's ranks; it is read when the library is loaded
+                    **without_chosen(os.environ),
+                    fork_server.FIRST: self._name,
+                    fork_server.SOCKET: str(number),
+                },
+                stdin=subprocess.PIPE,  # ends with this process
+                stdout=null,
+                stderr=null,
+                pass_fds=[number],
+                start_new_session=True,
+                preexec_fn=_end_with_parent,  # until it has forked a rank
+            )
+        atexit.register(self.close)
+
+    def variables(self, spec: LaunchSpec) -> dict[str, str]:
+        """Return the variables with which ranks find the server.
+
+        If it cannot start ranks as requested, return none, and end it.
+        """
+        is_here = spec.hosts is None or all(is_local(host.name) for host in spec.hosts)
+        if not is_here or spec.words or spec.python != sys.executable:
+            self.close()
+            return {}
+        self._is_used = True
+        host_watcher.MARKS.add(f"{fork_server.FIRST}={self._name}")
+        return {fork_server.FIRST: self._name}
+
+    def close(self) -> None:
+        """End the server, but not before its ranks."""
+        if self._is_used:
+            fork_server.stop_server(self._name)
+        else:
+            self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S)
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(fork_server.PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,0 +1,118 @@
+"""The server that forks the first ranks on the host of ``mpitrain run``: what ranks have in common, and what not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpitrain.process import fork_server, rank_status
+
+from ..support.launch import LAUNCHER_ENVIRONMENT, Mpi, run
+from ..support.results import SMALL
+from ..support.waiting import limit, wait_until
+
+_JOB = f"""
+import json, os, runpy, sys
+from pathlib import Path
+import numpy as np
+from threadpoolctl import threadpool_info
+from mpitrain.process.pid import parent_of
+
+def job():
+    rank = os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK"))
+    seen = dict(
+        starter=Path(f"/proc/{{parent_of(os.getppid())}}/comm").read_text().strip(),
+        number=np.random.rand(),
+        value=os.environ.get("MY_VALUE"),
+        folder=os.getcwd(),
+        threads=max(library["num_threads"] for library in threadpool_info()),
+        is_line_buffered=sys.stdout.line_buffering,
+        processors=sorted(os.sched_getaffinity(0)),
+        marks=[name for name in os.environ if name.startswith("MPITRAIN_FORKS_")],
+    )
+    Path(__file__).with_name(f"rank-{{rank}}.json").write_text(json.dumps(seen))
+    return runpy.run_path({str(SMALL)!r})["job"]()
+"""
+
+
+def _seen(mpi: Mpi, folder: Path, *flags: str, steps: int = 1) -> list[dict[str, Any]]:
+    """Start or resume a run on two ranks; return what their jobs have seen."""
+    job = folder / "job.py"
+    job.write_text(_JOB)
+    words = [str(mpi.python), "-m", "mpitrain", "run", "-n", "2", *flags, str(job), "--train-steps", str(steps)]
+    done = run([*words, "--run-dir", str(folder / "run")], env=LAUNCHER_ENVIRONMENT, cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_first_ranks_are_forked_but_have_their_own_state(mpi: Mpi, tmp_path: Path) -> None:
+    _seen(mpi, tmp_path)
+    ranks = _seen(mpi, tmp_path, steps=2)  # resumes, and is to use the same kernels of OpenBLAS
+    name = fork_server.NAME.decode()
+    assert [(rank["starter"], rank["folder"], rank["marks"]) for rank in ranks] == [(name, str(tmp_path), [])] * 2
+    assert ranks[0]["number"] != ranks[1]["number"]
+    for rank in ranks:
+        assert rank["is_line_buffered"] and 1 <= rank["threads"] <= len(rank["processors"])
+    if len(os.sched_getaffinity(0)) > 1:
+        assert ranks[0]["processors"] != ranks[1]["processors"]  # one core each
+
+
+@pytest.mark.parametrize("name", ["MY_VALUE", "OPENBLAS_VERBOSE"])
+def test_ranks_with_other_variables_start_by_themselves(openmpi: Mpi, name: str, tmp_path: Path) -> None:
+    """A module may have read a variable, or not, when it was imported."""
+    ranks = _seen(openmpi, tmp_path, "--env", f"{name}=1")
+    assert all(rank["starter"] != fork_server.NAME.decode() for rank in ranks)
+    assert [rank["value"] for rank in ranks] == ["1" if name == "MY_VALUE" else None] * 2
+
+
+def test_programs_have_no_server(openmpi: Mpi, tmp_path: Path) -> None:
+    words = [str(openmpi.python), "-m", "mpitrain", "run", "-n", "1", "--run-dir", str(tmp_path / "run"), "--"]
+    mark = f"MPITRAIN_TEST_MARK={uuid.uuid4()}"
+    environment = {**os.environ, **LAUNCHER_ENVIRONMENT, **dict([mark.split("=")])}
+    with subprocess.Popen([*words, "sleep", "1000"], env=environment, stdout=subprocess.DEVNULL) as process:
+        wait_until(lambda: any(b"sleep" in words for words in _words(mark)), "the program runs", poll_s=0.2)
+        assert not [words for words in _words(mark) if words[1:4] == [b"-m", b"mpitrain", b"train"]]
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=limit(60))
+    assert not _started_with(mark)
+
+
+@pytest.mark.parametrize("ending", ["mistyped option", "killed at the start", "killed"])
+def test_no_server_is_left(openmpi: Mpi, ending: str, tmp_path: Path) -> None:
+    mark = f"MPITRAIN_TEST_MARK={uuid.uuid4()}"
+    environment = {**os.environ, **LAUNCHER_ENVIRONMENT, **dict([mark.split("=")])}
+    words = [str(openmpi.python), "-m", "mpitrain", "run", "-n", "2", str(SMALL), "--run-dir", str(tmp_path / "run")]
+    words += ["--lerning-rate", "1"] if ending == "mistyped option" else ["--train-steps", "100000000"]
+    with subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        if ending == "killed at the start":
+            wait_until(lambda: len(_started_with(mark)) > 1, "the server is started", poll_s=0.2)
+        if ending == "killed":
+            wait_until(lambda: any(rank.is_training for rank in rank_status.read(tmp_path / "run")), "the ranks train")
+        if ending != "mistyped option":
+            os.kill(process.pid, signal.SIGKILL)
+        process.wait(timeout=limit(60))
+    wait_until(lambda: not _started_with(mark), "nothing is left", poll_s=0.2)
+
+
+def _words(mark: str) -> list[list[bytes]]:
+    """Return the command lines of these processes."""
+    return [Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in _started_with(mark)]
+
+
+def _started_with(mark: str) -> list[str]:
+    """Return the processes in whose environment this variable was at their start."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (process / "environ").read_bytes().split(b"\0"):
+                found.append(process.name)
+        except OSError:
+            continue
+    return found
