@@ -103,16 +103,16 @@ def test_no_server_is_left(openmpi: Mpi, ending: str, tmp_path: Path) -> None:
 
 def _words(mark: str) -> list[list[bytes]]:
     """Return the command lines of these processes."""
-    return [Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in _started_with(mark)]
+    return [words.split(b"\0") for words in _started_with(mark).values()]
 
 
-def _started_with(mark: str) -> list[str]:
-    """Return the processes in whose environment this variable was at their start."""
-    found = []
+def _started_with(mark: str) -> dict[str, bytes]:
+    """Return the processes in whose environment this variable was at their start, and their command lines."""
+    found = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if mark.encode() in (process / "environ").read_bytes().split(b"\0"):
-                found.append(process.name)
+                found[process.name] = (process / "cmdline").read_bytes()
         except OSError:
             continue
     return found
