@@ -147,7 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["train"] and not HELP.intersection(arguments):
         gc.disable()  # the objects of modules stay
         try:
-            from ..training.launch_server import serve
+            from ..training.first_server import serve
             from ..training.rank import run_rank
             from ..training.script_rank import run_script
         except UserError as error:  # there is no usable MPI library

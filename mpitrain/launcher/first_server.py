@@ -20,7 +20,7 @@ from ..process.standard_streams import open_closed_streams
 from .hosts import is_local
 
 if TYPE_CHECKING:
-    from .mpi_launcher import LaunchSpec
+    from .mpi_launcher import LaunchSpec, LocalMachine
 
 _END_S = 1.0
 _STARTS_NOTHING = {"--help", "--help-all", "--dry-run"}
@@ -77,12 +77,13 @@ class FirstServer:
             )
         atexit.register(self.close)
 
-    def variables(self, spec: LaunchSpec) -> dict[str, str]:
+    def variables(self, spec: LaunchSpec, machine: LocalMachine) -> dict[str, str]:
         """Return the variables with which ranks find the server.
 
         If it cannot start ranks as requested, return none, and end it.
         """
-        is_here = spec.hosts is None or all(is_local(host.name) for host in spec.hosts)
+        # In an allocation, ranks may belong to another job step, with other cores and GPUs than this process.
+        is_here = not machine.allocated and all(is_local(host.name) for host in spec.hosts or ())
         if not is_here or spec.words or spec.python != sys.executable:
             self.close()
             return {}

@@ -94,9 +94,6 @@ def run(request: LaunchRequest, server: FirstServer | None = None) -> int:
         return 0
     if request.options.debug is not None:
         request = replace(request, workload=request.workload.with_options(hang_timeout=0.0))
-    if server is not None and machine.allocated:  # the ranks may belong to another job step, with other cores
-        server.close()
-        server = None
     launch = Launch(request, machine, launcher, spec, server)
     with _run_dir(request.workload) as launch.run_dir:
         interrupts = Interrupts()
@@ -327,7 +324,7 @@ class _Supervisor:
         if not chooses_output(spec):
             ours[STREAMS] = streams.description
         if launch.server is not None:
-            ours |= launch.server.variables(spec)
+            ours |= launch.server.variables(spec, launch.machine)
         spec_of_attempt = replace(spec, env={**spec.env, **ours})
         words = workload.words if self._staging is None else map(self._staging.in_copy, workload.words)
         forks = fork_server.FIRST in ours or (is_restart and workload.command == "train")

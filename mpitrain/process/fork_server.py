@@ -53,8 +53,9 @@ _STOP, _IMPORT = "stop", "import"  # keys of messages that do not request a proc
 SPARE = "MPITRAIN_SPARE"  # set on a spare host, which has no rank yet
 INPUT = 3  # a descriptor there
 FIRST = "MPITRAIN_FORKS"  # the name of a launch's first server, set for it and for the ranks
-_given: Mapping[str, str] | None = None  # the environment that this process got from a client
 SOCKET = "MPITRAIN_FORKS_SOCKET"  # set for a process that is to become this server: the descriptor of its socket
+
+_given: Mapping[str, str] | None = None  # the environment that this process got from a client
 
 
 def serve_first(accepts: Callable[[Mapping[str, str]], bool], run: Callable[[list[str]], object]) -> NoReturn:

@@ -7,14 +7,12 @@ import os
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from numba import config
+import numba
 from threadpoolctl import ThreadpoolController
 
 from ..core import kernel_cache
 from ..process.fork_server import initial_environment, serve_first
 from ..process.launcher_env import import_alike
-
-numba_config: Any = config
 
 
 def serve(run: Callable[[list[str]], object]) -> NoReturn:
@@ -22,6 +20,7 @@ def serve(run: Callable[[list[str]], object]) -> NoReturn:
     kernel_cache.prepare()
     gc.freeze()
     libraries, started_with = ThreadpoolController(), initial_environment()
+    numba_config: Any = numba.config
     kernels = next((lib["architecture"] for lib in libraries.info() if lib["internal_api"] == "openblas"), "")
 
     def start(arguments: list[str]) -> object:
