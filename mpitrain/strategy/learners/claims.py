@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Sequence
 
 from .ledger import Ledger, Left, Range, change
+from .signs import Signs, parse_state
 from .store import Register, Store
-from .synchronizer import LOST_S, Version, give_up, merged_examples, parse_state
+from .synchronizer import LOST_S, Version, give_up, merged_examples
 
 _MEASURE_S = 1.0  # seconds over which the speed is measured, at least
 _RANGE_S = 20.0  # seconds of training for which examples are claimed at once
@@ -38,7 +38,7 @@ class Claims:
         self._store, self._ledger, self._name, self._unit, self._first = store, ledger, name, unit, first
         self._lock, self._ranges, self.left, self.count = threading.Lock(), list[Range](), Left.SOME, 0
         self.rate, self._measured = 0.0, (0.0, 0)  # the last measurement: when, and how many had been trained
-        self._watched: dict[tuple[str, int], tuple[bytes, float]] = {}  # see ``_all_live``
+        self._signs, self._asked = Signs(store), dict[tuple[str, int], bytes]()  # see ``_all_live``
         self._silent = set[tuple[str, int]]()  # those of them that were reported
 
     # Methods of the training thread.
@@ -120,19 +120,19 @@ class Claims:
         Those that give none for a while are given up, so that this learner can claim their examples. Those of a learner
         that has ended are free soon, as far as it has not trained them.
         """
-        all_live, now = True, time.monotonic()
+        all_live = True
         for name, member in ledger.members.items():
             if name == self._name or not member.held:
                 continue
-            state = self._store.read(f"state.{name}") or b"{}"
-            first, since = self._watched.setdefault((name, member.generation), (state, now))
+            state, silent_s = self._signs.look(name)
+            first = self._asked.setdefault((name, member.generation), state)
             has_ended = bool(parse_state(state).get("ended"))
             all_live &= state != first and not has_ended
             if state != first or has_ended:
                 continue
-            if now - since > LOST_S:
+            if silent_s > LOST_S:
                 give_up(self._store, self._ledger, versions, name, member.generation)
-            elif now - since > _SILENT_S and (name, member.generation) not in self._silent:
+            elif silent_s > _SILENT_S and (name, member.generation) not in self._silent:
                 self._silent.add((name, member.generation))
                 _log.info("waiting for learner %s; after %.0f s without news, others train its examples", name, LOST_S)
         return all_live

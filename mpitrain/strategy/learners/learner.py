@@ -27,8 +27,9 @@ from .lease import LEASE_S, Lease
 from .ledger import Ledger, Left, Range, change
 from .merging import Fragment, fragments_of
 from .records import pack
+from .signs import read_state
 from .store import Register, Store
-from .synchronizer import LOST_S, Fragments, Synchronizer, Version, delete_work, merged_examples, read_state, work_file
+from .synchronizer import LOST_S, Fragments, Synchronizer, Version, delete_work, merged_examples, work_file
 
 POLL_S = 0.2  # seconds between two looks at the store
 _STATE_S = 1.0  # seconds between two signs of life
@@ -301,13 +302,13 @@ class Learner:
 
     def _must_merge(self) -> bool:
         """Return whether this process has the lease, or can take it; wait for a sign of life of another that has it."""
-        signs: set[bytes] = set()
+        signs = set[bytes | None]()
         while not self.holds_lease:
             ledger = Ledger.parse(self._ledger.read().data)
             if self._lease.is_free(ledger):
                 self._take_lease(ledger)
                 continue
-            signs.add(self._lease.sign)
+            signs.add(self._store.read(f"state.{ledger.holder}"))
             if len(signs) > 1:
                 return False
             time.sleep(POLL_S)
@@ -414,7 +415,7 @@ class Learner:
 
     def _read_versions(self) -> None:
         for index in range(len(self._fragments)):
-            if not self._versions.changed(index) and not self.holds_lease:
+            if not self._versions.changed(index) and not self.holds_lease and not self._closing.is_set():
                 continue
             version = self._synchronizer.newest[index] if self.holds_lease else self._versions.read(index)
             if version is not None and version.number > self._newest[index].number:

@@ -1,10 +1,9 @@
-"""The lease: which learner merges. Its holder lives if its state changes; clocks of hosts are not compared."""
+"""The lease: which learner merges."""
 
 from __future__ import annotations
 
-import time
-
 from .ledger import Ledger, change
+from .signs import Signs
 from .store import Register, Store
 
 LEASE_S = 10.0  # seconds without a sign of life after which another learner merges
@@ -21,22 +20,15 @@ class Lease:
 
     Attributes:
         is_held: Whether this process merges, as far as it knows.
-        sign: The last state of the holder that ``is_free`` has seen.
     """
 
     def __init__(self, store: Store, ledger: Register, name: str) -> None:
-        self._store, self._ledger, self._name = store, ledger, name
+        self._ledger, self._name, self._signs = ledger, name, Signs(store)
         self.is_held, self._number = False, 0
-        self._holder, self.sign, self._since = "", b"", 0.0
 
     def is_free(self, ledger: Ledger) -> bool:
         """Return whether no other process merges, or none that has given a sign of life for ``LEASE_S``."""
-        if ledger.holder in ("", self._name):
-            return True
-        sign, now = self._store.read(f"state.{ledger.holder}") or b"", time.monotonic()
-        if (self._holder, self.sign) != (ledger.holder, sign):
-            self._holder, self.sign, self._since = ledger.holder, sign, now
-        return now - self._since > LEASE_S
+        return ledger.holder in ("", self._name) or self._signs.look(ledger.holder)[1] > LEASE_S
 
     def take(self, seen: Ledger) -> None:
         """Take the lease, unless another learner has done so since ``seen``."""

@@ -141,9 +141,9 @@ class Register:
             if self._recorded() >= number + self._keep:  # this process was suspended until the name was deleted
                 self._store.delete(self._file(number))
                 return False
-            self._store.replace(self._file("newest"), str(number).encode())
-            if number > self._keep:
+            if number > self._keep:  # at first, because this needs no space on a disk that is full
                 self._store.replace(self._file(number - self._keep), b"")
+            self._store.replace(self._file("newest"), str(number).encode())
             self._store.delete(self._file(number - self._keep - _USED))
         self._newest = Value(number, data)
         return True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import math
 import statistics
@@ -19,6 +18,7 @@ from ...optim import Optimizer, Updater, sgd
 from .ledger import Ledger, change
 from .merging import Contribution, Fragment, outer_gradient
 from .records import pack, unpack
+from .signs import Signs, parse_state
 from .store import Register, Store, Value
 
 GRACE = 0.5  # of the shortest time between two contributions of a learner: how long the others are waited for
@@ -101,20 +101,6 @@ class Fragments:
         return self._registers[index].swap(Value(version.number - 1, b""), data)
 
 
-def read_state(store: Store, name: str) -> dict[str, Any]:
-    """Return what a learner says of itself; empty if it has said nothing."""
-    return parse_state(store.read(f"state.{name}"))
-
-
-def parse_state(data: bytes | None) -> dict[str, Any]:
-    """Return what a learner says of itself; empty if it has said nothing, or the file is damaged."""
-    try:
-        state = json.loads(data or b"{}")
-    except ValueError:
-        return {}
-    return state if isinstance(state, dict) else {}
-
-
 def merged_examples(versions: Sequence[Version], name: str, generation: int) -> int:
     """Return the number of examples of a learner's generation that are part of every fragment."""
     return min(version.of(name, generation).examples for version in versions)
@@ -179,7 +165,7 @@ class Synchronizer:
         self.speeds: list[float] = []
         self._first_s = [math.inf] * len(fragments)  # since when a contribution to the fragment waits
         self._sizes = [deque[float](maxlen=_SIZES) for _ in fragments]  # of the last contributions
-        self._heard: dict[str, tuple[bytes, float]] = {}  # each learner's last state, and when it was new
+        self._signs, self._silent_s = Signs(store), dict[str, float]()
         self._unreadable_s: dict[tuple[str, int, int, int], float] = {}
 
     def prepare(self) -> None:
@@ -196,7 +182,6 @@ class Synchronizer:
         self.newest = newest
         for fragment, version in zip(self._fragments, self.newest, strict=True):
             self._load(fragment, version)
-        self._heard.clear()
 
     def poll(self, ledger: Ledger, waits: bool = True) -> bool:
         """Merge what is due, and give up learners that have died or ended; return whether anything was merged.
@@ -216,7 +201,7 @@ class Synchronizer:
                 sent > version.of(name, generation).number
                 for sent, version in zip(state["sent"], self.newest, strict=True)
             )
-            is_lost = now - self._heard[name][1] > LOST_S
+            is_lost = self._silent_s[name] > LOST_S
             if (is_current and state.get("ended") and not pending) or is_lost:
                 if is_lost and not state.get("ended"):
                     _log.warning("learner %s is given up: no news for %.0f s", name, LOST_S)
@@ -228,11 +213,9 @@ class Synchronizer:
         states = {}
         for name, member in ledger.members.items():
             if not member.process:
-                self._heard.pop(name, None)
+                self._signs.forget(name)
                 continue
-            data = self._store.read(f"state.{name}") or b"{}"
-            if name not in self._heard or self._heard[name][0] != data:
-                self._heard[name] = data, time.monotonic()
+            data, self._silent_s[name] = self._signs.look(name)
             states[name] = parse_state(data)
         return states
 
@@ -246,7 +229,7 @@ class Synchronizer:
             generation = ledger.members[name].generation
             if state.get("generation") == generation and state["sent"][index] > version.of(name, generation).number:
                 waiting[name] = state
-            elif not state.get("ended") and now - self._heard[name][1] < 2 * state.get("interval_s", 0) + 1:
+            elif not state.get("ended") and self._silent_s[name] < 2 * state.get("interval_s", 0) + 1:
                 others.append(state)
         if not waiting:
             self._first_s[index] = math.inf

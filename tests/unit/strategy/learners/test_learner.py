@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
+import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +24,7 @@ from mpitrain.strategy.learners import (
     claims as claims_module,
     learner as learner_module,
     lease as lease_module,
+    signs as signs_module,
     synchronizer as synchronizer_module,
 )
 from mpitrain.strategy.learners.learner import Group, Learner
@@ -29,6 +33,7 @@ from mpitrain.strategy.learners.records import pack
 from mpitrain.strategy.learners.store import Folder, Register
 from mpitrain.strategy.learners.synchronizer import Fragments
 
+from ....support.launch import missing
 from ....support.waiting import limit, wait_until
 
 LAYOUT = Layout.pack([("a", (8, 4), "param"), ("b", (20,), "param"), ("mean", (3,), "state")])
@@ -42,6 +47,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learner_module, "_STATE_S", 0.02)
     monkeypatch.setattr(claims_module, "_MEASURE_S", 0.02)
     monkeypatch.setattr(lease_module, "LEASE_S", 1.0)
+    monkeypatch.setattr(signs_module, "_LOOK_S", 0.1)
     give_up_after(monkeypatch, limit(20))
 
 
@@ -236,7 +242,7 @@ def test_a_learner_that_was_given_up_continues(tmp_path: Path) -> None:
 
 
 class Unreliable(Folder):
-    """A folder that cannot be used while ``fails`` is True."""
+    """A folder that this process cannot use while ``fails`` is True."""
 
     fails = False
 
@@ -254,17 +260,68 @@ class Unreliable(Folder):
 
 
 def test_learners_train_on_while_the_folder_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For longer than a learner without news keeps its examples: nobody is given up, because nobody can give news."""
+    give_up_after(monkeypatch, limit(3))
     processes = [Process(tmp_path, str(n), store=Unreliable).start() for n in range(2)]
-    wait_until(lambda: all(process.learner.examples > 200 for process in processes), "some training")
-    monkeypatch.setattr(Unreliable, "fails", True)
-    steps = [process.learner.steps_done for process in processes]
-    wait_until(lambda: all(p.learner.steps_done > 3 * n for p, n in zip(processes, steps, strict=True)), "training")
-    monkeypatch.setattr(Unreliable, "fails", False)
+    first, second = (process.learner for process in processes)
+    wait_until(lambda: first.examples > 200 and second.examples > 200, "some training")
+    for learner in (first, second):
+        learner._store.fails = True  # type: ignore[attr-defined]
+    began, steps = time.monotonic(), (first.steps_done, second.steps_done)
+    wait_until(lambda: time.monotonic() - began > limit(3.2), "the time after which a learner is given up")
+    assert first.steps_done > steps[0] and second.steps_done > steps[1]
+    for learner in (first, second) if first.holds_lease else (second, first):
+        learner._store.fails, beat = False, learner._beat  # type: ignore[attr-defined]
+        wait_until(
+            lambda learner=learner, beat=beat: learner._beat > beat + 3, "news of one, while it has none of others"
+        )
     counts: Counter[int] = Counter()
     for process in processes:
         counts += process.end().counts
     assert all(counts[example] == 1 for example in range(TOTAL))
     assert _state(tmp_path)[1] == sum(process.learner.steps_done * 10 for process in processes)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small file system of its own."""
+    if os.geteuid() != 0:
+        missing("root, to mount a disk")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], check=True)
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def _fill(path: Path) -> None:
+    """Fill the rest of a file system with a file."""
+    with path.open("ab", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+def test_learners_train_on_while_the_disk_is_full(disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+    processes = [Process(disk, str(n), fragments=3).start() for n in range(2)]
+    learners = [process.learner for process in processes]
+    wait_until(lambda: all(learner.examples > 200 for learner in learners), "some training")
+
+    def are_cut_off() -> bool:
+        _fill(disk / "full")
+        since = [learner._trouble_since for learner in learners]
+        return all(each is not None and time.monotonic() - each > 0.3 for each in since)
+
+    wait_until(are_cut_off, "a full disk")
+    warned = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warned) == 2
+    steps, merged = [learner.steps_done for learner in learners], _state(disk, 3)[1]
+    wait_until(lambda: all(each.steps_done > n for each, n in zip(learners, steps, strict=True)), "training")
+    (disk / "full").unlink()
+    counts: Counter[int] = Counter()
+    for process in processes:
+        counts += process.end().counts
+    assert all(counts[example] == 1 for example in range(TOTAL))
+    assert merged < _state(disk, 3)[1] == sum(learner.steps_done * 10 for learner in learners)
 
 
 def _truncated(data: bytes) -> bytes:

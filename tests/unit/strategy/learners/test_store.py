@@ -86,3 +86,22 @@ def test_files_of_killed_processes_are_removed(tmp_path: Path) -> None:
     os.utime(left, (0, 0))
     Folder(tmp_path)
     assert not left.exists() and new.exists()
+
+
+def test_a_full_disk_hides_no_version_and_keeps_no_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is full after each new version was written: what needs space afterwards fails."""
+    writer, reader = Register(Folder(tmp_path), "x"), Register(Folder(tmp_path), "x")
+    assert writer.swap(Value(0, b""), b"0") and reader.read() == Value(1, b"0")
+    replace = Folder.replace
+
+    def replace_if_empty(self: Folder, name: str, data: bytes) -> None:
+        if data:
+            raise OSError(28, "No space left on device")
+        replace(self, name, data)
+
+    monkeypatch.setattr(Folder, "replace", replace_if_empty)
+    for number in range(1, 5):
+        assert writer.swap(Value(number, b""), str(number).encode())
+    assert reader.read() == Register(Folder(tmp_path), "x").read() == Value(5, b"4")
+    sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
+    assert sizes == {"x.1": 0, "x.2": 0, "x.3": 0, "x.4": 1, "x.5": 1, "x.newest": 1}
