@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +24,7 @@ from mpitrain.strategy.learners.ledger import Ledger
 from mpitrain.strategy.learners.store import Folder, Register
 
 from ..support.clock import with_wrong_clock
-from ..support.launch import JOBS, ROOT, Mpi, one_line, run
+from ..support.launch import JOBS, ROOT, Mpi, missing, one_line, run
 from ..support.waiting import limit, wait_until
 
 SLOW, MNIST = JOBS / "slow.py", ROOT / "jobs" / "mnist_mlp.py"
@@ -201,6 +203,36 @@ def test_a_learner_without_the_folder_saves_after_the_examples_of_a_run(openmpi:
         (tmp_path / "exchange").rename(tmp_path / "elsewhere")
         saved = tmp_path / "learners" / "0" / "checkpoints"
         wait_until(lambda: [*saved.glob("*.h5")], "its own checkpoint")
+
+
+def test_learners_train_on_while_the_disk_is_full(openmpi: Mpi, tmp_path: Path) -> None:
+    """Everything that they write is on this disk."""
+    if os.geteuid() != 0:
+        missing("root, to mount a disk")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(tmp_path)], check=True)
+    folder, words = tmp_path / "run", (SLOW, "--pause", "0.01", "--train-steps", 1500, "--save-steps", 100)
+    try:
+        with learners(openmpi, folder, 1, 1, words=words) as processes:
+            seen: tuple[list[int], float] = [], 0.0
+
+            def are_cut_off() -> bool:
+                nonlocal seen
+                with contextlib.suppress(OSError), (tmp_path / "full").open("ab", buffering=0) as file:
+                    while True:
+                        file.write(bytes(4096))
+                beats = [state(folder, number)["beat"] for number in (0, 1)]
+                seen = seen if beats == seen[0] else (beats, time.monotonic())
+                return time.monotonic() - seen[1] > 3
+
+            wait_until(are_cut_off, lambda: seen)
+            (tmp_path / "full").unlink()
+            for process in processes:
+                end(process)
+        book = ledger(folder)
+        assert book.is_given_out and not book.living and position(folder) >= book.total
+        assert [member.generation for member in book.members.values()] == [2, 2]  # nobody was given up
+    finally:
+        subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
 
 
 def test_stop_ends_all_learners_and_they_resume(openmpi: Mpi, tmp_path: Path) -> None:
