@@ -24,7 +24,7 @@ class Account(NamedTuple):
     Attributes:
         since: When the run was first started, in seconds since the epoch.
         at: Until when, in seconds since the epoch.
-        step: The number of completed steps.
+        step: The number of completed steps; of a learner, of its own ones whose work is kept.
         seconds: Seconds by kind.
     """
 
@@ -53,7 +53,8 @@ class Account(NamedTuple):
     def record(self) -> dict[str, Any]:
         """Return the account for ``metrics.jsonl``."""
         seconds = {kind: round(value, 3) for kind, value in self.seconds.items()}
-        return {"goodput": round(self.goodput, 4), KEY: {"since": self.since, "at": round(self.at, 3), **seconds}}
+        spent = {"since": self.since, "at": round(self.at, 3), "step": self.step, **seconds}
+        return {"goodput": round(self.goodput, 4), KEY: spent}
 
     def describe(self) -> str:
         """Return the goodput and where the rest of the time went, as text."""
@@ -68,8 +69,16 @@ def accounts_in(lines: Sequence[Mapping[str, Any]]) -> list[Account]:
     for line in lines:
         if isinstance(line.get(KEY), dict) and {"since", "at"} <= line[KEY].keys() and "step" in line:
             seconds = dict(line[KEY])
-            accounts.append(Account(seconds.pop("since"), seconds.pop("at"), line["step"], seconds))
+            step = seconds.pop("step", line["step"])
+            accounts.append(Account(seconds.pop("since"), seconds.pop("at"), step, seconds))
     return accounts
+
+
+def total(accounts: Sequence[Account]) -> Account:
+    """Return the account of several learners together: the sums of their times."""
+    seconds = {kind: sum(account.seconds.get(kind, 0.0) for account in accounts) for kind in KINDS}
+    all_s = sum(account.at - account.since for account in accounts)
+    return Account(0.0, all_s, 0, {kind: value for kind, value in seconds.items() if value})
 
 
 def opened(

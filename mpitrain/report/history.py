@@ -18,14 +18,16 @@ from ..core.toml import read_toml
 from ..core.words import one_line
 from ..errors import RecordError
 from ..monitor import heartbeat
-from ..monitor.goodput import Account, accounts_in
+from ..monitor.goodput import Account, accounts_in, total
 from ..monitor.heartbeat import STATUS
-from ..monitor.metrics import RECORDED, parse_line
+from ..monitor.metrics import RECORDED, parse_line, read_lines
 from ..plan.metric import MEASURED, PREFIX, Goal
+from ..process.run_directory import LEARNERS
 
 METRICS = "metrics.jsonl"
 CONFIG = "config.toml"
 _OF_EVERY_RUN = RECORDED.union(PREFIX + name for name in MEASURED)
+END_BYTES = 1 << 18  # of a learner's metrics, in which the newest numbers are looked for every time they are shown
 RESUMED = "resumed"  # key of a line that records a resume from its step
 
 
@@ -154,9 +156,13 @@ class Run:
 
     @property
     def account(self) -> Account | None:
-        """What the time since the first start went into, as recorded last; None if it is not recorded."""
-        accounts = accounts_in(self.lines)
-        return accounts[-1] if accounts else None
+        """What the time since the first start went into, as recorded last; None if it is not recorded.
+
+        Of a run that learners have joined, the sum over the learners.
+        """
+        learners = [read_lines(path, END_BYTES) for path in (self.folder / LEARNERS).glob(f"*/{METRICS}")]
+        newest = [accounts[-1] for lines in learners or [self.lines] if (accounts := accounts_in(lines))]
+        return total(newest) if len(newest) > 1 else next(iter(newest), None)
 
     @property
     def mean_examples_per_s(self) -> float:

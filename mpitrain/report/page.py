@@ -197,7 +197,7 @@ def _cells(run: Run, label: str, state: State) -> dict[str, str]:
         value = run.series(name).last
         return "" if value != value else metric(value)
 
-    speed, goodput = run.mean_examples_per_s, run.newest("goodput")
+    speed, account = run.mean_examples_per_s, run.account
     further = {f"final {shown_name(name)}": last(name) for name in run.further_names()}
     return further | {
         "run": label,
@@ -211,7 +211,7 @@ def _cells(run: Run, label: str, state: State) -> dict[str, str]:
         "restarts": f"{run.n_restarts}" if run.restarts else "",
         "steps repeated": f"{sum(restart.repeated_steps for restart in run.restarts):,}" if run.restarts else "",
         "restarting": duration(sum(restart.seconds for restart in run.restarts)) if run.restarts else "",
-        "goodput": "" if goodput is None else f"{100 * goodput:.0f} %",
+        "goodput": "" if account is None else f"{100 * account.goodput:.0f} %",
         "final loss": last("loss"),
         "final validation loss": last("validation_loss"),
         "final accuracy": last("validation_accuracy"),

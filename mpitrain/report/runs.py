@@ -21,7 +21,7 @@ from ..monitor.run_record import PROGRAM
 from ..plan.metric import PREFIX, Goal, parse_goal
 from ..plan.options import examples
 from ..process.run_directory import LEARNERS
-from .history import METRICS, Run, is_run, read_run
+from .history import END_BYTES, METRICS, Run, is_run, read_run
 
 _HEAD = ("run", "job", "mode", "ranks", "step", "best validation", "goodput", "state", "age")
 # Columns that a narrow terminal does not show, in the order in which they are left out.
@@ -33,7 +33,6 @@ _OF_LEARNERS = {
     "discarded_contributions": "discarded",
     "lag_versions": "lag",
 }
-_END_BYTES = 1 << 18  # of a learner's metrics, in which these numbers are looked for every time they are shown
 
 
 @click.command("runs", epilog=examples("mpitrain runs --sort accuracy"))
@@ -153,7 +152,7 @@ def learner_lines(run: Path) -> list[str]:
     rows = []
     for folder in learners_of(run):
         if (status := read(folder)) is not None:
-            newest = Run(folder, {}, read_lines(folder / METRICS, _END_BYTES))
+            newest = Run(folder, {}, read_lines(folder / METRICS, END_BYTES))
             numbers = (f"{status.step:,}", *_exchanged(newest))
             rows.append((folder.name, status.ranks, *numbers, f"{status.state}, {duration(age_s(folder))} ago"))
     titles = ("learner", "ranks", "step", *_OF_LEARNERS.values(), "state")
@@ -237,8 +236,7 @@ def _row(path: Path, run: Run | None, folder: Path, state: State, description: s
         description += f", {counted(run.n_restarts, 'restart')}"
     job = status.job.name if status is not None and status.job is not None and not run.config else run.job
     ranks = status.ranks if status is not None else "?"
-    goodput = run.newest("goodput")
-    share = "-" if goodput is None else f"{100 * goodput:.0f} %"
+    share = "-" if (account := run.account) is None else f"{100 * account.goodput:.0f} %"
     return (name, job, mode, ranks, _progress(step, run), best_validation(run), share, description, duration(age))
 
 

@@ -21,7 +21,7 @@ from ..strategy.learners.learner import Learner
 from .checkpointing import file_writer
 from .hooks import SAVE, Trigger
 
-_REPORT_S = 10.0  # seconds between two reports of what learners have exchanged
+_REPORT_S = 10.0  # seconds between two reports of what learners have exchanged, except the first ones
 _log = logging.getLogger(__name__)
 
 
@@ -37,6 +37,7 @@ class CommonRun:
         self._heartbeat: Heartbeat | None = None
         self._metrics: MetricsFile | None = None
         self._since = self._reported_s = time.monotonic()
+        self._report_s = 1.0
         self._validated = -1  # the step of the learner's last validation that is among the metrics
         self._saving = Trigger(plan.config.saving.save_steps, 0.0, SAVE)
         self._checkpoints = folder / "checkpoints"
@@ -53,9 +54,10 @@ class CommonRun:
             self._close()
         elif self._heartbeat is None:
             self._open()
-        if now - self._reported_s >= _REPORT_S:
-            self._reported_s, speeds = now, learner.speeds
+        if now - self._reported_s >= self._report_s:
+            self._reported_s, self._report_s, speeds = now, min(_REPORT_S, 2 * self._report_s), learner.speeds
             loop.report(loop.step, learner.counts, show=False)
+            loop.report(loop.step, {}, show=False)  # what the time went into
             if self._metrics is not None and (speed := sum(speeds)):
                 values = {"learners": len(speeds), "examples_per_s": speed, "step_s": learner.unit / speed}
                 self._metrics.write(self._step, now - self._since, values)

@@ -104,6 +104,11 @@ class Joined(Hook):
         self._cluster.workers.Bcast(values, root=0)
         return values
 
+    def kept_steps(self) -> int:
+        """Return ``Learner.kept_steps``. Local; chief only."""
+        assert self._learner is not None
+        return self._learner.kept_steps
+
     def begin(self, loop: TrainingLoop) -> None:
         if self._common is not None:
             self._common.begin(loop)

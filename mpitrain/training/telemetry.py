@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from ..core.layout import Array, Layout
 from ..core.words import counted
 from ..monitor import trace
 from ..monitor.console import Console
-from ..monitor.goodput import SPARES, START, STEPS, WAITING, Account, accounts_in, opened
+from ..monitor.goodput import REPEATED, SPARES, START, STEPS, WAITING, Account, accounts_in, opened
 from ..monitor.heartbeat import Heartbeat, RunEnd
 from ..monitor.loggers import Logger
 from ..monitor.metrics import MetricsFile, read_lines
@@ -109,16 +110,19 @@ class Telemetry:
         if chief.logger is not None:
             chief.metrics.listeners.append(chief.logger.log)
 
-    def hooks(self, restoring_s: float) -> list[Hook]:
+    def hooks(self, restoring_s: float, kept_steps: Callable[[], int] | None) -> list[Hook]:
         """Return the hooks that record the goodput and the requested histograms; an empty list except on the chief.
 
         Args:
             restoring_s: Seconds that it has taken to restore the state.
+            kept_steps: See ``RecordGoodput``.
         """
         if self._chief is None:
             return []
         output = self._config.output
-        hooks: list[Hook] = [RecordGoodput(self._chief.metrics, self._folder / "metrics.jsonl", restoring_s)]
+        hooks: list[Hook] = [
+            RecordGoodput(self._chief.metrics, self._folder / "metrics.jsonl", restoring_s, kept_steps)
+        ]
         if self._chief.events is not None and output.histogram_steps:
             hooks.append(Histograms(output.histogram_steps, self._chief.events))
         return hooks
@@ -178,28 +182,39 @@ class RecordGoodput(Hook):
 
     In every report, at the beginning, after the first step, which may be slow, and at the end of a run that was stopped
     or has no reports.
+
+    Args:
+        restoring_s: Seconds that it has taken to restore the state.
+        kept_steps: Returns the number of a learner's own steps whose work is kept; None for other runs.
     """
 
-    def __init__(self, metrics: MetricsFile, path: Path, restoring_s: float) -> None:
-        self._metrics, self._path, self._restoring_s = metrics, path, restoring_s
+    def __init__(
+        self, metrics: MetricsFile, path: Path, restoring_s: float, kept_steps: Callable[[], int] | None = None
+    ) -> None:
+        self._metrics, self._path, self._restoring_s, self._kept_steps = metrics, path, restoring_s, kept_steps
 
     def begin(self, loop: TrainingLoop) -> None:
         self._earlier = accounts_in(read_lines(self._path))
         now, failed_at = time.time(), os.environ.get(FAILED_AT)
         started_at = float(os.environ.get(STARTED_AT, now - seconds_alive(os.getpid())))
         failed = (None, None) if failed_at is None else (float(failed_at), int(os.environ.get(FAILED_STEP, "0")))
-        opened_at = opened(self._earlier, loop.step, started_at, failed[0], now, failed[1])
+        failed_step = failed[1] if self._kept_steps is None else None  # else it is one of all learners
+        self._steps, self._lost_s = self._step(loop), 0.0
+        opened_at = opened(self._earlier, self._steps, started_at, failed[0], now, failed_step)
         restoring_s = min(self._restoring_s, opened_at.seconds[START])
         self._idle = float(os.environ.get(IDLE_SHARE, "0"))
         starting_s = now - max([started_at, *(account.at for account in self._earlier[-1:])])
         more = {START: -restoring_s, "restoring": restoring_s, SPARES: self._idle * starting_s}
-        self._account = opened_at.with_more(now, loop.step, more)
+        self._account = opened_at.with_more(now, self._steps, more)
         self._compiled_s = compile_seconds()
         self._metrics.account = lambda: self._now(loop).record()
         loop.report(loop.step, {}, show=False)
         self._has_stepped = False
 
     def after_step(self, loop: TrainingLoop) -> None:
+        before, self._steps = self._steps, self._step(loop)
+        if self._steps <= before:  # work of a learner was left out
+            self._lost_s += (before + 1 - self._steps) * self._now(loop).seconds[STEPS] / (before + 1)
         if not self._has_stepped:
             self._has_stepped = True
             loop.report(loop.step, {}, show=False)
@@ -215,8 +230,12 @@ class RecordGoodput(Hook):
         compiled_s = min(compile_seconds() - self._compiled_s, loop.training_s)
         waiting_s, now = min(loop.waiting_s, loop.training_s - compiled_s), time.time()
         steps_s, idle_s = loop.training_s - compiled_s - waiting_s, self._idle * (now - self._account.at)
-        more = {"compilation": compiled_s, WAITING: waiting_s, STEPS: steps_s, SPARES: idle_s}
-        return self._account.with_more(now, loop.step, {**loop.paused_s, **more})
+        more = {"compilation": compiled_s, WAITING: waiting_s, STEPS: steps_s - self._lost_s, SPARES: idle_s}
+        more |= {REPEATED: self._lost_s, **loop.paused_s}
+        return self._account.with_more(now, self._step(loop), more)
+
+    def _step(self, loop: TrainingLoop) -> int:
+        return loop.step if self._kept_steps is None else self._kept_steps()
 
 
 class Histograms(Hook):

@@ -85,7 +85,8 @@ class Worker:
                 state.load(beginning.extra_state)
         self._batches = Batches(setup, self._model)
         self._open_files(beginning)
-        hooks = [*self._hooks(state, best, beginning, rank_status), *telemetry.hooks(restoring_s)]
+        kept_steps = None if self._joined is None else self._joined.kept_steps
+        hooks = [*self._hooks(state, best, beginning, rank_status), *telemetry.hooks(restoring_s, kept_steps)]
         additions, rounds_losses = (
             plan.share_of(cluster.workers.rank).additions,
             plan.config.virtual_workers is not None,

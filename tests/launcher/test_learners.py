@@ -161,6 +161,10 @@ def test_a_killed_learner_continues(openmpi: Mpi, tmp_path: Path, ahead_s: int) 
     book = ledger(tmp_path)
     assert book.is_given_out and not book.living and not book.free
     assert book.members[str(killed)].generation > 2 and position(tmp_path) >= book.total
+    accounts = [read_run(tmp_path / "learners" / name).account for name in "01"]
+    for name, account in zip("01", accounts, strict=True):
+        assert account is not None and account.step == book.members[name].steps
+        assert sum(account.seconds.values()) == pytest.approx(account.at - account.since, abs=0.01)
 
 
 def test_a_suspended_learner_continues(openmpi: Mpi, tmp_path: Path) -> None:

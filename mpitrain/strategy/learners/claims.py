@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from .ledger import Ledger, Left, Range, change
 from .signs import Signs, parse_state
 from .store import Register, Store
-from .synchronizer import LOST_S, Version, give_up, merged_examples
+from .synchronizer import LOST_S, Version, give_up, merged_work
 
 _MEASURE_S = 1.0  # seconds over which the speed is measured, at least
 _RANGE_S = 20.0  # seconds of training for which examples are claimed at once
@@ -91,7 +91,7 @@ class Claims:
             generation: The generation that trains.
             versions: The newest versions of the fragments.
         """
-        merged, count = merged_examples(versions, self._name, generation), int(self.rate * _RANGE_S) or self._first
+        (merged, _), count = merged_work(versions, self._name, generation), int(self.rate * _RANGE_S) or self._first
 
         def apply(ledger: Ledger) -> None:
             if ledger.members[self._name].generation == generation:

@@ -56,7 +56,8 @@ class _OfFragment:
 
     def __init__(self, version: Version, step: int) -> None:
         self.base, self.examples, self.number, self.step = version.number, version.examples, 0, step
-        self.sent: deque[tuple[int, Array]] = deque()
+        self.began, self.lost = step, 0  # of this generation: its first step, and the steps that were left out
+        self.sent: deque[tuple[int, int, Array]] = deque()  # number, last step, values
 
 
 class Contributions:
@@ -82,6 +83,11 @@ class Contributions:
         """The number of examples that ``center`` contains."""
         return min(state.examples for state in self._states)
 
+    @property
+    def lost_steps(self) -> int:
+        """The number of steps that were left out of the common parameters, or of a fragment."""
+        return max(state.lost for state in self._states)
+
     def may_send(self, index: int) -> bool:
         """Return whether another contribution to a fragment may wait."""
         return len(self._states[index].sent) < _WAITING
@@ -91,9 +97,9 @@ class Contributions:
         state = self._states[index]
         if state.step == step:
             return None
-        before = state.sent[-1][1] if state.sent else self._fragments[index].of(self.center)
+        before = state.sent[-1][2] if state.sent else self._fragments[index].of(self.center)
         steps, state.step, state.number = step - state.step, step, state.number + 1
-        state.sent.append((state.number, theta.copy()))
+        state.sent.append((state.number, step, theta.copy()))
         return Sent(state.number, state.base, steps, before - theta)
 
     def receive(self, index: int, version: Version, mine: Merged, theta: Array) -> Array:
@@ -106,9 +112,10 @@ class Contributions:
         state, fragment, new = self._states[index], self._fragments[index], version.vectors[0]
         center = contained = fragment.of(self.center)
         while state.sent and state.sent[0][0] <= mine.number:
-            contained = state.sent.popleft()[1]
+            _, step, contained = state.sent.popleft()
+            state.lost = step - state.began - mine.steps
         vectors = [theta + (new - contained)]  # this learner's values, now and when it has sent what waits
-        vectors += [sent for _, sent in state.sent]
+        vectors += [sent for _, _, sent in state.sent]
         for sent in vectors[1:]:
             sent += new - contained
         kept = max(0, self._n_trained - fragment.lo)

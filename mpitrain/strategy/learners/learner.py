@@ -24,12 +24,12 @@ from ...optim import Optimizer
 from .claims import Claims
 from .contributions import Contributions
 from .lease import LEASE_S, Lease
-from .ledger import Ledger, Left, Range, change
+from .ledger import Ledger, Left, Member, Range, change
 from .merging import Fragment, fragments_of
 from .records import pack
 from .signs import read_state
 from .store import Register, Store
-from .synchronizer import LOST_S, Fragments, Synchronizer, Version, delete_work, merged_examples, work_file
+from .synchronizer import LOST_S, Fragments, Synchronizer, Version, delete_work, merged_work, work_file
 
 POLL_S = 0.2  # seconds between two looks at the store
 _STATE_S = 1.0  # seconds between two signs of life
@@ -116,6 +116,7 @@ class Learner:
         self.is_replaced = self.is_complete = False
         self.generation = self.examples = self.steps_done = self.total = 0
         self._entered = 0  # a new generation, which the training thread has not begun yet
+        self._kept_steps = self._began_steps = 0  # see ``kept_steps``
         self._lock, self._closing, self._wake = threading.Lock(), threading.Event(), threading.Event()
         self._waits_since = math.inf  # since when this learner has no range
         self._error: BaseException | None = None
@@ -223,6 +224,11 @@ class Learner:
     def speeds(self) -> list[float]:
         """The examples/s of each learner that has a process, if this one merges."""
         return self._synchronizer.speeds
+
+    @property
+    def kept_steps(self) -> int:
+        """The number of this learner's steps, over all generations, whose work is merged or may still be."""
+        return self._kept_steps + self.steps_done - self._began_steps - self._contributions.lost_steps
 
     @property
     def counts(self) -> dict[str, float]:
@@ -349,7 +355,7 @@ class Learner:
     def _reset(self) -> None:
         """Begin the generation that the thread has entered, without the work that was not merged."""
         self.generation, self._entered = self._entered, 0
-        self.examples = 0
+        self.examples, self._began_steps = 0, self.steps_done
         self._claims.begin()
         self._written = [0] * len(self._fragments)
         self._contributions = Contributions(self._layout, self._fragments, self._newest, self.steps_done)
@@ -452,15 +458,13 @@ class Learner:
 
     def _enter(self) -> int:
         """Begin a generation of this learner in the ledger, and return it."""
-        generation = 0
 
         def apply(ledger: Ledger) -> None:
-            nonlocal generation
-            member = ledger.members.get(self._name)
-            merged = 0 if member is None else merged_examples(self._newest, self._name, member.generation)
-            generation = ledger.join(self._name, self._process, merged)
+            former = ledger.members.get(self._name, Member()).generation
+            ledger.join(self._name, self._process, *merged_work(self._newest, self._name, former))
 
-        change(self._ledger, apply)
+        member = change(self._ledger, apply).members[self._name]
+        self._kept_steps, generation = member.steps, member.generation
         for former in (generation - 1, generation - 2):  # ended by this call, or given up by a process that has died
             delete_work(self._store, self._name, former, len(self._fragments))
         return generation

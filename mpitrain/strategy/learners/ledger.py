@@ -40,12 +40,14 @@ class Member:
         process: Identifies the process; empty if there is none.
         merged: Number of examples of this generation's ranges that were merged, and are no longer in ``held``.
         held: The ranges that it has claimed in this generation, in the order of training.
+        steps: Number of its steps in earlier generations whose work was merged.
     """
 
     generation: int = 0
     process: str = ""
     merged: int = 0
     held: list[Range] = field(default_factory=list)
+    steps: int = 0
 
 
 @dataclass
@@ -103,18 +105,18 @@ class Ledger:
         """The number of learners that have a process."""
         return sum(bool(member.process) for member in self.members.values())
 
-    def join(self, name: str, process: str, merged: int) -> int:
+    def join(self, name: str, process: str, merged: int, steps: int = 0) -> int:
         """Add a learner, or a new process of it; return its generation.
 
         Args:
-            merged: Number of examples of the former generation that were merged.
+            merged, steps: Number of examples, and of steps, of the former generation that were merged.
         """
         member = self.members.setdefault(name, Member())
-        self.give_up(name, merged)
+        self.give_up(name, merged, steps)
         member.process = process
         return member.generation
 
-    def give_up(self, name: str, merged: int) -> None:
+    def give_up(self, name: str, merged: int, steps: int = 0) -> None:
         """Give a learner's ranges out again, without the first ``merged`` examples; it has no process any more."""
         member = self.members[name]
         self.settle(name, merged)
@@ -125,6 +127,7 @@ class Ledger:
         self.free = [each for each in rest if each[0] < each[1]] + self.free
         member.generation += 1
         member.process, member.merged, member.held = "", 0, []
+        member.steps += steps
 
     def settle(self, name: str, merged: int) -> None:
         """Forget the ranges of a learner that were merged; ``merged`` counts the examples of its generation."""

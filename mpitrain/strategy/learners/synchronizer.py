@@ -38,6 +38,7 @@ class Merged(NamedTuple):
         examples: Examples of that generation's ranges on which they are based.
         discarded: Number of those that were left out.
         lag: Number of versions that were merged between the one on which the last one is based and its own.
+        steps: Number of steps of those that were not left out.
     """
 
     generation: int = 0
@@ -45,6 +46,7 @@ class Merged(NamedTuple):
     examples: int = 0
     discarded: int = 0
     lag: int = 0
+    steps: int = 0
 
 
 class Version(NamedTuple):
@@ -101,9 +103,10 @@ class Fragments:
         return self._registers[index].swap(Value(version.number - 1, b""), data)
 
 
-def merged_examples(versions: Sequence[Version], name: str, generation: int) -> int:
-    """Return the number of examples of a learner's generation that are part of every fragment."""
-    return min(version.of(name, generation).examples for version in versions)
+def merged_work(versions: Sequence[Version], name: str, generation: int) -> tuple[int, int]:
+    """Return the number of examples, and of steps, of a learner's generation that are part of every fragment."""
+    merged = [version.of(name, generation) for version in versions]
+    return min(each.examples for each in merged), min(each.steps for each in merged)
 
 
 def work_file(name: str, generation: int, index: int, number: int) -> str:
@@ -119,11 +122,11 @@ def delete_work(store: Store, name: str, generation: int, fragments: int) -> Non
 
 def give_up(store: Store, ledger: Register, versions: Sequence[Version], name: str, generation: int) -> None:
     """Give the examples of a learner out again that are not part of these versions, unless it has a new generation."""
-    examples = merged_examples(versions, name, generation)
+    merged = merged_work(versions, name, generation)
 
     def apply(ledger: Ledger) -> None:
         if ledger.members[name].generation == generation:
-            ledger.give_up(name, examples)
+            ledger.give_up(name, *merged)
 
     change(ledger, apply)
     delete_work(store, name, generation, len(versions))
@@ -254,8 +257,9 @@ class Synchronizer:
             problem = self._problem(index, size, bool(np.isfinite(contribution.delta).all()))
             if problem:
                 _log.warning("the work of learner %s is left out: %s", name, problem)
-                left_out = after.number - version.of(name, after.generation).number
-                after = after._replace(discarded=after.discarded + left_out)
+                before = version.of(name, after.generation)
+                left_out = after.number - before.number
+                after = after._replace(discarded=after.discarded + left_out, steps=before.steps)
             else:
                 accepted.append(contribution)
             sizes += [size] if math.isfinite(size) else []
@@ -306,7 +310,8 @@ class Synchronizer:
             delta = record.values if delta is None else delta + record.values
             examples, steps = examples + header["new_examples"], steps + header["new_steps"]
             age = max(0, version.number - header["base"])  # less if another process has merged since
-            merged = merged._replace(number=number, examples=header["examples"], lag=age)
+            done = merged.steps + header["new_steps"]
+            merged = merged._replace(number=number, examples=header["examples"], lag=age, steps=done)
         return None if delta is None else Contribution(delta, examples, steps, age), merged
 
     def _problem(self, index: int, size: float, is_finite: bool) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpitrain.monitor.goodput import Account, accounts_in, opened
+from mpitrain.monitor.goodput import Account, accounts_in, opened, total
 
 
 def account(at: float, step: int, **seconds: float) -> Account:
@@ -82,3 +82,17 @@ def test_idle_spare_hosts_reduce_the_shares_of_the_others() -> None:
     now = opened([], 0, 100.0, None, 104.0).with_more(120.0, 9, {"steps": 12, "waiting": 4, "spares": 5})
     assert now.shares == pytest.approx({"start": 0.15, "steps": 0.45, "waiting": 0.15, "spares": 0.25})
     assert now.goodput == pytest.approx(0.45) and "spares 25.0 %" in now.describe()
+
+
+def test_the_account_of_a_learner_has_its_own_steps() -> None:
+    """The step of the line is one of all learners."""
+    own = account(112.0, 10, steps=12.0)
+    assert accounts_in([{"step": 400, **own.record()}]) == [own]
+
+
+def test_learners_together_have_the_sums_of_their_times() -> None:
+    """One of them began later, and its clock is an hour ahead."""
+    later = Account(3710.0, 3720.0, 5, {"steps": 4.0, "repeated": 6.0})
+    both = total([account(130.0, 20, steps=24.0, start=6.0), later])
+    assert both.seconds == {"steps": 28.0, "start": 6.0, "repeated": 6.0}
+    assert both.goodput == pytest.approx(28 / 40) and sum(both.shares.values()) == pytest.approx(1)

@@ -12,10 +12,10 @@ from rich.console import Console
 
 from mpitrain.cli.main import main
 from mpitrain.monitor.format import amount, duration, format_table
-from mpitrain.monitor.goodput import Account
+from mpitrain.monitor.goodput import Account, total
 from mpitrain.monitor.heartbeat import BatchJob, ProcessHost, Status, write, write_submitted
 from mpitrain.process.pid import pid_start
-from mpitrain.report.page import collect
+from mpitrain.report.page import collect, page
 from mpitrain.report.runs import described_states
 from mpitrain.report.watch import View
 
@@ -128,6 +128,21 @@ def test_one_run_is_listed_with_what_its_time_went_into(tmp_path: Path, capsys: 
         assert main(["runs", str(folder)]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert f"{others}{account.describe()}" in lines
+
+
+def test_a_run_of_learners_has_the_goodput_of_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path / "a")
+    accounts = [Account(1e9, 1e9 + at, 10, {"steps": at - 20, "start": 20.0}) for at in (100.0, 300.0)]
+    for number, account in enumerate(accounts):
+        with (make_run(run / "learners" / str(number)) / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"step": 1000, **account.record()}) + "\n")
+    row = table(capsys, tmp_path)["a"]
+    assert "90 %" in row
+    assert main(["runs", str(run)]) == 0
+    assert f"a: {total(accounts).describe()}" in capsys.readouterr().out.splitlines()
+    shown = collect([run])
+    assert [each.run.account for each in shown] == [total(accounts), *accounts]
+    assert "90 %" in page(shown)
 
 
 def test_a_submitted_run_is_listed_without_slurm(

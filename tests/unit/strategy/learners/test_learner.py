@@ -71,7 +71,8 @@ class Process:
     ) -> None:
         group = Group(store(folder), LAYOUT, DTYPE, optim.sgd(1.0), fragments, facts or {}, TOTAL)
         self.learner = Learner(group, name, f"process {id(self)}", steps=8, unit=unit)
-        self.unit, self.step_s, self.counts, self.saved = unit, step_s, Counter[int](), 0
+        self.unit, self.step_s, self.counts = unit, step_s, Counter[int]()
+        self.saved = self.lost_steps = 0
         self.params = np.zeros(LAYOUT.size)
         self._killed, self._paused, self._running = threading.Event(), threading.Event(), threading.Event()
         self._running.set()
@@ -126,6 +127,7 @@ class Process:
             self.params += 1
             learner.steps_done += 1
             learner.examples = ranges.trained(cursor)
+            self.lost_steps = learner.steps_done - learner.kept_steps
         learner.exchange(self.params, ends=True)
         learner.finish(self._save)
 
@@ -166,6 +168,8 @@ def test_several_learners_train_each_example_once(tmp_path: Path, units: tuple[i
     # Also counts steps beyond the end of a range, while the next one was being claimed.
     assert merged == sum(process.learner.steps_done * process.unit for process in processes) >= TOTAL
     assert max(process.saved for process in processes) == merged and not ledger.living
+    for name, member in ledger.members.items():
+        assert member.steps == processes[int(name)].learner.kept_steps
 
 
 def test_two_that_start_at_once_agree(tmp_path: Path) -> None:
@@ -237,6 +241,7 @@ def test_a_learner_that_was_given_up_continues(tmp_path: Path) -> None:
     first.end()
     ledger, merged, _ = _state(tmp_path)
     assert second.learner.generation > 2 and not second.learner.is_replaced
+    assert ledger.members["second"].steps == second.learner.kept_steps < second.learner.steps_done
     counts = first.counts + second.counts
     assert set(counts) >= set(range(TOTAL)) and merged >= TOTAL and not ledger.living
 
@@ -366,6 +371,8 @@ def test_work_that_is_damaged_is_left_out(
     ledger, merged, params = _state(tmp_path)
     assert Damaging.written >= 16 and ledger.is_given_out
     assert 0 < process.learner.steps_done * 10 - merged < TOTAL
+    assert ledger.members["a"].steps == merged // 10
+    assert process.lost_steps in (0, process.learner.steps_done - merged // 10)  # 0: perhaps it was left out at the end
     for name in "ab":
         np.testing.assert_allclose(LAYOUT.views(params)[name], merged / 10)
 
