@@ -273,6 +273,7 @@ def test_stop_ends_a_run_of_another_host(openmpi: Mpi, tmp_path: Path) -> None:
     ("words", "expected"),
     [
         ([SLOW, "--mode", "async"], "--join requires --mode sync"),
+        ([JOBS / "small.py"], "moving averages"),
         ([SLOW, "--run-dir", "elsewhere"], "is not a learner of --join"),
         ([SLOW, "--join", "plain"], "has no folder exchange"),
         ([MNIST, "--seed", "3"], "differ in --seed"),
