@@ -20,6 +20,7 @@ from mpitrain.monitor import heartbeat
 from mpitrain.monitor.metrics import read_lines
 from mpitrain.process import rank_status
 from mpitrain.report.history import read_run
+from mpitrain.strategy.learners.lease import LEASE_S
 from mpitrain.strategy.learners.ledger import Ledger
 from mpitrain.strategy.learners.store import Folder, Register
 
@@ -167,14 +168,19 @@ def test_a_killed_learner_continues(openmpi: Mpi, tmp_path: Path, ahead_s: int) 
         assert sum(account.seconds.values()) == pytest.approx(account.at - account.since, abs=0.01)
 
 
-def test_a_suspended_learner_continues(openmpi: Mpi, tmp_path: Path) -> None:
+@pytest.mark.parametrize("holds", [True, False], ids=["holder", "other"])
+def test_a_suspended_learner_continues(openmpi: Mpi, tmp_path: Path, holds: bool) -> None:
+    """For longer than the lease, without a sign of life."""
     words = SLOW, "--pause", "0.01", "--train-steps", 3000
     with learners(openmpi, tmp_path, 1, 1, words=words) as processes:
-        holder = ledger(tmp_path).holder
-        ranks = [status.pid for status in rank_status.read(tmp_path / "learners" / holder)]
+        holder = int(ledger(tmp_path).holder)
+        suspended, other = (holder, 1 - holder) if holds else (1 - holder, holder)
+        ranks = [status.pid for status in rank_status.read(tmp_path / "learners" / str(suspended))]
         for pid in ranks:
             os.kill(pid, signal.SIGSTOP)
-        wait_until(lambda: ledger(tmp_path).holder == str(1 - int(holder)), "another learner merges")
+        beat = state(tmp_path, other)["beat"]
+        wait_until(lambda: state(tmp_path, other)["beat"] > beat + LEASE_S, lambda: states(tmp_path))  # one each second
+        wait_until(lambda: ledger(tmp_path).holder == str(other), "the other learner merges")
         for pid in ranks:
             os.kill(pid, signal.SIGCONT)
         for process in processes:

@@ -331,6 +331,7 @@ class Learner:
         if (sent := self._contributions.send(index, theta, self.steps_done)) is None:
             return
         header = {
+            "learner": self._name,
             "generation": self.generation,
             "number": sent.number,
             "base": sent.base,

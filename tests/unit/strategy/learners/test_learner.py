@@ -232,6 +232,19 @@ def test_an_older_process_of_the_same_learner_ends(tmp_path: Path) -> None:
     assert set(first.counts + second.counts) >= set(range(TOTAL)) and merged >= TOTAL and not ledger.living
 
 
+def test_of_two_processes_of_a_learner_that_start_at_once_one_ends(tmp_path: Path) -> None:
+    processes = [Process(tmp_path, "a") for _ in range(2)]
+    threads = [threading.Thread(target=process.start) for process in processes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    first, second = (process.end() for process in processes)
+    ledger, merged, _ = _state(tmp_path)
+    assert [first.learner.is_replaced, second.learner.is_replaced].count(True) == 1
+    assert set(first.counts + second.counts) >= set(range(TOTAL)) and merged >= TOTAL and not ledger.living
+
+
 def test_a_learner_that_was_given_up_continues(tmp_path: Path) -> None:
     first = Process(tmp_path, "first", step_s=0.01).start()
     second = Process(tmp_path, "second").start()
@@ -342,6 +355,15 @@ def _older(data: bytes) -> bytes:
     return pack(header | {"number": 0}, [values])
 
 
+def _of_another(data: bytes) -> bytes:
+    header, values = json.loads(data[LENGTH + 1 :].split(b"\n")[0]), np.ones(LAYOUT.size)
+    return pack(header | {"learner": "b"}, [values])
+
+
+def _version(data: bytes) -> bytes:
+    return pack({"merged": {"a": [1, 2]}, "examples": 30}, [np.ones(LAYOUT.size)])
+
+
 def _not_finite(data: bytes) -> bytes:
     header = json.loads(data[LENGTH + 1 :].split(b"\n")[0])
     return pack(header, [np.full(LAYOUT.size, np.nan)])
@@ -352,7 +374,7 @@ def _too_large(data: bytes) -> bytes:
     return pack(header, [np.full(LAYOUT.size, 1e6)])
 
 
-@pytest.mark.parametrize("damage", [_truncated, _foreign, _older, _not_finite, _too_large])
+@pytest.mark.parametrize("damage", [_truncated, _foreign, _older, _of_another, _version, _not_finite, _too_large])
 def test_work_that_is_damaged_is_left_out(
     tmp_path: Path, damage: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -401,7 +423,7 @@ def test_work_of_some_counts_by_their_part_and_last_work_is_averaged(tmp_path: P
     synchronizer.begin()
     expected, momentum = 0.0, 0.0
     for number in (1, 2, 3):
-        header = {"generation": 1, "number": number, "base": number, "examples": 10 * number}
+        header = {"learner": "a", "generation": 1, "number": number, "base": number, "examples": 10 * number}
         work = pack(header | {"new_examples": 10, "new_steps": 1}, [np.ones(LAYOUT.size)])
         group.store.replace(synchronizer_module.work_file("a", 1, 0, number), work)
         for name, sent in (("a", number), ("b", 0)):
