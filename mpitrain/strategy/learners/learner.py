@@ -355,10 +355,10 @@ class Learner:
 
     def _reset(self) -> None:
         """Begin the generation that the thread has entered, without the work that was not merged."""
+        self._written = [0] * len(self._fragments)  # before the generation: the thread writes both into the state
         self.generation, self._entered = self._entered, 0
         self.examples, self._began_steps = 0, self.steps_done
         self._claims.begin()
-        self._written = [0] * len(self._fragments)
         self._contributions = Contributions(self._layout, self._fragments, self._newest, self.steps_done)
 
     # The thread.

@@ -278,7 +278,12 @@ class Synchronizer:
             np.stack([fragment.of(vector) for vector in self._vectors]),
         )
         self._first_s[index] = math.inf
-        if self._versions.swap(index, new):
+        try:
+            is_newest = self._versions.swap(index, new)
+        except OSError:
+            self._load(fragment, version)
+            raise
+        if is_newest:
             self.newest[index] = new
             self._sizes[index] += sizes  # also those left out: if all grow for long, they are no exception any more
             return True

@@ -342,6 +342,24 @@ def test_learners_train_on_while_the_disk_is_full(disk: Path, caplog: pytest.Log
     assert merged < _state(disk, 3)[1] == sum(learner.steps_done * 10 for learner in learners)
 
 
+def test_a_version_that_cannot_be_written_is_not_merged_again_and_again(tmp_path: Path) -> None:
+    """As on a disk that has space for small files only."""
+
+    class Full(Folder):
+        failures = 0
+
+        def create(self, name: str, data: bytes) -> bool:
+            if name == "fragment-0.4" and Full.failures < 9:
+                Full.failures += 1
+                raise OSError(28, "No space left on device")
+            return super().create(name, data)
+
+    Process(tmp_path, "a", store=Full).start().end()
+    _, merged, params = _state(tmp_path)
+    assert Full.failures == 9 and merged >= TOTAL
+    np.testing.assert_allclose(LAYOUT.views(params)["a"], merged / 10)
+
+
 def _truncated(data: bytes) -> bytes:
     return data[:-20]
 
