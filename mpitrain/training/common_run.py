@@ -12,7 +12,7 @@ from ..checkpoint import BestCheckpoint, Snapshot
 from ..core.layout import Array
 from ..monitor.heartbeat import Heartbeat, RunEnd
 from ..monitor.metrics import MetricsFile
-from ..monitor.run_record import RunRecord
+from ..monitor.run_record import CONFIG, RunRecord
 from ..plan.hook import TrainingLoop
 from ..plan.metric import PREFIX
 from ..plan.plan import Plan
@@ -26,14 +26,14 @@ _log = logging.getLogger(__name__)
 
 
 class CommonRun:
-    """Writes status, metrics and checkpoints of the common model while this process merges. Local; chief only.
+    """Writes record, status, metrics and checkpoints of the common model while this process merges. Local; chief only.
 
     Its steps are those of the first learner: the number of examples that the common model contains, divided by the
     number of examples of such a step.
     """
 
     def __init__(self, folder: Path, plan: Plan, record: RunRecord, learner: Learner) -> None:
-        self._folder, self._plan, self._learner = folder, plan, learner
+        self._folder, self._plan, self._record, self._learner = folder, plan, record, learner
         self._heartbeat: Heartbeat | None = None
         self._metrics: MetricsFile | None = None
         self._since = self._reported_s = time.monotonic()
@@ -112,6 +112,8 @@ class CommonRun:
     def _open(self) -> None:
         learner, path, self._since = self._learner, self._folder / "metrics.jsonl", time.monotonic()
         try:
+            if not (self._folder / CONFIG).exists():
+                self._record.write(0)
             self._metrics = MetricsFile(path)
         except OSError as error:
             _log.warning("%s cannot be written: %s; training continues", path, error.strerror)

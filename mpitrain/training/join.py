@@ -201,9 +201,8 @@ class Joined(Hook):
             learner = Learner(group, setup.files.folder.name, process, parallel.steps_per_exchange, plan.step_examples)
             learner.join(params)
             assert setup.files.record is not None
-            if not (run / CONFIG).exists():
-                RunRecord(run, setup.files.record.tables, setup.request.job_file, setup.ranks).write(0)
-            self._common = CommonRun(run, plan, setup.files.record, learner)
+            record = RunRecord(run, setup.files.record.tables, setup.request.job_file, setup.ranks)
+            self._common = CommonRun(run, plan, record, learner)
             requested = total if length.n_epochs is not None else plan.train_steps * learner.unit
             if requested != learner.total:
                 _log.info(

@@ -138,6 +138,14 @@ def test_the_last_validation_measures_the_last_common_model(openmpi: Mpi, tmp_pa
     assert read_run(tmp_path / "learners" / "0").newest("merged_contributions") == 1
 
 
+def test_several_learners_begin_a_run_at_once(openmpi: Mpi, tmp_path: Path) -> None:
+    processes = [start(openmpi, tmp_path, 1, MNIST, "--train-steps", 400) for _ in range(4)]
+    for process in processes:
+        end(process)
+    assert len([*(tmp_path / "history").iterdir()]) == 1 and read_run(tmp_path).option("join")
+    assert len(ledger(tmp_path).members) == 4 and ledger(tmp_path).is_given_out
+
+
 @pytest.mark.parametrize("words", [("--train-steps", 100), ("--train-epochs", 1), ("--train-epochs", 9)])
 def test_the_first_learner_sets_the_length_of_the_run(openmpi: Mpi, tmp_path: Path, words: tuple[object, ...]) -> None:
     end(start(openmpi, tmp_path, 1, MNIST, "--train-steps", 30))
