@@ -213,8 +213,8 @@ class RecordGoodput(Hook):
 
     def after_step(self, loop: TrainingLoop) -> None:
         before, self._steps = self._steps, self._step(loop)
-        if self._steps <= before:  # work of a learner was left out
-            self._lost_s += (before + 1 - self._steps) * self._now(loop).seconds[STEPS] / (before + 1)
+        if self._kept_steps is not None and self._steps <= before:  # work of this learner was left out
+            self._lost_s += (before + 1 - self._steps) * self._now(loop).seconds.get(STEPS, 0.0) / (before + 1)
         if not self._has_stepped:
             self._has_stepped = True
             loop.report(loop.step, {}, show=False)
@@ -230,9 +230,9 @@ class RecordGoodput(Hook):
         compiled_s = min(compile_seconds() - self._compiled_s, loop.training_s)
         waiting_s, now = min(loop.waiting_s, loop.training_s - compiled_s), time.time()
         steps_s, idle_s = loop.training_s - compiled_s - waiting_s, self._idle * (now - self._account.at)
-        more = {"compilation": compiled_s, WAITING: waiting_s, STEPS: steps_s - self._lost_s, SPARES: idle_s}
-        more |= {REPEATED: self._lost_s, **loop.paused_s}
-        return self._account.with_more(now, self._step(loop), more)
+        more = {"compilation": compiled_s, WAITING: waiting_s, STEPS: steps_s, SPARES: idle_s, **loop.paused_s}
+        account = self._account.with_more(now, self._step(loop), more)
+        return account.with_more(now, account.step, {STEPS: -self._lost_s, REPEATED: self._lost_s})
 
     def _step(self, loop: TrainingLoop) -> int:
         return loop.step if self._kept_steps is None else self._kept_steps()
