@@ -74,8 +74,7 @@ class Process:
         self.unit, self.step_s, self.counts = unit, step_s, Counter[int]()
         self.saved = self.lost_steps = 0
         self.params = np.zeros(LAYOUT.size)
-        self._killed, self._paused, self._running = threading.Event(), threading.Event(), threading.Event()
-        self._running.set()
+        self._killed = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.error: BaseException | None = None
 
