@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import math
 import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-_WIDEST = 100_000  # columns: a table is never wrapped
+from rich.cells import cell_len
 
 
 def size_of(nbytes: float) -> str:
@@ -76,20 +75,13 @@ def printable(text: str) -> str:
 
 def format_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table as lines of text: columns of numbers flush right, unprintable characters escaped."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for title, *cells in zip(titles, *rows, strict=True):
-        is_numeric = bool(cells) and all(_is_number(cell) for cell in cells)
-        table.add_column(Text(title), justify="right" if is_numeric else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
-    console = Console(file=io.StringIO(), width=_WIDEST, color_system=None)
-    with console.capture() as capture:
-        console.print(table)
-    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+    columns = [[title, *map(printable, cells)] for title, *cells in zip(titles, *rows, strict=True)]
+    for column in columns:
+        width, is_numeric = max(map(cell_len, column)), all(map(_is_number, column[1:])) and len(column) > 1
+        for index, cell in enumerate(column):
+            space = " " * (width - cell_len(cell))
+            column[index] = space + cell if is_numeric else cell + space
+    return "\n".join("  ".join(line).rstrip() for line in zip(*columns, strict=True))
 
 
 def _is_number(text: str) -> bool:
