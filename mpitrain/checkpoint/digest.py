@@ -33,7 +33,7 @@ class Digest:
         return f"{ALGORITHM}:{self._state.hexdigest()}"
 
 
-def digest_of(data: bytes) -> str:
+def digest_of(data: bytes | memoryview) -> str:
     """Return the digest of bytes, as ``xxh3-128:<32 hexadecimal digits>``."""
     digest = Digest()
     digest.add(data)

@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...checkpoint.digest import LENGTH, bytes_of, digest_of
+from ...checkpoint.digest import LENGTH, Digest, bytes_of, digest_of
 from ...core.layout import Array
+
+_ALIGNMENT = 16  # of the array in a record, as of the bytes that are read
 
 
 class Record(NamedTuple):
@@ -21,16 +23,26 @@ class Record(NamedTuple):
 
 def pack(header: dict[str, Any], arrays: Sequence[Array]) -> bytes:
     """Return a record of a header and arrays, one after the other, as bytes."""
-    body = b"".join([json.dumps(header).encode(), b"\n", *(bytes_of(array).tobytes() for array in arrays)])
-    return digest_of(body).encode() + b"\n" + body
+    text = json.dumps(header).encode()
+    before = LENGTH + 2 + len(text)  # two ends of lines
+    parts: list[bytes | memoryview] = [
+        text,
+        b" " * (-before % _ALIGNMENT),
+        b"\n",
+        *(bytes_of(array).data for array in arrays),
+    ]
+    digest = Digest()
+    for part in parts:
+        digest.add(part)
+    return b"".join([str(digest).encode(), b"\n", *parts])  # the only copy
 
 
 def unpack(data: bytes | None, dtype: np.dtype[Any], size: int) -> Record | None:
     """Return a record whose array has shape (size,); None if it is missing, truncated, damaged or of another size."""
-    if data is None or len(data) <= LENGTH or digest_of(data[LENGTH + 1 :]).encode() != data[:LENGTH]:
+    if data is None or len(data) <= LENGTH or digest_of(memoryview(data)[LENGTH + 1 :]).encode() != data[:LENGTH]:
         return None
-    text, _, body = data[LENGTH + 1 :].partition(b"\n")
-    if len(body) != size * dtype.itemsize:
+    end = data.find(b"\n", LENGTH + 1)
+    if end < 0 or len(data) - end - 1 != size * dtype.itemsize:
         return None
-    header = json.loads(text)
-    return Record(header, np.frombuffer(body, dtype)) if isinstance(header, dict) else None
+    header = json.loads(data[LENGTH + 1 : end])
+    return Record(header, np.frombuffer(data, dtype, offset=end + 1)) if isinstance(header, dict) else None

@@ -51,7 +51,7 @@ class Folder:
     """A store in a folder, which is created."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._own = path, f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._path, self._own = str(path), f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         path.mkdir(parents=True, exist_ok=True)
         for left in path.glob("*.partial"):
             with contextlib.suppress(OSError):
@@ -61,41 +61,46 @@ class Folder:
     def create(self, name: str, data: bytes) -> bool:
         partial = self._write(name, data, durably=True)
         try:
-            os.link(partial, self._path / name)
+            os.link(partial, self._file(name))
         except FileExistsError:
             # A client of NFS may repeat a request that the server has performed: the link is then this one.
             return os.stat(partial).st_nlink == 2
         finally:
             with contextlib.suppress(OSError):
-                partial.unlink()
+                os.unlink(partial)
         return True
 
     def replace(self, name: str, data: bytes) -> None:
-        os.replace(self._write(name, data, durably=False), self._path / name)
+        os.replace(self._write(name, data, durably=False), self._file(name))
 
     def read(self, name: str) -> bytes | None:
         try:
-            return (self._path / name).read_bytes()
+            with open(self._file(name), "rb", buffering=0) as file:
+                return file.readall()
         except FileNotFoundError:
-            if not self._path.is_dir():
+            if not os.path.isdir(self._path):
                 raise
             return None
 
     def delete(self, name: str) -> None:
-        (self._path / name).unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._file(name))
 
-    def _write(self, name: str, data: bytes, durably: bool) -> Path:
+    def _file(self, name: str) -> str:
+        return f"{self._path}/{name}"  # a ``Path`` costs more than a small file is read in
+
+    def _write(self, name: str, data: bytes, durably: bool) -> str:
         """Write a temporary file, and return its path."""
-        partial = self._path / f"{name}.{self._own}.partial"
+        partial = self._file(f"{name}.{self._own}.partial")
         try:
-            with partial.open("xb") as file:
+            with open(partial, "xb") as file:
                 file.write(data)
                 file.flush()
                 if durably:
                     os.fsync(file.fileno())
         except OSError:
             with contextlib.suppress(OSError):
-                partial.unlink()
+                os.unlink(partial)
             raise
         return partial
 
