@@ -1,8 +1,9 @@
 """The script of ``bench/goodput.py``: training whose ranks are killed, as each library recommends to write it.
 
-    killed.py LIBRARY FOLDER
+    killed.py LIBRARY FOLDER [LEARNER]
 
-Each rank keeps its process id and its number of completed steps in the file FOLDER/RANK. A step sleeps as long as an
+Each rank keeps its process id and its number of completed steps in the file FOLDER/RANK. Learners have one rank each,
+and the file has the learner's number. A step sleeps as long as an
 accelerator would compute. DDP and Lightning save a checkpoint every 50 steps, and resume from the newest one.
 """
 
@@ -44,7 +45,7 @@ def with_mpitrain() -> None:
             time.sleep(STEP_S)
             trainer.backward(loss_of(model(x), y))
             trainer.step()
-            report(trainer.rank, trainer.step_count)
+            report(int(sys.argv[3]) if sys.argv[3:] else trainer.rank, trainer.step_count)
 
 
 def with_ddp() -> None:
@@ -99,7 +100,8 @@ def with_lightning() -> None:
     trainer = lightning.Trainer(
         strategy="ddp",
         accelerator="cpu",
-        devices=2,
+        devices=int(os.environ["LOCAL_WORLD_SIZE"]),
+        num_nodes=int(os.environ["GROUP_WORLD_SIZE"]),
         max_epochs=EPOCHS,
         callbacks=[ModelCheckpoint(folder / "checkpoints", every_n_train_steps=SAVE_STEPS, save_last=True)],
         logger=False,
