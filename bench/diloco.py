@@ -14,6 +14,9 @@ A result has:
 - the megabytes that all hosts have sent during the whole run, including its start;
 - the accuracy on the 10,000 test images.
 
+``learners`` are runs with ``--join``, one on each host, whose folder a further host serves over a link of the same rate
+(sshfs, openssh-sftp-server).
+
 ``torchft`` and ``torchft-overlap`` need ``--torchft``, the Python interpreter of an environment with torch and torchft.
 """
 
@@ -53,7 +56,8 @@ class Programs:
     def run(self, program: str, seed: int) -> Result:
         """Run a program."""
         before = self._bytes_sent()
-        run = self._torchft if program.startswith("torchft") else self._ours
+        kinds = {"learners": self._learners, "torchft": self._torchft, "torchft-overlap": self._torchft}
+        run = kinds.get(program, self._ours)
         step_s, accuracy = run(program, seed)
         megabytes = (self._bytes_sent() - before) / 1e6
         return Result(statistics.median(step_s) * self._arguments.steps, megabytes, 100 * accuracy)
@@ -70,9 +74,27 @@ class Programs:
             done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=1800)
             if done.returncode:
                 raise SystemExit(done.stdout + done.stderr)
-            lines = [json.loads(line) for line in Path(folder, "run", "metrics.jsonl").read_text().splitlines()]
-        accuracy = [line["validation_accuracy"] for line in lines if "validation_accuracy" in line][-1]
-        return [line["step_s"] for line in lines if "step_s" in line][1:], accuracy
+            return measured(Path(folder, "run"))
+
+    def _learners(self, program: str, seed: int) -> tuple[list[float], float]:
+        from tests.support.hosts.shared_folder import share
+
+        arguments, hosts, every = self._arguments, self._hosts, self._arguments.every
+        numbers = list(range(1, arguments.hosts + 1))
+        with tempfile.TemporaryDirectory() as folder, share(hosts, Path(folder), numbers[-1] + 1, numbers) as shared:
+            words = [sys.executable, "-m", "mpitrain", "run", "-n", 1, "--threads", 1]
+            words += ["--log-steps", 10 * every]  # each report is a write to the file system
+            words += ["--train-steps", arguments.hosts * arguments.steps, "--validate-steps", 0, "--seed", seed]
+            words += ["--join", shared.mounted / "run", "--local-steps", every]
+            job = ROOT / "jobs" / "mnist_mlp.py", "--data-dir", arguments.data, "--hidden-units", arguments.hidden
+            own = [("--run-dir", shared.mounted / "run" / "learners" / str(number)) for number in numbers]
+            started = [
+                subprocess.Popen(shared.on(number, *words, *run_dir, *job), stdout=subprocess.DEVNULL)
+                for number, run_dir in zip(numbers, own, strict=True)
+            ]
+            if any(process.wait(1800) for process in started):
+                raise SystemExit(f"{program} has failed")
+            return measured(shared.served / "run" / "learners" / "1")
 
     def _torchft(self, program: str, seed: int) -> tuple[list[float], float]:
         arguments, addresses = self._arguments, [f"{self._hosts.net}.{i + 1}" for i in range(self._arguments.hosts)]
@@ -97,9 +119,21 @@ class Programs:
     def _bytes_sent(self) -> int:
         """Return the number of bytes that all hosts have sent so far."""
         words = ["cat", "/sys/class/net/eth0/statistics/tx_bytes"]
-        spaces = [f"{self._hosts.prefix}{number + 1}" for number in range(self._arguments.hosts)]
+        spaces = [f"{self._hosts.prefix}{number + 1}" for number in range(count_of_hosts(self._arguments))]
         texts = [subprocess.check_output(["ip", "netns", "exec", space, *words]) for space in spaces]
         return sum(map(int, texts))
+
+
+def count_of_hosts(arguments: argparse.Namespace) -> int:
+    """Return the number of hosts, with the one that serves the folder of learners."""
+    return arguments.hosts + ("learners" in arguments.programs)
+
+
+def measured(run_dir: Path) -> tuple[list[float], float]:
+    """Return the seconds of a step in each interval of a run but the first, and its last accuracy."""
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    accuracy = [line["validation_accuracy"] for line in lines if "validation_accuracy" in line][-1]
+    return [line["step_s"] for line in lines if "step_s" in line][1:], accuracy
 
 
 def flags_of(program: str, every: int) -> list[str]:
@@ -135,7 +169,7 @@ def main() -> None:
     from tests.support.hosts.network import make_hosts
 
     results: dict[str, list[Result]] = defaultdict(list)
-    with make_hosts(Path(sys.executable), arguments.hosts, arguments.rate) as hosts:
+    with make_hosts(Path(sys.executable), count_of_hosts(arguments), arguments.rate) as hosts:
         programs = Programs(hosts, arguments)
         for seed in range(arguments.seeds):
             for program in arguments.programs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -21,6 +22,25 @@ def test_a_value_is_created_once(tmp_path: Path) -> None:
     first.delete("name")
     first.delete("name")
     assert second.read("name") is None and os.listdir(tmp_path) == []
+
+
+def test_file_systems_that_do_not_say_that_a_name_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SFTP has one error for all reasons."""
+    make_link = os.link
+
+    def link(source: str, target: str) -> None:
+        try:
+            make_link(source, target)
+        except OSError as error:
+            raise PermissionError(errno.EPERM, "Operation not permitted") from error
+
+    monkeypatch.setattr(os, "link", link)
+    folder = Folder(tmp_path)
+    assert folder.create("name", b"first") and not folder.create("name", b"second")
+    assert folder.read("name") == b"first"
+    monkeypatch.setattr(os.path, "exists", lambda path: False)
+    with pytest.raises(PermissionError):
+        folder.create("name", b"third")
 
 
 @pytest.mark.parametrize("keep", [2, 5])
