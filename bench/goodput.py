@@ -95,7 +95,7 @@ def _train(library: str, seconds: float, every: float, hosts: Hosts | None) -> f
                 time.sleep(0.005)
         finally:
             for process in processes:
-                process.send_signal(signal.SIGINT)
+                process.terminate()
             for process in processes:
                 try:
                     process.wait(20)
