@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..core.activity import ActivityPage
-from ..core.words import counted
+from ..core.words import counted, numbered
 from ..monitor import heartbeat
 from ..monitor.heartbeat import Heartbeat, RunEnd
 from ..plan.program import ProgramRequest
@@ -23,11 +23,12 @@ from ..process.pid import parent_of
 from ..process.reaper import HANGS, Reaper
 from ..process.signals import STOPPED_EARLY
 from .output import RankOutput, error_in
-from .world import World, any_failed, leave
+from .world import World, any_failed, leave, mark_ending, working_ranks
 
 _SAVING_S = 600.0  # maximum time for the other ranks to save after this rank has saved
 _ENDING_S = 0.5  # time between SIGTERM and SIGKILL to processes that a program leaves behind
 _EXITING_S = 30.0  # maximum time from the end of the interpreter to that of its process
+_MPI_LIBRARY = "/libmpi"
 _WITHOUT_PROGRESS_S = 60.0  # time after which a notice reports that the program is not watched
 
 
@@ -73,6 +74,7 @@ class ProgramReaper(Reaper):
         self._is_stopping = self._is_ended = self._has_stop_signal = self._has_said = False
         self._launcher = os.getppid()
         self._exiting_since: float | None = None
+        self._others_have_ended = False
         self._started_at, self._recorded_step = time.monotonic(), 0
         rank_status.register_program(own.run_dir, own.rank, child)
         self._heartbeat = (
@@ -176,17 +178,33 @@ class ProgramReaper(Reaper):
             self.signal_rank(self._stop_signal)
 
     def _end_exiting(self) -> None:
-        """End the program, with its own status, if a library hangs in a destructor after the interpreter has ended."""
-        status = self.page.exit_status
+        """End the program, with its own status, if a library hangs in a destructor after the interpreter has ended.
+
+        A rank that has succeeded may wait in MPI_Finalize for ranks that still work.
+        """
+        status, now = self.page.exit_status, time.monotonic()
         if status is None or self.page.stacks_pid != self.child:
             return
-        self._exiting_since = self._exiting_since or time.monotonic()
-        if time.monotonic() > self._exiting_since + _EXITING_S:
-            _say(
-                f"rank {self.rank}: Python has ended with status {status}, but its process not within {_EXITING_S:g} s"
-            )
-            os.kill(self.child, signal.SIGKILL)
-            self.end(0, status)
+        if self._exiting_since is None:
+            self._exiting_since = now
+            mark_ending(self._own.meeting, self.rank)
+        if now < self._exiting_since + _EXITING_S:
+            return
+        ended = f"rank {self.rank}: Python has ended with status {status}, but its process"
+        if status == 0 and self._uses_mpi() and not self._others_have_ended:
+            working = working_ranks(self._own.meeting, self._own.size)
+            if working and self.rank == min({*range(self._own.size)}.difference(working), default=self.rank):
+                self._print_once(f"mpitrain: {ended} waits for {numbered('rank', working)}, perhaps in MPI_Finalize")
+            self._others_have_ended, self._exiting_since = not working, now
+            return
+        _say(f"{ended} not within {_EXITING_S:g} s")
+        os.kill(self.child, signal.SIGKILL)
+        self.end(0, status)
+
+    def _uses_mpi(self) -> bool:
+        with contextlib.suppress(OSError), open(f"/proc/{self.child}/maps", errors="replace") as maps:
+            return _MPI_LIBRARY in maps.read()
+        return False
 
     def _report_without_progress(self) -> None:
         """Print once that hangs are not detected, if the program reports no progress."""

@@ -23,7 +23,8 @@ from ..core.words import numbered
 from ..errors import LaunchError
 from .address import choose_address, choose_port
 
-_WORLD, _ENDED, _FAILED = "world", "ended-", "failed"  # names of files; the second name ends with a rank
+_WORLD, _FAILED = "world", "failed"  # names of files
+_ENDED, _ENDING = "ended-", "ending-"  # beginnings of names that end with a rank
 _MEETING_S = 300.0
 _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.002, 0.2
 
@@ -130,6 +131,20 @@ def leave(folder: Path, rank: int, size: int, failed: bool, wait_s: float) -> No
             if not folder.exists() or time.monotonic() >= deadline:
                 return
             time.sleep(pause_s)
+
+
+def mark_ending(folder: Path, rank: int) -> None:
+    """Record that the program of a rank is ending."""
+    with suppress(OSError):
+        (folder / f"{_ENDING}{rank}").touch()
+
+
+def working_ranks(folder: Path, size: int) -> list[int]:
+    """Return the ranks whose program has neither ended nor is ending; none after the last rank has left."""
+    with suppress(FileNotFoundError):
+        ending = {name.rpartition("-")[2] for name in os.listdir(folder) if name.startswith((_ENDED, _ENDING))}
+        return [rank for rank in range(size) if str(rank) not in ending]
+    return []
 
 
 def any_failed(folder: Path) -> bool:

@@ -105,6 +105,17 @@ def test_a_rank_that_hangs_after_its_interpreter_has_ended(openmpi: Mpi, tmp_pat
         assert "Python has ended" in err
 
 
+def test_a_rank_that_waits_in_finalize_for_one_that_still_works_is_not_ended(mpi: Mpi, tmp_path: Path) -> None:
+    path = tmp_path / "saves.py"
+    path.write_text(
+        "import time\nfrom mpi4py import MPI\nrank = MPI.COMM_WORLD.rank\nMPI.COMM_WORLD.Barrier()\n"
+        "if rank == 1:\n    time.sleep(40)\n    print('saved', flush=True)\n"
+    )
+    done = start(mpi, "-n", 2, "--run-dir", tmp_path / "run", path)
+    assert (done.returncode, done.stdout) == (0, "rank 1: saved\n"), done.stderr
+    assert [line for line in done.stderr.splitlines() if "waits for rank 1" in line] == done.stderr.splitlines()
+
+
 @pytest.mark.parametrize("work", ["program", "job"])
 def test_where_ranks_run_is_shown(openmpi: Mpi, work: str, tmp_path: Path) -> None:
     cores = sorted(os.sched_getaffinity(0))[:2]
