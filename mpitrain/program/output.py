@@ -15,7 +15,8 @@ _LONGEST_PART = 1 << 20  # maximum number of bytes of a line that are held back;
 _PART_S = 0.03  # time after which the beginning of a line is printed without the rest
 _SILENCE_S = 1.0  # time without output after which that of a process that has ended is complete
 _POLL_S = 0.05
-_TRACEBACK = re.compile(r"^Traceback \(most recent call last\):$", re.MULTILINE)
+# A progress bar, whose line has not ended, may stand before it.
+_TRACEBACK = re.compile(r"^(?:.*\r.*)?(Traceback \(most recent call last\):)$", re.MULTILINE)
 # The prefix of each line of a traceback in a process group.
 _TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 _ERROR = re.compile(r"^[A-Za-z_][\w.]*(?::.*)?$")
@@ -77,7 +78,7 @@ class RankOutput:
     def traceback(self) -> str:
         """The last Python traceback on standard error; empty if there is none."""
         text = _TORCH_PREFIX.sub("", self._kept.decode(errors="replace"))
-        starts = [match.start() for match in _TRACEBACK.finditer(text)]
+        starts = [match.start(1) for match in _TRACEBACK.finditer(text)]
         return text[starts[-1] :].strip() if starts else ""
 
     @property

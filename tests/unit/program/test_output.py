@@ -53,3 +53,15 @@ def test_other_ranks_prefix_their_lines(on_terminal: bool, tmp_path: Path, capfd
 )
 def test_the_exception_of_a_traceback(traceback: str, error: str) -> None:
     assert error_in(traceback) == error
+
+
+def test_a_traceback_may_follow_the_unfinished_line_of_a_progress_bar(tmp_path: Path) -> None:
+    output = RankOutput("", tmp_path / "log")
+    write_end = os.dup(output._pipes[1][1])
+    output.start("heading")
+    os.write(
+        write_end, b"first\n\r 10%|#  |\r 20%|## |Traceback (most recent call last):\n  File 'a'\nValueError: no file\n"
+    )
+    os.close(write_end)
+    output.wait()
+    assert output.traceback == "Traceback (most recent call last):\n  File 'a'\nValueError: no file"
