@@ -12,7 +12,7 @@ def open_closed_streams() -> None:
     """Open the null device for each standard stream that is closed; call before opening any file.
 
     A file that is opened later would get the free descriptor, and everything printed would be written to it. Names of
-    files are printed whatever bytes they have.
+    files are printed whatever bytes they have, and characters that the encoding does not have as escape sequences.
     """
     for number in (0, 1, 2):
         try:
@@ -25,7 +25,9 @@ def open_closed_streams() -> None:
     if sys.stderr is None:
         sys.stderr = sys.__stderr__ = os.fdopen(2, "w", encoding="utf-8", closefd=False)  # type: ignore[misc]
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        # With ASCII in the C locale, Python handles the bytes of names, but no other characters.
+        fails = ("strict", "surrogateescape") if stream.encoding != "utf-8" else ("strict",)
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in fails:
             stream.reconfigure(errors="backslashreplace")
 
 

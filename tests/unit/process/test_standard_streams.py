@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -30,3 +31,13 @@ def test_what_is_printed_does_not_get_into_files(tmp_path: Path) -> None:
     words = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", PROGRAM, str(tmp_path / "file")]
     subprocess.run(words, check=True, timeout=30)
     assert (tmp_path / "file").read_text() == "True"
+
+
+def test_characters_that_the_encoding_lacks_are_printed_as_escape_sequences() -> None:
+    program = (
+        "from mpitrain.process.standard_streams import open_closed_streams\nopen_closed_streams()\n"
+        "print(b'a\\xff'.decode(errors='surrogateescape'), chr(0x2501))"
+    )
+    ascii = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    done = subprocess.run([sys.executable, "-c", program], env={**os.environ, **ascii}, capture_output=True, timeout=30)
+    assert (done.stdout, done.stderr) == (b"a\\udcff \\u2501\n", b"")
