@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from ..process.launcher_env import UCX_LOG_LEVEL
 from ..process.network import interface_of
-from .mpi_launcher import Arguments, Launcher, LaunchSpec, LocalMachine, binds_itself, is_oversubscribed, leaves_cores
+from .mpi_launcher import Arguments, Launcher, LaunchSpec, LocalMachine, binds_itself, is_oversubscribed
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Mpich(Launcher):
     def arguments(self, spec: LaunchSpec, machine: LocalMachine) -> Arguments:
         words = _words(spec, machine, "launcher")
         fits = spec.hosts is None and spec.ranks is not None and spec.ranks <= machine.cores
-        fits = fits and not leaves_cores(spec, machine)  # processes that bound ranks start end with an error
+        fits = fits and not spec.may_spawn  # if a bound rank starts processes by MPI, the launcher ends with an error
         if fits and not machine.allocated and not binds_itself(spec, machine):
             words += ["-bind-to", f"core:{machine.cores // (spec.ranks or 1)}"]
         return Arguments(words, _environment())

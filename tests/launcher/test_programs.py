@@ -74,7 +74,8 @@ def test_a_script_gets_the_environment_of_torchrun(openmpi: Mpi, tmp_path: Path)
     assert status is not None and (status.state, status.ranks) == ("finished", "3 ranks")
 
 
-def test_a_program_starts_processes_by_mpi(mpi: Mpi, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, len(os.sched_getaffinity(0))])
+def test_a_program_starts_processes_by_mpi(mpi: Mpi, ranks: int, tmp_path: Path) -> None:
     path = tmp_path / "parent.py"
     path.write_text(
         "import sys\nfrom mpi4py import MPI\nparent = MPI.Comm.Get_parent()\n"
@@ -83,8 +84,9 @@ def test_a_program_starts_processes_by_mpi(mpi: Mpi, tmp_path: Path) -> None:
         "    child.Disconnect()\n"
         "else:\n    parent.send(42, dest=0)\n    parent.Disconnect()\n"
     )
-    done = start(mpi, "-n", 1, "--run-dir", tmp_path / "run", path)
-    assert (done.returncode, done.stdout) == (0, "received 42\n"), done.stderr
+    more = ["--launcher-args", "--oversubscribe --bind-to none"] if mpi.name == "openmpi" and ranks > 1 else []
+    done = start(mpi, "-n", ranks, "--run-dir", tmp_path / "run", *more, path)
+    assert (done.returncode, done.stdout.count("received 42\n")) == (0, ranks), done.stderr
 
 
 def test_a_rank_that_hangs_after_its_interpreter_has_ended(openmpi: Mpi, tmp_path: Path) -> None:
