@@ -27,6 +27,7 @@ _LONGEST_PART = 1 << 20  # maximum number of bytes of a line that are held back
 _CHUNK = 1 << 16
 _HEADER_S = 5.0  # maximum time for a rank to send its header
 _SILENCE_S = 1.0  # time without output after which that of ranks that have ended is complete
+_LAST_S = 0.5  # maximum time for the reapers of ranks to write their last output
 _POLL_S = 0.05
 _BACKLOG = 512
 
@@ -64,6 +65,11 @@ class MergedOutput(threading.Thread):
     def add(self, descriptor: int, source: Source) -> None:
         """Write what can be read from a descriptor, which is closed at its end. From any thread."""
         self._selector.register(descriptor, selectors.EVENT_READ, source)
+
+    @property
+    def has_sources(self) -> bool:
+        """Whether a process may still write."""
+        return len(self._selector.get_map() or ()) > 1
 
     def finish(self, has_given_up: Callable[[], bool]) -> None:
         """Wait until all sources have ended, or are silent for a second: a process left behind may keep one open."""
@@ -144,6 +150,12 @@ class StreamServer:
             merged.start()
         for listening in self._listening:
             threading.Thread(target=self._accept, args=(listening,), daemon=True).start()
+
+    def await_ranks(self) -> None:
+        """Give reapers of ranks that have ended a moment to pass on what these have written."""
+        deadline = time.monotonic() + _LAST_S
+        while time.monotonic() < deadline and (self.output.has_sources or self.errors.has_sources):
+            time.sleep(_POLL_S)
 
     def close(self, has_given_up: Callable[[], bool]) -> None:
         """Accept no more ranks, and wait until their output is written, or the user has given up."""

@@ -156,12 +156,12 @@ def is_watched(folder: Path) -> bool:
     return run_dir is not None and os.path.realpath(folder) == os.path.realpath(run_dir)
 
 
-def register_program(run_dir: Path, rank: int, pid: int) -> None:
+def register_program(run_dir: Path, rank: int, pid: int, reaper: int) -> None:
     """Register the process of a program as a rank; called by its reaper."""
     path = folder_of(run_dir) / str(rank)
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        status = _new_status(rank, pid, os.getpid())
+        status = _new_status(rank, pid, reaper)
         path.write_bytes(_line(replace(status, is_program=True, ready=True, is_training=True)))
 
 

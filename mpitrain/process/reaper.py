@@ -74,10 +74,48 @@ def fork_rank() -> int:
     return 0
 
 
+def survive_hydra() -> int:
+    """Under Hydra, continue in a child, which outlives this process; return the process id that Hydra knows.
+
+    When a rank calls MPI_Abort, Hydra kills its children at once, and with them what they have not yet copied of the
+    output of their ranks.
+    """
+    known = os.getpid()
+    if "MPI_LOCALNRANKS" not in os.environ:
+        return known
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    child = fork_rank()
+    if not child:
+        os.setsid()  # Hydra kills the process group
+        return known
+    end_with_parent(signal.SIGKILL)
+    while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        number = signal.sigwait((signal.SIGCHLD, *PASSED_ON))
+        if number != signal.SIGCHLD:
+            os.kill(child, number)
+    _, how = os.waitpid(child, 0)
+    exit_like(os.WTERMSIG(how) if os.WIFSIGNALED(how) else 0, os.WEXITSTATUS(how))
+
+
 def end_with_parent(number: signal.Signals) -> None:
     """Have the kernel send this process a signal when its parent ends."""
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, number)
+
+
+def exit_like(killed_by: int, status: int) -> NoReturn:
+    """End this process with a signal, or with an exit status."""
+    for number in PASSED_ON:
+        signal.signal(number, signal.SIG_IGN)
+    if killed_by:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # only the rank's core dump is of interest
+        if killed_by in PASSED_ON:
+            signal.signal(killed_by, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
+        os.kill(os.getpid(), killed_by)
+        os._exit(128 + killed_by)  # reached if the signal is ignored here
+    _close_connection_to_hydra()
+    os._exit(status)
 
 
 class Reaper:
@@ -144,21 +182,7 @@ class Reaper:
             rank_status.record_end(self.run_dir, self.rank, self.child, killed_by, status)
             if killed_by and killed_by not in (*PASSED_ON, signal.SIGABRT):
                 rank_status.record_failed(self.run_dir)
-        self.exit_like(killed_by, status)
-
-    def exit_like(self, killed_by: int, status: int) -> NoReturn:
-        """End this process with a signal, or with an exit status."""
-        for number in PASSED_ON:
-            signal.signal(number, signal.SIG_IGN)
-        if killed_by:
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # only the rank's core dump is of interest
-            if killed_by in PASSED_ON:
-                signal.signal(killed_by, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
-            os.kill(os.getpid(), killed_by)
-            os._exit(128 + killed_by)  # reached if the signal is ignored here
-        _close_connection_to_hydra()
-        os._exit(status)
+        exit_like(killed_by, status)
 
     def _watch(self, elapsed_s: float) -> None:
         """Look at the rank once; do not return if it hangs."""

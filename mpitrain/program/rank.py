@@ -31,7 +31,7 @@ from ..process import launcher_env
 from ..process.launcher_env import attempt_id, launched_rank, launched_size
 from ..process.network import interface_of
 from ..process.rank_status import MEETING, RUN_DIR_VARIABLE, RankStatusFile, folder_of
-from ..process.reaper import end_with_parent, fork_rank
+from ..process.reaper import end_with_parent, fork_rank, survive_hydra
 from ..process.run_directory import make_run_dir
 from ..process.standard_streams import may_read, use_null
 from ..version import __version__
@@ -71,7 +71,8 @@ def run_program(request: ProgramRequest) -> NoReturn:
     if rank == 0:
         for note in _notes(world):
             print(f"mpitrain: {note}", file=sys.stderr, flush=True)
-    _start(ProgramRank(rank, world, folder, run_dir, request), environment_of(world, rank, run_dir, environ))
+    own = ProgramRank(rank, world, folder, run_dir, request, survive_hydra())
+    _start(own, environment_of(world, rank, run_dir, environ))
 
 
 def _run_dir(request: ProgramRequest, size: int) -> Path:

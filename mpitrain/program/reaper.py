@@ -20,7 +20,7 @@ from ..plan.program import ProgramRequest
 from ..process import rank_status
 from ..process.launcher_env import ATTEMPT
 from ..process.pid import parent_of
-from ..process.reaper import HANGS, Reaper
+from ..process.reaper import HANGS, Reaper, exit_like
 from ..process.signals import STOPPED_EARLY
 from .output import RankOutput, error_in
 from .world import World, any_failed, leave, mark_ending, working_ranks
@@ -42,6 +42,7 @@ class ProgramRank:
         meeting: The folder through which the ranks have found each other.
         run_dir: The run directory.
         request: The program.
+        known_pid: The process that the launcher has started.
     """
 
     rank: int
@@ -49,6 +50,7 @@ class ProgramRank:
     meeting: Path
     run_dir: Path
     request: ProgramRequest
+    known_pid: int
 
     @property
     def size(self) -> int:
@@ -76,7 +78,7 @@ class ProgramReaper(Reaper):
         self._exiting_since: float | None = None
         self._others_have_ended = False
         self._started_at, self._recorded_step = time.monotonic(), 0
-        rank_status.register_program(own.run_dir, own.rank, child)
+        rank_status.register_program(own.run_dir, own.rank, child, own.known_pid)
         self._heartbeat = (
             Heartbeat(own.run_dir, counted(own.size, "rank"), 0, lambda: page.read().step) if own.rank == 0 else None
         )
@@ -147,9 +149,9 @@ class ProgramReaper(Reaper):
         wait_s = _SAVING_S if stopped and status_of_stopped else 0.0
         leave(self._own.meeting, self.rank, self._own.size, not done, wait_s)
         if done:
-            self.exit_like(0, status_of_stopped if stopped else 0)
+            exit_like(0, status_of_stopped if stopped else 0)
         self._record_failure()
-        self.exit_like(killed_by, status)
+        exit_like(killed_by, status)
 
     def _end_without_launcher(self) -> NoReturn:
         """End the program and the processes that it has started, because the launcher was killed."""

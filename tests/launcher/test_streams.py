@@ -288,3 +288,14 @@ def test_words_that_mpirun_would_change(mpi: Mpi, tmp_path: Path) -> None:
     words = ["--map-by", "core", "--bind-to", "a b", "--rank-by", "$HOME", "--", "'"]
     done = mpitrain_run(mpi, tmp_path, "-n", 1, "--", sys.executable, "-c", "import sys; print(sys.argv[1:])", *words)
     assert done.stdout.decode().strip() == repr(words), done.stderr
+
+
+def test_what_a_rank_writes_before_it_aborts_the_run_arrives(mpi: Mpi, tmp_path: Path) -> None:
+    path = script(
+        tmp_path,
+        "from mpi4py import MPI\ncomm = MPI.COMM_WORLD\ncomm.Barrier()\n"
+        "if comm.rank == 1:\n    print('a line\\nlast words', end='', flush=True)\n    comm.Abort(7)\n"
+        "comm.Barrier()\n",
+    )
+    done = mpitrain_run(mpi, tmp_path, "-n", 2, path)
+    assert (done.returncode, done.stdout) == (1, b"rank 1: a line\nrank 1: last words"), done.stderr

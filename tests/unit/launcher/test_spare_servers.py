@@ -32,7 +32,7 @@ def test_servers_start_when_ranks_train_and_end_with_the_run(tmp_path: Path) -> 
     agent = Agent()
     servers = SpareServers(agent, ["c", "gone", "d"], tmp_path, {"PYTHONPATH": "/of/run", "TOKEN": "secret"})
     assert not agent.commands
-    rank_status.register_program(tmp_path, 0, os.getpid())
+    rank_status.register_program(tmp_path, 0, os.getpid(), os.getppid())
     wait_until(lambda: len(agent.commands) == 3, "no start", 30)
     assert all("PYTHONPATH=/of/run" in command and "secret" not in command for command in agent.commands.values())
     servers.close()
