@@ -12,7 +12,7 @@ def input_hint(error: str) -> str:
     """Return what to do about an error, as of ``Type: text``, if it follows from an empty standard input."""
     if error != "EOFError: EOF when reading a line" and error.partition(":")[0].rpartition(".")[2] != "BdbQuit":
         return ""
-    return "; standard input is empty here: mpitrain run --debug RANK gives the terminal to a rank"
+    return "; standard input is empty or has ended; mpitrain run --debug RANK gives it to another rank"
 
 
 def one_line(error: object) -> str:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from ..core.words import counted
+from ..core.words import counted, one_line
 from ..errors import LaunchError
 
 _ANSWER_S = 15.0
@@ -29,13 +29,13 @@ class Host(NamedTuple):
 
 
 def parse_hosts(text: str) -> list[Host]:
-    """Parse the value of ``--hosts a:4,b:4``; see ``_parse``.
+    """Parse the value of ``--hosts a:4,b:4``, or lines as of ``scontrol show hostnames``; see ``_parse``.
 
     Raises:
         LaunchError: The text names no host, or an entry is invalid.
     """
-    where = f"--hosts {text}"
-    entries = re.split(r",(?![^\[\]]*\])", text)  # not at commas in brackets
+    where = f"--hosts {one_line(text)}"
+    entries = re.split(r"[,\n](?![^\[\]]*\])", text)  # not at commas in brackets
     return _merged([host for entry in entries if entry.strip() for host in _parse(entry.strip(), where)], where)
 
 

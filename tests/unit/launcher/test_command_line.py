@@ -214,7 +214,11 @@ def test_a_launcher_is_known_by_its_answer(answer: str, make: str, major: int) -
 
 
 def test_hosts_as_they_are_given(tmp_path: Path) -> None:
-    assert parse_hosts("a:4, b:2,a:1,c") == [Host("a", 5), Host("b", 2), Host("c", 0)]
+    for text in ("a:4, b:2,a:1,c", "a:4\nb:2\na:1\nc\n"):
+        assert parse_hosts(text) == [Host("a", 5), Host("b", 2), Host("c", 0)]
+    with pytest.raises(LaunchError) as caught:
+        parse_hosts("a:4\nb c")
+    assert "\n" not in str(caught.value)
     file = tmp_path / "hosts"
     file.write_text("# two\na slots=4 max_slots=8\n\nb:2  # the other\nc\n")
     assert read_hostfile(file) == [Host("a", 4), Host("b", 2), Host("c", 0)]
