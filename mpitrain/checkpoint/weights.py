@@ -122,8 +122,10 @@ def _load(path: Path) -> dict[str, Any]:
             f"--init-from {path} {what}, and only tensors are read: write it with torch.save(module.state_dict(), path)"
         ) from error
     except Exception as error:
-        reason = one_line(error)[:200]
-        raise CheckpointError(f"--init-from {path} cannot be read: {type(error).__name__}: {reason}") from error
+        reason = f"{type(error).__name__}: {one_line(error)[:200]}"
+        if not isinstance(error, OSError):
+            reason = f"it is damaged, or was not written by torch.save or safetensors ({reason})"
+        raise CheckpointError(f"--init-from {path} cannot be read: {reason}") from error
 
     def tensors_in(value: object) -> dict[str, Any]:
         named = value.items() if isinstance(value, Mapping) else ()
