@@ -116,6 +116,7 @@ class Learner:
         self.is_replaced = self.is_complete = False
         self.generation = self.examples = self.steps_done = self.total = 0
         self._entered = 0  # a new generation, which the training thread has not begun yet
+        self._steps_before = 0  # this learner's steps that were merged before it
         self._kept_steps = self._began_steps = 0  # see ``kept_steps``
         self._lock, self._closing, self._wake = threading.Lock(), threading.Event(), threading.Event()
         self._waits_since = math.inf  # since when this learner has no range
@@ -154,7 +155,7 @@ class Learner:
         self._synchronizer.begin()
         self._newest = list(self._synchronizer.newest)
         self.total, self.unit = ledger.total, ledger.unit
-        self.generation = self._enter()
+        self.generation, self._kept_steps = self._enter(), self._steps_before
         self._contributions = Contributions(self._layout, self._fragments, self._newest, 0)
         self._write_state()
         self._claims.claim(self.generation, self._newest)
@@ -357,7 +358,7 @@ class Learner:
         """Begin the generation that the thread has entered, without the work that was not merged."""
         self._written = [0] * len(self._fragments)  # before the generation: the thread writes both into the state
         self.generation, self._entered = self._entered, 0
-        self.examples, self._began_steps = 0, self.steps_done
+        self.examples, self._began_steps, self._kept_steps = 0, self.steps_done, self._steps_before
         self._claims.begin()
         self._contributions = Contributions(self._layout, self._fragments, self._newest, self.steps_done)
 
@@ -465,7 +466,7 @@ class Learner:
             ledger.join(self._name, self._process, *merged_work(self._newest, self._name, former))
 
         member = change(self._ledger, apply).members[self._name]
-        self._kept_steps, generation = member.steps, member.generation
+        self._steps_before, generation = member.steps, member.generation
         for former in (generation - 1, generation - 2):  # ended by this call, or given up by a process that has died
             delete_work(self._store, self._name, former, len(self._fragments))
         return generation
