@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..core.words import numbered
 from ..process import rank_status
-from ..process.pid import process_state
+from ..process.pid import parent_of, pid_start, process_state
 from .hosts import is_local
 from .interrupts import Interrupts
 from .launcher_process import LauncherProcess, Phase
@@ -61,7 +61,8 @@ class RankChecks:
 
     def _end_unwatched(self, statuses: Sequence[rank_status.RankStatus]) -> None:
         """End local ranks that nothing watches: their reaper is stopped, and was stopped at the last check, too."""
-        stopped = {s.reaper: s.rank for s in statuses if is_local(s.host) and process_state(s.reaper) == "T"}
+        watching = {parent_of(s.pid): s.rank for s in statuses if is_local(s.host) and pid_start(s.pid) == s.start}
+        stopped = {reaper: rank for reaper, rank in watching.items() if process_state(reaper) == "T"}
         for reaper in stopped.keys() & self._stopped_reapers:
             say(f"process {reaper}, which watches rank {stopped[reaper]}, is stopped; ending the rank")
             with contextlib.suppress(ProcessLookupError):

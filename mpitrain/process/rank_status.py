@@ -43,7 +43,7 @@ class RankStatus:
         start: Start time of the rank's process, which distinguishes processes that have the same id.
         role: ``worker`` or ``ps``; empty before roles are assigned.
         task: The rank's index among the ranks of that role.
-        reaper: Process id of the reaper: the launcher's child and the rank's parent.
+        reaper: Process id of the launcher's child: the reaper, or its parent (see ``reaper.survive_hydra``).
         ready: Whether a signal makes the rank save and exit, instead of killing it.
         is_training: Whether the rank has begun to train or to serve; true for a program from its start.
         error: The exception with which the rank ended; empty if there is none.

@@ -15,7 +15,8 @@ import pytest
 
 import mpitrain
 from mpitrain.monitor.heartbeat import read as read_status
-from mpitrain.process.pid import process_state
+from mpitrain.process import rank_status
+from mpitrain.process.pid import parent_of, process_state
 from mpitrain.process.run_directory import read_failure
 
 from ..support.launch import JOBS, LAUNCHER_ENVIRONMENT, PROGRAMS, Mpi, one_line, run
@@ -116,6 +117,20 @@ def test_a_rank_that_waits_in_finalize_for_one_that_still_works_is_not_ended(mpi
     done = start(mpi, "-n", 2, "--run-dir", tmp_path / "run", path)
     assert (done.returncode, done.stdout) == (0, "rank 1: saved\n"), done.stderr
     assert [line for line in done.stderr.splitlines() if "waits for rank 1" in line] == done.stderr.splitlines()
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_rank_that_nothing_watches_is_ended(mpi: Mpi, number: signal.Signals, tmp_path: Path) -> None:
+    process = background(mpi, "-n", 2, "--run-dir", tmp_path, "--", "sleep", "300")
+    try:
+        wait_until(lambda: len(rank_status.read(tmp_path)) == 2, "both ranks run", process=process)
+        pid = rank_status.read(tmp_path)[1].pid
+        os.kill(parent_of(pid), number)
+        _, err = process.communicate(timeout=limit(40))
+    finally:
+        process.kill()
+    assert process.returncode == 1, err
+    assert process_state(pid) in ("", "Z")
 
 
 @pytest.mark.parametrize("work", ["program", "job"])
