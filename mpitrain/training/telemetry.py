@@ -16,7 +16,7 @@ from ..core.layout import Array, Layout
 from ..core.words import counted
 from ..monitor import trace
 from ..monitor.console import Console
-from ..monitor.goodput import REPEATED, SPARES, START, STEPS, WAITING, Account, accounts_in, opened
+from ..monitor.goodput import KEY, REPEATED, SPARES, START, STEPS, WAITING, Account, accounts_in, opened
 from ..monitor.heartbeat import Heartbeat, RunEnd
 from ..monitor.loggers import Logger
 from ..monitor.metrics import MetricsFile, read_lines
@@ -194,7 +194,10 @@ class RecordGoodput(Hook):
         self._metrics, self._path, self._restoring_s, self._kept_steps = metrics, path, restoring_s, kept_steps
 
     def begin(self, loop: TrainingLoop) -> None:
-        self._earlier = accounts_in(read_lines(self._path))
+        lines = read_lines(self._path)
+        if self._kept_steps is not None:  # earlier versions recorded other steps than those of the learner
+            lines = [line for line in lines if "step" in line.get(KEY, ())]
+        self._earlier = accounts_in(lines)
         now, failed_at = time.time(), os.environ.get(FAILED_AT)
         started_at = float(os.environ.get(STARTED_AT, now - seconds_alive(os.getpid())))
         failed = (None, None) if failed_at is None else (float(failed_at), int(os.environ.get(FAILED_STEP, "0")))

@@ -306,8 +306,9 @@ class Synchronizer:
             data = self._store.read(work_file(name, generation, index, number))
             record = unpack(data, self._dtype, fragment.hi - fragment.lo)
             header: dict[str, Any] = {} if record is None else record.header
-            of = (name, generation, number)
-            if record is None or tuple(map(header.get, ("learner", "generation", "number"))) != of:
+            author = header.get("learner", name)  # earlier versions did not write it
+            of = (author, header.get("generation"), header.get("number"))
+            if record is None or of != (name, generation, number):
                 if now - self._unreadable_s.setdefault((name, index, generation, number), now) < _UNREADABLE_S:
                     break
                 _log.warning("the work of learner %s is left out: the file cannot be read", name)
