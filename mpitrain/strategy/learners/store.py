@@ -62,8 +62,9 @@ class Folder:
         partial = self._write(name, data, durably=True)
         try:
             os.link(partial, self._file(name))
-        except OSError:
-            if not os.path.exists(self._file(name)):  # SFTP does not report that this was the reason
+        except OSError as error:
+            # SFTP does not report that this was the reason.
+            if not isinstance(error, FileExistsError) and not os.path.exists(self._file(name)):
                 raise
             # A client of NFS may repeat a request that the server has performed: the link is then this one.
             return os.stat(partial).st_nlink == 2
