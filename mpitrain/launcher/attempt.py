@@ -180,7 +180,8 @@ class Attempt:
         ended_well = status in (0, os.EX_TEMPFAIL) and all(status.done for status in statuses)
         if launcher.phase is not Phase.ENDING and (ended_well or status == 2):
             return {}
-        self.streams.await_ranks()
+        if any(status.is_program for status in statuses):
+            self.streams.await_reapers()
         launcher.kill_group()  # for example an ssh whose remote process waits for the ended launcher
         host_watcher.end_ranks(str(self.run_dir))  # and the processes that they have started
         # A killed Open MPI launcher leaves a session directory that breaks a later launcher with the same process id.

@@ -27,7 +27,7 @@ _LONGEST_PART = 1 << 20  # maximum number of bytes of a line that are held back
 _CHUNK = 1 << 16
 _HEADER_S = 5.0  # maximum time for a rank to send its header
 _SILENCE_S = 1.0  # time without output after which that of ranks that have ended is complete
-_LAST_S = 0.5  # maximum time for the reapers of ranks to write their last output
+_LAST_S = 0.5  # maximum time for the reapers of programs to write their last output
 _POLL_S = 0.05
 _BACKLOG = 512
 
@@ -151,8 +151,8 @@ class StreamServer:
         for listening in self._listening:
             threading.Thread(target=self._accept, args=(listening,), daemon=True).start()
 
-    def await_ranks(self) -> None:
-        """Give reapers of ranks that have ended a moment to pass on what these have written."""
+    def await_reapers(self) -> None:
+        """Give the reapers of programs that have ended a moment to pass on what these have written."""
         deadline = time.monotonic() + _LAST_S
         while time.monotonic() < deadline and (self.output.has_sources or self.errors.has_sources):
             time.sleep(_POLL_S)
