@@ -16,7 +16,7 @@ _PART_S = 0.03  # time after which the beginning of a line is printed without th
 _SILENCE_S = 1.0  # time without output after which that of a process that has ended is complete
 _POLL_S = 0.05
 # A progress bar, whose line has not ended, may stand before it.
-_TRACEBACK = re.compile(r"^(?:.*\r.*)?(Traceback \(most recent call last\):)$", re.MULTILINE)
+_TRACEBACK = re.compile(r"(?:^|\r[^\r\n]*)(Traceback \(most recent call last\):)$", re.MULTILINE)
 # The prefix of each line of a traceback in a process group.
 _TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 _ERROR = re.compile(r"^[A-Za-z_][\w.]*(?::.*)?$")

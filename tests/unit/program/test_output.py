@@ -65,3 +65,11 @@ def test_a_traceback_may_follow_the_unfinished_line_of_a_progress_bar(tmp_path: 
     os.close(write_end)
     output.wait()
     assert output.traceback == "Traceback (most recent call last):\n  File 'a'\nValueError: no file"
+
+
+def test_the_end_of_a_long_progress_bar_is_searched_quickly(tmp_path: Path) -> None:
+    output = RankOutput("", tmp_path / "log")
+    output._kept = b"\r|" * 32_768
+    began = time.monotonic()
+    assert output.traceback == ""
+    assert time.monotonic() - began < 5
