@@ -92,7 +92,8 @@ class Programs:
                 subprocess.Popen(shared.on(number, *words, *run_dir, *job), stdout=subprocess.DEVNULL)
                 for number, run_dir in zip(numbers, own, strict=True)
             ]
-            if any(process.wait(1800) for process in started):
+            statuses = [process.wait(1800) for process in started]
+            if any(statuses):
                 raise SystemExit(f"{program} has failed")
             return measured(shared.served / "run" / "learners" / "1")
 

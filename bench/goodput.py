@@ -9,7 +9,7 @@ started with ``torchrun --max-restarts``, in the environment ``.venv-programs`` 
 ``learners`` are two runs of one rank with ``--join``. All processes of one of them are killed, and it is started again
 5 s later. Their kept steps are the merged examples, divided by those of a step of two ranks.
 
-With ``--hosts`` (root, iproute2), there are three hosts with one rank each.
+With ``--hosts`` (root, iproute2), there are three hosts with one rank each; not for ``learners``.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=["mpitrain", "learners", "ddp", "lightning"])
     parser.add_argument("--hosts", action="store_true")
     arguments = parser.parse_args()
+    if arguments.hosts and "learners" in arguments.only:
+        parser.error("--hosts is not for learners: choose others with --only")
     one_thread_and_own_kernels()
     print(f"bench/goodput.py, {os.cpu_count()} cores", flush=True)
     with make_hosts(Path(sys.executable), 3) if arguments.hosts else contextlib.nullcontext() as hosts:

@@ -3,8 +3,8 @@
     killed.py LIBRARY FOLDER [LEARNER]
 
 Each rank keeps its process id and its number of completed steps in the file FOLDER/RANK. Learners have one rank each,
-and the file has the learner's number. A step sleeps as long as an
-accelerator would compute. DDP and Lightning save a checkpoint every 50 steps, and resume from the newest one.
+and the file has the learner's number. A step sleeps as long as an accelerator would compute. DDP and Lightning save a
+checkpoint every 50 steps, and resume from the newest one.
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ class RecordGoodput(Hook):
     """
 
     def __init__(
-        self, metrics: MetricsFile, path: Path, restoring_s: float, kept_steps: Callable[[], int] | None = None
+        self, metrics: MetricsFile, path: Path, restoring_s: float, kept_steps: Callable[[], int] | None
     ) -> None:
         self._metrics, self._path, self._restoring_s, self._kept_steps = metrics, path, restoring_s, kept_steps
 

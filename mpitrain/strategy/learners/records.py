@@ -25,12 +25,8 @@ def pack(header: dict[str, Any], arrays: Sequence[Array]) -> bytes:
     """Return a record of a header and arrays, one after the other, as bytes."""
     text = json.dumps(header).encode()
     before = LENGTH + 2 + len(text)  # two ends of lines
-    parts: list[bytes | memoryview] = [
-        text,
-        b" " * (-before % _ALIGNMENT),
-        b"\n",
-        *(bytes_of(array).data for array in arrays),
-    ]
+    space = b" " * (-before % _ALIGNMENT)
+    parts: list[bytes | memoryview] = [text, space, b"\n", *(bytes_of(array).data for array in arrays)]
     digest = Digest()
     for part in parts:
         digest.add(part)
