@@ -127,8 +127,12 @@ def _commands(library: str, folder: Path, hosts: Hosts | None) -> list[list[str]
     if hosts is None:
         return [[*torchrun, "--standalone", "--nproc-per-node", "2", *script]]
     meet = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{hosts.net}.1:29400", "--rdzv-id", "1"]
-    words = [*torchrun, "--nnodes", "3", "--nproc-per-node", "1", *meet, *script]
-    return [["ip", "netns", "exec", f"{hosts.prefix}{n}", "env", "GLOO_SOCKET_IFNAME=eth0", *words] for n in (1, 2, 3)]
+    commands = []
+    for number in (1, 2, 3):  # the hosts have one hostname, so torchrun cannot tell by it where to listen
+        own = ["--rdzv-conf", f"is_host={number == 1}", "--local-addr", f"{hosts.net}.{number}"]
+        on_host = ["ip", "netns", "exec", f"{hosts.prefix}{number}", "env", "GLOO_SOCKET_IFNAME=eth0"]
+        commands.append([*on_host, *torchrun, "--nnodes", "3", "--nproc-per-node", "1", *meet, *own, *script])
+    return commands
 
 
 def _start(words: list[str], output: TextIO, hosts: Hosts | None) -> subprocess.Popen[bytes]:
