@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
@@ -18,6 +17,8 @@ import pytest
 from mpitrain import data
 from mpitrain.data.orders import Sequential
 from mpitrain.data.permutation import order
+from mpitrain.process import rank_status
+from mpitrain.process.pid import is_alive, parent_of, pid_start
 
 from ..support.launch import ROOT, Mpi, missing, one_line, run
 from ..support.waiting import limit, wait_until
@@ -185,32 +186,27 @@ def test_no_process_outlives_its_rank(openmpi: Mpi, number: signal.Signals, tmp_
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         waiting = out / "waiting-0"
-        wait_until(lambda: waiting.exists() and len(_processes(out)) >= 3, lambda: _processes(out), process=process)
-        rank = min(_processes(out))
-        loading = [pid for pid in _processes(out) if pid != rank]
+        wait_until(lambda: waiting.exists() and len(_loading(out)) >= 2, lambda: _loading(out), process=process)
+        rank, loading = rank_status.read(out / "run")[0].pid, _loading(out)
+        starts = {pid: pid_start(pid) for pid in [*loading, rank]}
         if number == signal.SIGTERM:  # batch systems send SIGTERM to all processes
-            for pid in [*loading, rank]:
+            for pid in starts:
                 os.kill(pid, number)
             assert process.wait(limit(60)) == 75
         else:
             os.kill(rank, number)
             assert process.wait(limit(60)) not in (0, 75)
-        wait_until(lambda: not _processes(out), lambda: _processes(out), 30)
+        wait_until(lambda: not any(is_alive(*each) for each in starts.items()), lambda: starts, 30)
     finally:
         process.kill()
         process.wait()
 
 
-def _processes(out: Path) -> list[int]:
-    """Return the process ids of the rank, which is the lowest, and of the processes that load examples."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal():
-            with contextlib.suppress(OSError):
-                line, environment = ((folder / name).read_bytes() for name in ("cmdline", "environ"))
-                if str(out).encode() in line and b"OMPI_COMM_WORLD_RANK" in environment:
-                    found.append(int(folder.name))
-    return found
+def _loading(out: Path) -> list[int]:
+    """Return the process ids of the processes that load examples for the rank."""
+    ranks = [status.pid for status in rank_status.read(out / "run")]
+    pids = [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdecimal()]
+    return [pid for pid in pids if parent_of(pid) in ranks]
 
 
 def test_a_split_can_be_read_after_training(world: World, tmp_path: Path) -> None:
