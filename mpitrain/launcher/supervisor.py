@@ -8,9 +8,10 @@ import secrets
 import shlex
 import signal
 import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -207,7 +208,8 @@ class _Supervisor:
                 if self._interrupts.received:
                     return self._interrupted()
             elif outcome.kind is Kind.STOPPED and self._next_spec is not None and not self._interrupts.received:
-                self._spec, self._next_spec, self._is_scaled = self._next_spec, None, True
+                former, self._spec, self._next_spec, self._is_scaled = self._spec, self._next_spec, None, True
+                self._leave({host.name for host in former.hosts or ()} - {host.name for host in self._spec.hosts or ()})
                 remove_request(run_dir)
                 self._restarts.forget_failures()
                 say(f"continuing from {self._saved.describe()}, with {self._describe()}")
@@ -228,9 +230,20 @@ class _Supervisor:
         state_folder.remove(run_dir)
         fork_server.stop_server(run_dir)
         if self._ranks_were_killed:
-            scripts = (state_folder.__file__, "remove", run_dir), (fork_server.__file__, "stop", run_dir)
-            command = "; ".join(shlex.join([sys.executable, *words]) for words in scripts)
-            self._agent.run_on_each((host, command) for host in self._remote_hosts())
+            self._agent.run_on_each((host, self._removal) for host in self._remote_hosts())
+
+    @property
+    def _removal(self) -> str:
+        """The command that removes what is kept for restarts on a host."""
+        run_dir = str(self._launch.run_dir)
+        scripts = (state_folder.__file__, "remove", run_dir), (fork_server.__file__, "stop", run_dir)
+        return "; ".join(shlex.join([sys.executable, *words]) for words in scripts)
+
+    def _leave(self, hosts: Iterable[str]) -> None:
+        """Remove what is kept for restarts on hosts that are not used any more, in the background: they may be dead."""
+        for host in hosts:
+            if self._launch.request.options.max_restarts and not is_local(host):
+                threading.Thread(target=self._agent.run, args=(host, self._removal), daemon=True).start()
 
     def _run_attempt(self) -> Outcome:
         """Run one attempt; retry once if the launcher itself failed to start."""
@@ -432,6 +445,7 @@ class _Supervisor:
         if self._can_do_without_hosts:
             bad = bad_hosts.read(self._launch.run_dir)
             bad_hosts.record(self._launch.run_dir, dict.fromkeys(lost_hosts, "did not answer") | bad)
+        self._leave(lost_hosts)
         self._replace_hosts(lost_hosts, [host for host in self._spec.spares if host.name not in silent])
         left = [host for host in self._spec.hosts if host.name not in lost_hosts]
         ranks = sum(host.slots for host in left)

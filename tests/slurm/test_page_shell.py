@@ -18,6 +18,7 @@ SITE = {
     "--nodes=4 --ntasks-per-node=8": "--nodes=3 --ntasks-per-node=2",
     "--nodes 4 --tasks-per-node 8 --spare-hosts": "--nodes 2 --tasks-per-node 2 --spare-hosts",
     "--nodes 4 --tasks-per-node 8": "--nodes 3 --tasks-per-node 2",
+    "--nodes 1 --tasks-per-node 8": "--nodes 1 --tasks-per-node 2",
     "--tasks-per-node 4": "--tasks-per-node 2",
     "--min-ranks 24": "--min-ranks 6",
     "--min-ranks 6": "--min-ranks 4",
