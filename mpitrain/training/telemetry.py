@@ -215,9 +215,10 @@ class RecordGoodput(Hook):
         self._has_stepped = False
 
     def after_step(self, loop: TrainingLoop) -> None:
-        before, self._steps = self._steps, self._step(loop)
-        if self._kept_steps is not None and self._steps <= before:  # work of this learner was left out
-            self._lost_s += (before + 1 - self._steps) * self._now(loop).seconds.get(STEPS, 0.0) / (before + 1)
+        if self._kept_steps is not None:
+            before, self._steps = self._steps, self._kept_steps()
+            if self._steps <= before:  # work of this learner was left out
+                self._lost_s += (before + 1 - self._steps) * self._now(loop).seconds.get(STEPS, 0.0) / (before + 1)
         if not self._has_stepped:
             self._has_stepped = True
             loop.report(loop.step, {}, show=False)
