@@ -64,7 +64,7 @@ class RunCommand(JobCommand):
             return self._start(request)
         from ..launcher.supervisor import run
 
-        return run(request, first_server.started())
+        return run(request, first_server.started() if program is None else None)
 
 
 @click.command(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .mpi_launcher import LaunchSpec, LocalMachine
 
 _END_S = 1.0
-_STARTS_NOTHING = {"--help", "--help-all", "--dry-run"}
+_NEEDS_NONE = {"--help", "--help-all", "--dry-run", "--", "-m"}  # nothing is started, or a program
 
 _server: FirstServer | None = None
 
@@ -33,7 +33,7 @@ def start(arguments: Sequence[str]) -> None:
     global _server
     open_closed_streams()
     with contextlib.suppress(OSError):  # ranks then start by themselves
-        if _STARTS_NOTHING.isdisjoint(arguments):
+        if _NEEDS_NONE.isdisjoint(arguments):
             _server = FirstServer(arguments)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from ..optim.schedule import EpochCounter
+if TYPE_CHECKING:  # the launcher needs no kernels
+    from ..optim.schedule import EpochCounter
 
 
 class Progress(NamedTuple):
