@@ -7,6 +7,7 @@ import re
 import select
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 _KEPT_BYTES = 65_536  # size of the kept end of the standard error
@@ -64,15 +65,22 @@ class RankOutput:
             thread.start()
             self._threads.append(thread)
 
-    def wait(self) -> None:
-        """Copy the remaining output, until it ends or is silent: other processes may keep a pipe open.
+    def wait(self, silence_s: float = _SILENCE_S, is_over: Callable[[], bool] = lambda: False) -> None:
+        """Copy the remaining output, until it ends, is silent, or ``is_over``: other processes may keep a pipe open.
 
         Waits for as long as the reader of the output accepts nothing.
         """
         self._active_at = time.monotonic()
         for thread in self._threads:
-            while thread.is_alive() and (self._writing or time.monotonic() < self._active_at + _SILENCE_S):
+            while thread.is_alive() and not is_over():
+                if not self._writing and time.monotonic() >= self._active_at + silence_s:
+                    return
                 thread.join(_POLL_S)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a process can still write."""
+        return any(thread.is_alive() for thread in self._threads)
 
     @property
     def traceback(self) -> str:

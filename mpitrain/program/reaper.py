@@ -20,13 +20,15 @@ from ..plan.program import ProgramRequest
 from ..process import rank_status
 from ..process.launcher_env import ATTEMPT
 from ..process.pid import parent_of
-from ..process.reaper import HANGS, Reaper, exit_like
+from ..process.reaper import HANGS, PASSED_ON, Reaper, exit_like
 from ..process.signals import STOPPED_EARLY
 from .output import RankOutput, error_in
 from .world import World, any_failed, leave, mark_ending, working_ranks
 
 _SAVING_S = 600.0  # maximum time for the other ranks to save after this rank has saved
 _ENDING_S = 0.5  # time between SIGTERM and SIGKILL to processes that a program leaves behind
+_NOTICE_S = 5.0  # time after which a notice names a process that a program has left behind, and that can still print
+_SILENT_S = 30.0  # time without output after which such a process is ended
 _EXITING_S = 30.0  # maximum time from the end of the interpreter to that of its process
 _MPI_LIBRARY = "/libmpi"
 _WITHOUT_PROGRESS_S = 60.0  # time after which a notice reports that the program is not watched
@@ -118,7 +120,11 @@ class ProgramReaper(Reaper):
 
         If the program has stopped on request, the status is 0 under ``mpitrain run``, else 75.
         """
-        self._output.wait()  # also for processes that filter it, and end after the program
+        if killed_by or status or self._is_stopping:
+            until = time.monotonic() + _NOTICE_S
+            self._output.wait(is_over=lambda: time.monotonic() > until)
+        else:
+            self._wait_for_background()
         end_orphans()
         self._output.wait()
         # A launcher sends SIGTERM to the other ranks when one has failed.
@@ -152,6 +158,26 @@ class ProgramReaper(Reaper):
             exit_like(0, status_of_stopped if stopped else 0)
         self._record_failure()
         exit_like(killed_by, status)
+
+    def _wait_for_background(self) -> None:
+        """Wait for processes that the program has left in the background, as mpirun does, while they print."""
+        mark_ending(self._own.meeting, self.rank)
+        until = time.monotonic() + _NOTICE_S
+        self._output.wait(_NOTICE_S, lambda: time.monotonic() > until or not self._left_behind())
+        if left := self._left_behind():
+            what = f"process {left[0]}, which it has started, can still print"
+            _say(f"rank {self.rank} has ended, but {what}; it is ended after {_SILENT_S:g} s without output")
+            self._output.wait(_SILENT_S, lambda: not self._left_behind())
+
+    def _left_behind(self) -> list[int]:
+        """Return the processes that may still print; none if the run is to end."""
+        self._reap_orphans()
+        stop_at = self._own.world.stop_at
+        is_late = stop_at is not None and time.time() > stop_at
+        is_asked = not signal.sigpending().isdisjoint(PASSED_ON)
+        if is_late or is_asked or any_failed(self._own.meeting) or os.getppid() != self._launcher:
+            return []
+        return [pid for pid in children() if pid != self.child] if self._output.is_open else []
 
     def _end_without_launcher(self) -> NoReturn:
         """End the program and the processes that it has started, because the launcher was killed."""

@@ -250,6 +250,36 @@ def test_processes_that_a_program_leaves_are_ended(openmpi: Mpi, tmp_path: Path)
             continue
 
 
+def test_processes_in_the_background_print_to_their_end(mpi: Mpi, tmp_path: Path) -> None:
+    script = "(sleep 2; seq 1000) & (sleep 6; echo last >&2) & echo first"
+    done = start(mpi, "-n", 2, "--run-dir", tmp_path / "run", "--", "sh", "-c", script)
+    expected = ["first", *map(str, range(1, 1001))]
+    lines = done.stdout.splitlines()
+    assert [line for line in lines if not line.startswith("rank 1: ")] == expected
+    assert [line.removeprefix("rank 1: ") for line in lines if line.startswith("rank 1: ")] == expected
+    errors = [line for line in done.stderr.splitlines() if not line.startswith("mpitrain:")]  # a notice that it waits
+    assert (done.returncode, sorted(errors)) == (0, ["last", "rank 1: last"])
+
+
+def test_a_program_that_has_failed_does_not_wait_for_its_background(mpi: Mpi, tmp_path: Path) -> None:
+    script = "(while echo more; do sleep 0.2; done) & exit 3"
+    done = start(mpi, "-n", 2, "--run-dir", tmp_path / "run", "--", "sh", "-c", script)
+    assert done.returncode == 1 and "status 3" in one_line(done.stderr)
+
+
+def test_an_interrupt_ends_processes_in_the_background(mpi: Mpi, tmp_path: Path) -> None:
+    process = background(mpi, "-n", 2, "--run-dir", tmp_path / "run", "--", "sh", "-c", "sleep 300 &")
+    try:
+        wait_until(lambda: len(rank_status.read(tmp_path / "run")) == 2, "both ranks run", process=process)
+        pids = [rank.pid for rank in rank_status.read(tmp_path / "run")]
+        wait_until(lambda: all(process_state(pid) in ("", "Z") for pid in pids), "the programs end", process=process)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=limit(20))
+    finally:
+        process.kill()
+    assert process.returncode == 0, err  # the programs have succeeded
+
+
 def test_a_rank_without_progress_is_ended(openmpi: Mpi, tmp_path: Path) -> None:
     flags = ["-n", 2, "--hang-timeout", 2, "--long-timeout", 2, "--run-dir", tmp_path / "run"]
     done = start(openmpi, *flags, PROGRESSING, 30, tmp_path)

@@ -73,3 +73,15 @@ def test_the_end_of_a_long_progress_bar_is_searched_quickly(tmp_path: Path) -> N
     began = time.monotonic()
     assert output.traceback == ""
     assert time.monotonic() - began < 5
+
+
+def test_output_is_awaited_until_it_is_silent_or_no_longer_wanted(tmp_path: Path) -> None:
+    output = RankOutput("", tmp_path / "log")
+    write_end = os.dup(output._pipes[1][1])
+    output.start("heading")
+    output.wait(3600, lambda: True)
+    output.wait(0.1)
+    assert output.is_open
+    os.close(write_end)
+    output.wait(3600)
+    assert not output.is_open
