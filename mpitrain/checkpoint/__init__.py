@@ -14,6 +14,12 @@ shapes, dtypes, attributes and byte ranges. Nothing is pickled, and reading a ch
 
 from __future__ import annotations
 
+from ..core.checkpoint_files import (
+    path_for as path_for,
+    remove_unfinished as remove_unfinished,
+    shard_paths as shard_paths,
+    steps as steps,
+)
 from .directory import (
     BEST as BEST,
     Retention as Retention,
@@ -21,10 +27,6 @@ from .directory import (
     find as find,
     first_intact as first_intact,
     newest as newest,
-    path_for as path_for,
-    remove_unfinished as remove_unfinished,
-    shard_paths as shard_paths,
-    steps as steps,
     verify as verify,
 )
 from .reader import Checkpoint as Checkpoint

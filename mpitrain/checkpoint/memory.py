@@ -27,12 +27,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..core.checkpoint_files import path_for
 from ..core.extra_state import StoredState, Versioned
 from ..core.host_memory import available_bytes
 from ..core.layout import PAGE, Array, Entry, Layout
 from ..plan.progress import Progress
 from ..process import state_folder
-from .directory import path_for
 from .snapshot import Snapshot
 from .state import write
 

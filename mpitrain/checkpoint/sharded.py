@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
+from ..core.checkpoint_files import path_for, shard_paths
 from ..core.layout import Array, Layout, Shape
 from ..errors import DamagedCheckpoint
 from .container import Compression, write_container
-from .directory import path_for, shard_paths
 from .reader import Checkpoint
 from .snapshot import Snapshot
 from .state import contents, is_extra_state

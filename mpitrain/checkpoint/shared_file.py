@@ -20,9 +20,9 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from ..core.checkpoint_files import path_for, shard_paths
 from ..core.layout import Array, Layout
 from .container import Frame, Places, make_frame, memory_file
-from .directory import path_for, shard_paths
 from .disk import DiskWriter, joining, replacing
 from .manifest import Range
 from .snapshot import Snapshot

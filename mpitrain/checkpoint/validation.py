@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping
 from datetime import datetime
 
+from ..core.checkpoint_files import SHARD_NAME
 from .digest import is_digest
 from .manifest import Manifest
 from .structure import Dataset, Structure, UnsupportedStructure, Value
 
 FORMAT = 2
-SHARD_NAME = re.compile(r"(step-[0-9]+)-[0-9a-f]+-[0-9]+-of-[0-9]+\.h5")
 
 _MAX_COUNT = 2**53  # maximum number of steps and of examples; exact in JSON
 # Maximum number of characters of a name, of an attribute, and of the list of shards.

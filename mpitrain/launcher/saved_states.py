@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from .. import checkpoint
-from ..checkpoint.memory import StateInMemory, newest_state, save_as_checkpoint
+from ..core.checkpoint_files import path_for, steps
+
+if TYPE_CHECKING:  # it imports NumPy and h5py, and most starts need neither
+    from ..checkpoint.memory import StateInMemory
 
 
 class SavedStates:
@@ -37,6 +40,8 @@ class SavedStates:
         state = self._newer_state()
         if state is None:
             return ""
+        from ..checkpoint.memory import save_as_checkpoint
+
         try:
             path = save_as_checkpoint(state, self._run_dir / "checkpoints")
         except (OSError, ValueError) as error:
@@ -45,15 +50,18 @@ class SavedStates:
 
     def _newer_state(self) -> StateInMemory | None:
         """Return the newest state in the memory of this host, if it is newer than the run's checkpoints."""
-        path = self.newest_checkpoint()
-        state = newest_state(str(self._run_dir)) if self._keeps_state else None
-        is_newer = state is not None and (path is None or path < checkpoint.path_for(path.parent, state.step))
+        if not self._keeps_state:
+            return None
+        from ..checkpoint.memory import newest_state
+
+        path, state = self.newest_checkpoint(), newest_state(str(self._run_dir))
+        is_newer = state is not None and (path is None or path < path_for(path.parent, state.step))
         return state if is_newer else None
 
     def _checkpoints(self) -> list[tuple[Path, int]]:
         """Return the checkpoints in the run directory with their modification times, the highest step first."""
         checkpoints = []
-        for path in checkpoint.steps(self._run_dir / "checkpoints").values():
+        for path in steps(self._run_dir / "checkpoints").values():
             with contextlib.suppress(OSError):  # the checkpoint is being removed
                 checkpoints.append((path, path.stat().st_mtime_ns))
         return checkpoints

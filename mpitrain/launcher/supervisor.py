@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from .. import checkpoint
 from ..batch_systems.registry import array_index, remote_agent
 from ..core import openblas
+from ..core.checkpoint_files import remove_unfinished
 from ..core.cpus import SHOW_BINDING
 from ..core.words import counted
 from ..errors import ConfigError, LaunchError, UserError
@@ -129,7 +129,7 @@ def _run_dir(workload: Workload) -> Iterator[Path]:
         forget_stop(folder)
         rank_status.clear(folder)
         with contextlib.suppress(OSError):
-            checkpoint.remove_unfinished(folder / "checkpoints")
+            remove_unfinished(folder / "checkpoints")
         remove_empty(made)
 
 
