@@ -1,11 +1,11 @@
 """Learners (``--join``): the accuracy of their common model, and their speed with and without failures.
 
-    python bench/learners.py accuracy [--seeds 3] [--epochs 5] [--job mnist_mlp] [--programs local learners-2]
+    python bench/learners.py accuracy [--seeds 3] [--epochs 5] [--job mnist_mlp] [--programs local-2 learners-2]
     python bench/learners.py failures [--minutes 5]
     python bench/learners.py speed [--rounds 5]
 
-- ``accuracy``: learners of one rank each that start at once, and ``--mode local`` with the same outer optimizer on two
-  ranks, train the same number of examples of Fashion-MNIST.
+- ``accuracy``: learners of one rank each that start at once, and ``--mode local`` with the same outer optimizer on as
+  many ranks, train the same number of examples of Fashion-MNIST.
 - ``failures``: two learners on one core each. Every 30 s, all processes of a random one are killed; 5 s later it starts
   again. The examples/s that were merged are compared with the undisturbed rate times the share of the time in which the
   learners were past their start.
@@ -77,12 +77,12 @@ def accuracy(given: argparse.Namespace) -> None:
             with tempfile.TemporaryDirectory() as temporary:
                 folder = Path(temporary, "run")
                 words = (*job, "--train-epochs", given.epochs, "--seed", seed)
-                if program == "local":
+                kind, _, number = program.partition("-")
+                if kind == "local":
                     local = ("--mode", "local", "--outer-optimizer", "nesterov", "--local-steps", 64)
-                    end(start(None, "-n", 2, "--run-dir", folder, *local, *words))
+                    end(start(None, "-n", number, "--run-dir", folder, *local, *words))
                 else:
-                    number = int(program.removeprefix("learners-"))
-                    end(*[learner(folder, k, k % (os.cpu_count() or 1), *words) for k in range(number)])
+                    end(*[learner(folder, k, k % (os.cpu_count() or 1), *words) for k in range(int(number))])
                 done = subprocess.run(
                     [*MPITRAIN, "evaluate", folder, "--json"], check=True, capture_output=True, text=True
                 )
@@ -195,7 +195,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--job", default="mnist_mlp")
     parser.add_argument("--words", default="--hidden-units 500", help="further arguments of the job")
-    parser.add_argument("--programs", nargs="+", default=["local", "learners-2"])
+    parser.add_argument("--programs", nargs="+", default=["local-2", "learners-2"])
     parser.add_argument("--minutes", type=float, default=5)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=2000)

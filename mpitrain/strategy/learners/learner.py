@@ -203,7 +203,7 @@ class Learner:
             theta, mine = self._fragments[index].of(params), version.of(self._name, self.generation)
             values[index] = self._contributions.receive(index, version, mine, theta)
         for index in range(len(self._fragments)) if ends else [self._turn] if self._may_send() else []:
-            self._send(index, values.get(index, self._fragments[index].of(params)))
+            self._send(index, values.get(index, self._fragments[index].of(params)), ends)
         return News([(self._fragments[i], each) for i, each in values.items()], ranges, is_reset, left)
 
     @property
@@ -327,7 +327,7 @@ class Learner:
         is_time = self.steps_done - self._last_sent >= self._pace
         return is_time and self._contributions.may_send(self._turn) and not self.is_replaced
 
-    def _send(self, index: int, theta: Array) -> None:
+    def _send(self, index: int, theta: Array, is_last: bool) -> None:
         """Add a contribution to the queue of the thread, from this learner's values of a fragment."""
         if (sent := self._contributions.send(index, theta, self.steps_done)) is None:
             return
@@ -339,6 +339,7 @@ class Learner:
             "examples": self.examples,
             "new_examples": sent.steps * self._unit,
             "new_steps": sent.steps,
+            "last": is_last,
         }
         self._outgoing.append((index, header, sent.delta))
         self._turn, self._last_sent = (index + 1) % len(self._fragments), self.steps_done

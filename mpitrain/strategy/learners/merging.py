@@ -50,12 +50,14 @@ class Contribution(NamedTuple):
         delta: Shape (hi - lo,): the outer gradient.
         examples, steps: What it has trained meanwhile, at least one step.
         age: Number of versions since the one on which the work is based.
+        is_last: Whether the learner has ended with it, usually after fewer steps than usual.
     """
 
     delta: Array
     examples: int
     steps: int
     age: int
+    is_last: bool = False
 
     @property
     def weight(self) -> float:

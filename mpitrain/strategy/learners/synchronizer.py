@@ -269,7 +269,7 @@ class Synchronizer:
         if accepted:
             delta = outer_gradient(fragment, self._layout.n_trained, accepted)
             delta *= delta.dtype.type(share)
-            updater = self._averaging if all(state.get("ended") for state in waiting.values()) else self._updater
+            updater = self._averaging if all(each.is_last for each in accepted) else self._updater
             updater.update(fragment.lo, fragment.hi, delta.reshape(1, -1), 0, origin=fragment.lo)
         new = Version(
             version.number + 1,
@@ -301,7 +301,7 @@ class Synchronizer:
         """
         fragment, version, generation = self._fragments[index], self.newest[index], state["generation"]
         merged = version.of(name, generation)
-        delta, examples, steps, age = None, 0, 0, 0
+        delta, examples, steps, age, is_last = None, 0, 0, 0, False
         for number in range(merged.number + 1, state["sent"][index] + 1):
             data = self._store.read(work_file(name, generation, index, number))
             record = unpack(data, self._dtype, fragment.hi - fragment.lo)
@@ -317,9 +317,10 @@ class Synchronizer:
             delta = record.values if delta is None else delta + record.values
             examples, steps = examples + header["new_examples"], steps + header["new_steps"]
             age = max(0, version.number - header["base"])  # less if another process has merged since
+            is_last = header.get("last", False)  # earlier versions did not write it
             done = merged.steps + header["new_steps"]
             merged = merged._replace(number=number, examples=header["examples"], lag=age, steps=done)
-        return None if delta is None else Contribution(delta, examples, steps, age), merged
+        return None if delta is None else Contribution(delta, examples, steps, age, is_last), merged
 
     def _problem(self, index: int, size: float, is_finite: bool) -> str:
         """Return why a contribution must not be merged; empty if it may be.

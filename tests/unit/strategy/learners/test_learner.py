@@ -451,12 +451,12 @@ def test_work_of_some_counts_by_their_part_and_last_work_is_averaged(tmp_path: P
     for number in (1, 2, 3):
         header = {"generation": 1, "number": number, "base": number, "examples": 10 * number}
         if number > 1:  # earlier versions did not write it
-            header |= {"learner": "a"}
+            header |= {"learner": "a", "last": number == 3}
         work = pack(header | {"new_examples": 10, "new_steps": 1}, [np.ones(LAYOUT.size)])
         group.store.replace(synchronizer_module.work_file("a", 1, 0, number), work)
         for name, sent in (("a", number), ("b", 0)):
             state = {"generation": 1, "sent": [sent], "interval_s": 100, "examples_per_s": 5, "beat": number}
-            group.store.replace(f"state.{name}", json.dumps(state | {"ended": (name, number) == ("a", 3)}).encode())
+            group.store.replace(f"state.{name}", json.dumps(state).encode())
         assert synchronizer.poll(Ledger.parse(register.read().data), waits=False)
         momentum = 0.5 * momentum + 0.5
         expected -= 0.5 if number == 3 else 0.5 + 0.5 * momentum
