@@ -144,6 +144,15 @@ class RankStatusFile:
         if self._path is not None and traceback:
             record_traceback(self._path.parent.parent, self._new_status.rank, traceback)
 
+    def has_lower_rank_failed_alike(self) -> bool:
+        """Return whether one of the four lowest ranks, lower than this one, has recorded the same error.
+
+        False if this rank does not see its file.
+        """
+        own = self._new_status
+        files = [] if self._path is None else [self._path.with_name(str(rank)) for rank in range(min(own.rank, 4))]
+        return any(other is not None and other.error == own.error for other in map(_read, files))
+
     def _update(self, **known: object) -> None:
         self._new_status = replace(self._new_status, **known)  # type: ignore[arg-type]
         if self._path is not None:

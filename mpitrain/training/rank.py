@@ -128,6 +128,8 @@ class Rank:
     def _let_lower_ranks_report(self) -> None:
         """Wait before an error is reported: if all ranks fail in the same way, the lowest rank ends the others."""
         time.sleep(0.0 if self._cluster is None else _BEFORE_REPORT_S * min(self._cluster.rank, 4))
+        if self._cluster is not None and self.status.has_lower_rank_failed_alike():
+            time.sleep(5)  # a launcher needs longer than usual to end this rank
 
 
 def run_rank(parse: Callable[[], TrainRequest]) -> NoReturn:

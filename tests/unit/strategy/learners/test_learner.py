@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +81,9 @@ class Process:
 
     def start(self) -> Process:
         self.learner.join(self.params)
+        return self.train()
+
+    def train(self) -> Process:
         self._thread.start()
         return self
 
@@ -173,13 +177,15 @@ def test_several_learners_train_each_example_once(tmp_path: Path, units: tuple[i
 
 def test_two_that_start_at_once_agree(tmp_path: Path) -> None:
     processes = [Process(tmp_path, str(n)) for n in range(4)]
-    threads = [threading.Thread(target=process.start) for process in processes]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len({process.learner.center.tobytes() for process in processes}) == 1
+    own = [np.full(LAYOUT.size, float(n)) for n in range(4)]
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda process, params: process.learner.join(params), processes, own))
+    common = [process.learner.center for process in processes]
+    assert any(np.array_equal(common[0], params) for params in own)
+    assert all(np.array_equal(common[0], center) for center in common)
     counts: Counter[int] = Counter()
+    for process in processes:
+        process.train()
     for process in processes:
         counts += process.end().counts
     assert all(counts[example] == 1 for example in range(TOTAL))
