@@ -36,6 +36,7 @@ import signal
 import socket
 import struct
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -46,6 +47,7 @@ _POLL_S = 1.0
 _ANSWER_S = 5.0
 _IMPORT_S = 60.0  # longest time for the imports of a first server
 _MAX_DESCRIPTORS = 250  # maximum number of descriptors in a message
+_GPUS = "/dev/nvidia", "/dev/kfd"  # files that a process which uses a GPU has opened
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _NUMBER = struct.Struct("i")
@@ -226,14 +228,19 @@ def _wake_up_by_signals() -> tuple[int, int]:
 
 
 def _import(module: str) -> None:
-    """Import a module at idle priority. If it starts threads, which a fork would lose, the server exits."""
+    """Import a module at idle priority; exit if that starts threads or uses a GPU, which a fork would lose."""
     if module in sys.modules:
         return
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_IDLE | os.SCHED_RESET_ON_FORK, os.sched_param(0))
-    with contextlib.suppress(ImportError):
+    before = dict(os.environ)
+    with contextlib.suppress(Exception):
         importlib.import_module(module)
-    if len(os.listdir("/proc/self/task")) > 1:
+    os.environ.clear()
+    os.environ.update(before)  # a script may set what a module has chosen, such as a folder, before it imports it
+    tempfile.tempdir = None
+    opened = [os.path.realpath(f"/proc/self/fd/{number}") for number in _descriptors()]
+    if len(os.listdir("/proc/self/task")) > 1 or any(path.startswith(_GPUS) for path in opened):
         os._exit(1)
 
 
@@ -253,7 +260,7 @@ def _become(request: _Request) -> None:
     for ignored in (*_PASSED_ON, signal.SIGCHLD):
         signal.signal(ignored, signal.SIG_DFL)
     # Keep variables that modules have set in the environment, such as the MPI components to use.
-    initial = initial_environment() if _given is None else _given
+    initial = given_environment()
     added = {name: value for name, value in os.environ.items() if name not in initial}
     os.environ.clear()
     os.environ.update({**added, **request.environment})
@@ -427,6 +434,11 @@ def _is_open(number: int) -> bool:
     except OSError:  # the descriptor of ``listdir`` is closed by now
         return False
     return True
+
+
+def given_environment() -> Mapping[str, str]:
+    """Return the environment that the launcher has given to this process."""
+    return initial_environment() if _given is None else _given
 
 
 def initial_environment() -> dict[str, str]:

@@ -32,7 +32,7 @@ from ..plan.job import Job, errors_located
 from ..plan.plan import Plan, check_virtual_workers, make_plan
 from ..plan.progress import Progress
 from ..plan.roles import HOW_ROLES_ARE_GIVEN
-from ..process.fork_server import import_in_server
+from ..process.fork_server import given_environment, import_in_server
 from ..process.launcher_env import FAILED_AT, FIRST_RANKS, RESTART_COUNT
 from ..process.rank_status import RUN_DIR_VARIABLE, RankStatusFile, record_import
 from ..process.run_directory import forget_stop, make_run_dir
@@ -42,6 +42,10 @@ from .messages import notes_on_data, notes_on_patience
 from .resources import check_devices, limit_threads, limit_threads_of_torch
 from .versions import versions
 
+_SLOW_IMPORTS = {
+    "torch",
+    "torch._dynamo",
+}  # those that a restarted rank should find imported; optimizers use the second
 _RANK_COLUMNS = ("rank", "host", "role", "task", "device", "cores", "NUMA")
 
 
@@ -94,6 +98,16 @@ class Setup:
     notes: Sequence[str]
 
 
+def _slow_imports() -> set[str]:
+    """Return the modules that restarted ranks should find imported; torch's optimizers import ``torch._dynamo``.
+
+    None if the job or script has set variables that these modules read when they are imported.
+    """
+    given, read = given_environment(), ("TORCH", "PYTORCH")
+    changed = {name for name, value in os.environ.items() if name.startswith(read) and given.get(name) != value}
+    return {"torch", "torch._dynamo"} & sys.modules.keys() if changed <= {"TORCHINDUCTOR_CACHE_DIR"} else set()
+
+
 def set_up(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile) -> Setup:
     """Assign roles and devices, make the job, and determine the files of the run. Collective over all ranks."""
     config = request.config
@@ -116,9 +130,10 @@ def set_up(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile)
             plan = make_plan(job, config, len(cluster.worker_ranks))
             facts = {**config.as_toml(), **job.facts()}
         limit_threads_of_torch(threads)
-    if "torch" in sys.modules and RUN_DIR_VARIABLE in os.environ:
-        record_import(Path(os.environ[RUN_DIR_VARIABLE]), "torch")
-        import_in_server(os.environ[RUN_DIR_VARIABLE], "torch")
+    if RUN_DIR_VARIABLE in os.environ:
+        for module in _slow_imports():
+            record_import(Path(os.environ[RUN_DIR_VARIABLE]), module)
+            import_in_server(os.environ[RUN_DIR_VARIABLE], module)
     cluster.check_same(facts)
     if plan.config.training.train_epochs is not None:  # notices that are printed before the state is restored need it
         start = resumes_at(plan.config) if cluster.chief else None

@@ -123,6 +123,32 @@ def test_fork_servers_start_the_first_ranks_and_those_of_restarts(mpi: Mpi, tmp_
         killed.assert_nothing_is_left()
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("sets", [False, True])
+def test_restarted_ranks_find_what_torch_imports_late(openmpi: Mpi, sets: bool, tmp_path: Path) -> None:
+    """Unless the job sets a variable that torch reads when it is imported."""
+    job, found = tmp_path / "job.py", tmp_path / "found"
+    job.write_text(
+        f"""import os, runpy, sys
+def job():
+    if {sets}:
+        os.environ["TORCHDYNAMO_SUPPRESS_ERRORS"] = "1"
+    with open({str(found)!r}, "a") as file:
+        print(os.getpid(), os.environ.get("MPITRAIN_RESTART_COUNT"), "torch._dynamo" in sys.modules, file=file)
+    import torch
+    torch.optim.SGD([torch.zeros(1)], 0.1)
+    return runpy.run_path({str(SMALL)!r})["job"]()
+"""
+    )
+    with KilledRun(openmpi, 2, tmp_path / "run", job, "--train-steps", str(STEPS)) as killed:
+        killed.wait_for_state()
+        killed.kill("worker", 1)
+        killed.end()
+    lines = [line.split() for line in reversed(found.read_text().splitlines())]
+    first = {pid: (count, is_imported) for pid, count, is_imported in lines}  # of the calls in a process
+    assert {("0", "False"), ("1", str(not sets))} == {each for each in first.values() if each[0] != "None"}
+
+
 def test_the_same_command_continues_after_all_processes_were_killed(openmpi: Mpi, undisturbed, tmp_path: Path) -> None:
     run_dir = tmp_path / "killed"
     with KilledRun(openmpi, 2, run_dir, SMALL, *FLAGS) as killed:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
-import gc
-from collections.abc import Iterator
+import inspect
+import pickle
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,17 +22,10 @@ from mpitrain.core.layout import Layout  # noqa: E402
 from mpitrain.errors import CheckpointError, JobError  # noqa: E402
 from mpitrain.pytorch.live_optimizer import LiveOptimizer, check_same_options, live_optimizer  # noqa: E402
 
+from ...support.waiting import limit  # noqa: E402
 from ...torch.optimizers import Counting  # noqa: E402
 
 MODEL = nn.Linear(2, 2)
-
-
-@pytest.fixture(autouse=True)
-def few_objects() -> Iterator[None]:
-    """Hide the objects of other tests: the search for schedulers looks at all objects that the collector tracks."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 class Halving(lr_scheduler.LRScheduler):
@@ -79,6 +74,53 @@ def test_schedulers_are_found_but_not_their_parts() -> None:
     assert found(live) == found(live_other) == []
 
 
+def test_copied_and_pickled_schedulers_are_found() -> None:
+    optimizer = sgd()
+    first = lr_scheduler.StepLR(optimizer, 1)
+    second, third = copy.copy(first), copy.copy(first)
+    third.optimizer = sgd()
+    assert found(tracked(optimizer)) == ["StepLR", "StepLR"] and found(tracked(third.optimizer)) == ["StepLR"]
+    restored = pickle.loads(pickle.dumps(second))
+    restored.optimizer = third.optimizer
+    assert found(tracked(third.optimizer)) == ["StepLR", "StepLR"]
+
+
+def test_classes_of_schedulers_stay_as_they_are() -> None:
+    class Registered:
+        def __new__(cls, *arguments: Any, **options: Any) -> Any:
+            own = super().__new__(cls)
+            own.arguments = arguments
+            return own
+
+    class Both(lr_scheduler.LambdaLR, Registered):  # type: ignore[misc]
+        pass
+
+    class Dict(lr_scheduler.LRScheduler, dict):  # type: ignore[type-arg]
+        def get_lr(self) -> list[float]:
+            return [0.1]
+
+    optimizer = sgd()
+    both, of_dict = Both(optimizer, lambda step: 1.0), Dict(optimizer)
+    assert both.arguments[0] is optimizer and of_dict == {}
+    assert found(tracked(optimizer)) == ["Both", "Dict"]
+    assert [*inspect.signature(lr_scheduler.LRScheduler).parameters] == ["optimizer", "last_epoch"]
+
+
+def test_schedulers_made_before_the_import_are_found() -> None:
+    code = (
+        "import torch\n"
+        "model = torch.nn.Linear(2, 2)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)\n"
+        "from mpitrain.pytorch.live_optimizer import live_optimizer\n"
+        "class Owner:\n"
+        "    step = collect_state = drop_state = use_state = None\n"
+        "print(live_optimizer(optimizer, model, None, None, Owner()).state()['schedulers'][0][0])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=limit(60))
+    assert done.stdout == "StepLR\n"
+
+
 @pytest.mark.filterwarnings("ignore:Detected call of")  # no optimizer takes steps here
 @pytest.mark.parametrize("make", [lambda own: lr_scheduler.StepLR(own, 1, 0.5), Halving], ids=["torch", "own"])
 def test_a_scheduler_continues_after_its_steps_before_a_resume(make: Any) -> None:
@@ -102,22 +144,18 @@ def test_a_scheduler_continues_after_its_steps_before_a_resume(make: Any) -> Non
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of")  # no optimizer takes steps here
-@pytest.mark.parametrize("collects", [False, True])
-def test_schedulers_of_one_class_continue_with_their_own_state(collects: bool) -> None:
-    def make() -> tuple[LiveOptimizer, list[lr_scheduler.StepLR]]:
+@pytest.mark.parametrize("reverse", [False, True])
+def test_schedulers_of_one_class_continue_with_their_own_state(reverse: bool) -> None:
+    def make(reverse: bool = False) -> tuple[LiveOptimizer, list[lr_scheduler.StepLR]]:
         optimizer = sgd()
-        first = lr_scheduler.StepLR(optimizer, 1, 0.5)
-        if collects:
-            gc.collect(0)  # after this, the collector lists the second scheduler first
-        return tracked(optimizer), [first, lr_scheduler.StepLR(optimizer, 1, 0.25)]
+        schedules = {gamma: lr_scheduler.StepLR(optimizer, 1, gamma) for gamma in sorted((0.5, 0.25), reverse=reverse)}
+        return tracked(optimizer), [schedules[0.5], schedules[0.25]]
 
     live, (by_epoch, by_step) = make()
     by_epoch.step()
     for _ in range(3):
         by_step.step()
-    for generation in range(3):  # now it lists the first scheduler first
-        gc.collect(generation)
-    resumed, schedules = make()
+    resumed, schedules = make(reverse)
     resumed.load_state(live.state())
     assert [schedule.state_dict() for schedule in schedules] == [by_epoch.state_dict(), by_step.state_dict()]
 
