@@ -1,14 +1,15 @@
 """Learners (``--join``): the accuracy of their common model, and their speed with and without failures.
 
     python bench/learners.py accuracy [--seeds 3] [--epochs 5] [--job mnist_mlp] [--programs local-2 learners-2]
-    python bench/learners.py failures [--minutes 5]
+    python bench/learners.py failures [--learners 2] [--minutes 5]
     python bench/learners.py speed [--rounds 5]
 
 - ``accuracy``: learners of one rank each that start at once, and ``--mode local`` with the same outer optimizer on as
   many ranks, train the same number of examples of Fashion-MNIST.
-- ``failures``: two learners on one core each. Every 30 s, all processes of a random one are killed; 5 s later it starts
-  again. The examples/s that were merged are compared with the undisturbed rate times the share of the time in which the
-  learners were past their start.
+- ``failures``: learners on one core each, as far as there are cores. Every 30 s, all processes of a random one are
+  killed; 5 s later it starts again. The examples/s that were merged are compared with the undisturbed rate times the
+  share of the time in which the learners were past their start. In the end, it is counted how often each example was
+  merged.
 - ``speed``: a learner against the same run without ``--join``; alone, and beside another one that takes twice as long
   for a step: runs on other cores slow each other, too. In turns, on one core each; medians.
 """
@@ -30,14 +31,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 from environment import ROOT, one_thread_and_own_kernels, use_this_checkout
 
 use_this_checkout()
 from mpitrain.monitor.metrics import read_lines  # noqa: E402
+from mpitrain.strategy.learners.ledger import Ledger  # noqa: E402
 from mpitrain.strategy.learners.store import Folder, Register  # noqa: E402
 
 MPITRAIN = (sys.executable, "-P", "-m", "mpitrain")
 PAUSED = ROOT / "bench" / "jobs" / "paused_mlp.py"
+COUNTED = ROOT / "bench" / "programs" / "counted.py"
+EXAMPLES = 6000  # of its data set
 PERIOD_S, REST_S = 30.0, 5.0
 Process = subprocess.Popen[bytes]
 
@@ -45,7 +50,7 @@ Process = subprocess.Popen[bytes]
 def start(core: int | None, *words: object) -> Process:
     """Start ``mpitrain run`` in a process group of its own, on one core."""
     pinned = [] if core is None else ["taskset", "-c", core]
-    command = [*pinned, *MPITRAIN, "run", "--threads", 1, "--validate-steps", 0, *words]
+    command = [*pinned, *MPITRAIN, "run", "--threads", 1, *words]
     return subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL, start_new_session=True)
 
 
@@ -71,7 +76,7 @@ def killed_at_end(processes: list[Process]) -> Iterator[None]:
 
 def accuracy(given: argparse.Namespace) -> None:
     found: dict[str, list[float]] = defaultdict(list)
-    job = (ROOT / "jobs" / f"{given.job}.py", "--data-dir", given.data, *given.words.split())
+    job = (ROOT / "jobs" / f"{given.job}.py", "--validate-steps", 0, "--data-dir", given.data, *given.words.split())
     for seed in range(given.seeds):
         for program in given.programs:
             with tempfile.TemporaryDirectory() as temporary:
@@ -105,49 +110,94 @@ def state(folder: Path, number: int) -> dict[str, int]:
     return json.loads(data) if data else {"generation": 0, "examples": 0}
 
 
+class Campaign:
+    """Learners of which some are killed; counts what each process has trained and brought to the common model."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.folder, self.count, self.chance = folder, count, random.Random(1)
+        self.died_s, self.former = [0.0] * count, [0] * count
+        self.merged: dict[tuple[int, int], int] = {}  # examples of a generation of a learner that were merged
+        self.trained: dict[tuple[int, int], Path] = {}  # the file with all that it has trained
+        self.processes = [self.start(k) for k in range(count)]
+
+    def start(self, k: int) -> Process:
+        return learner(self.folder, k, k % (os.cpu_count() or 1), COUNTED, self.folder, k)
+
+    def trains(self, k: int) -> bool:
+        """Return whether a learner is past its start; note what it has trained and what was merged."""
+        now, data = state(self.folder, k), Register(Folder(self.folder / "exchange"), "fragment-0").read().data
+        for name, (generation, _, examples, *_) in json.loads(data.split(b"\n", 2)[1])["merged"].items():
+            self.merged[int(name), generation] = examples
+        if self.died_s[k] or now["generation"] <= self.former[k] or not now["examples"]:
+            return False
+        self.trained[k, now["generation"]] = max(self.folder.glob(f"{k}.*"), key=lambda file: file.suffix)
+        return True
+
+    def kill(self, k: int) -> None:
+        self.former[k], self.died_s[k] = state(self.folder, k)["generation"], time.monotonic()
+        os.killpg(self.processes[k].pid, signal.SIGKILL)
+        self.processes[k].wait()
+
+    def rate(self, seconds: float, kills: bool = False) -> tuple[float, float]:
+        """Return the merged examples/s, and the share of the time in which learners trained."""
+        began, before, trained, looks, kill = time.monotonic(), merged(self.folder), 0, 0, PERIOD_S
+        while (now := time.monotonic()) < began + seconds:
+            if kills and now - began >= kill:
+                kill += PERIOD_S
+                if not self.died_s[victim := self.chance.randrange(self.count)]:
+                    self.kill(victim)
+            for k in range(self.count):
+                if self.died_s[k] and now - self.died_s[k] >= REST_S:
+                    self.died_s[k], self.processes[k] = 0.0, self.start(k)
+                trained, looks = trained + self.trains(k), looks + 1
+            time.sleep(0.2)
+        return (merged(self.folder) - before) / (time.monotonic() - began), trained / looks
+
+    def wait_for_all(self) -> None:
+        while not merged(self.folder) or not all(self.trains(k) for k in range(self.count)):
+            assert all(process.poll() is None for process in self.processes), "a learner has ended"
+            time.sleep(0.2)
+
+    def count_examples(self) -> None:
+        """Stop all learners, and compare what was merged with what was given out."""
+        subprocess.run([*MPITRAIN, "stop", self.folder], check=True)
+        for process in self.processes:
+            process.wait()
+        for k in range(self.count):
+            self.trains(k)
+        ledger = Ledger.parse(Register(Folder(self.folder / "exchange"), "ledger").read().data)
+        given = np.ones(ledger.next, int)
+        for lo, hi in (*ledger.free, *(each for member in ledger.members.values() for each in member.held)):
+            given[lo:hi] = 0
+        expected = np.bincount(np.flatnonzero(given) % EXAMPLES, minlength=EXAMPLES)
+        found = np.zeros(EXAMPLES, int)
+        steps = 0
+        for which, file in self.trained.items():
+            numbers = np.fromfile(file, np.int32)
+            found += np.bincount(numbers[: self.merged.get(which, 0)], minlength=EXAMPLES)
+            steps += len(numbers)
+        print(
+            f"{given.sum():,} examples were given out and not given back, {found.sum():,} were merged, "
+            f"{merged(self.folder):,} as the model says; {np.maximum(expected - found, 0).sum():,} are missing, "
+            f"{np.maximum(found - expected, 0).sum():,} were merged twice, {steps - found.sum():,} were not merged"
+        )
+
+
 def failures(given: argparse.Namespace) -> None:
-    chance, words = random.Random(1), (PAUSED, "--data-dir", given.data, "--train-steps", 10**7)
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary, "run")
-        processes = [learner(folder, k, k, *words) for k in range(2)]
-        with killed_at_end(processes):
-            former, died = [0, 0], [0.0, 0.0]
-
-            def trains(k: int) -> bool:
-                now = state(folder, k)
-                return not died[k] and now["generation"] > former[k] and now["examples"] > 0
-
-            def rate_until(until: float, kills: bool) -> tuple[float, float]:
-                """Return the merged examples/s, and the share of the time in which learners trained."""
-                began, before, trained, samples, kill = time.monotonic(), merged(folder), 0, 0, PERIOD_S
-                while (now := time.monotonic()) < until:
-                    if kills and now - began >= kill:
-                        victim, kill = chance.randrange(2), kill + PERIOD_S
-                        if not died[victim]:
-                            former[victim], died[victim] = state(folder, victim)["generation"], now
-                            os.killpg(processes[victim].pid, signal.SIGKILL)
-                            processes[victim].wait()
-                    for k in range(2):
-                        if died[k] and now - died[k] >= REST_S:
-                            died[k], processes[k] = 0.0, learner(folder, k, k, *words)
-                    trained, samples = trained + trains(0) + trains(1), samples + 2
-                    time.sleep(0.2)
-                return (merged(folder) - before) / (time.monotonic() - began), trained / samples
-
-            while not (trains(0) and trains(1)):
-                time.sleep(0.2)
+        campaign = Campaign(Path(temporary, "run"), given.learners)
+        with killed_at_end(campaign.processes):
+            campaign.wait_for_all()
             time.sleep(10)
-            first, _ = rate_until(time.monotonic() + 60, kills=False)
+            first, _ = campaign.rate(60)
             print(f"undisturbed: {first:,.0f} merged examples/s", flush=True)
-            rate, share = rate_until(time.monotonic() + 60 * given.minutes, kills=True)
+            rate, share = campaign.rate(60 * given.minutes, kills=True)
             print(f"with kills: {rate:,.0f} merged examples/s; learners trained in {100 * share:.1f} % of the time")
-            while not (trains(0) and trains(1)):
-                time.sleep(0.2)
-            last, _ = rate_until(time.monotonic() + 60, kills=False)
+            campaign.wait_for_all()
+            last, _ = campaign.rate(60)
             usual = (first + last) / 2
-            print(
-                f"undisturbed again: {last:,.0f}; {100 * rate / (usual * share):.1f} % of what was possible", flush=True
-            )
+            print(f"undisturbed again: {last:,.0f}; {100 * rate / (usual * share):.1f} % of what was possible")
+            campaign.count_examples()
 
 
 def speed_of(folder: Path) -> float:
@@ -158,7 +208,7 @@ def speed_of(folder: Path) -> float:
 
 def speed(given: argparse.Namespace) -> None:
     found: dict[str, list[float]] = defaultdict(list)
-    words = (PAUSED, "--data-dir", given.data, "--log-secs", 1)
+    words = (PAUSED, "--validate-steps", 0, "--data-dir", given.data, "--log-secs", 1)
     for _ in range(given.rounds):
         with tempfile.TemporaryDirectory() as temporary:
             folders = (Path(temporary, name) for name in ("run", "learner", "runs", "slow", "learners"))
@@ -196,6 +246,7 @@ def main() -> None:
     parser.add_argument("--job", default="mnist_mlp")
     parser.add_argument("--words", default="--hidden-units 500", help="further arguments of the job")
     parser.add_argument("--programs", nargs="+", default=["local-2", "learners-2"])
+    parser.add_argument("--learners", type=int, default=2)
     parser.add_argument("--minutes", type=float, default=5)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=2000)

@@ -31,7 +31,8 @@ from .signs import read_state
 from .store import Register, Store
 from .synchronizer import LOST_S, Fragments, Synchronizer, Version, delete_work, merged_work, work_file
 
-POLL_S = 0.2  # seconds between two looks at the store
+POLL_S, _SHORTEST_S = 0.2, 0.02  # seconds between two looks at the store: at most, and at least
+_LOOKS, _REST = 8, 4  # looks between two contributions, if there are other learners; and pause after one, in its times
 _STATE_S = 1.0  # seconds between two signs of life
 _WAIT_S = 2.0  # seconds for which a learner waits for its next range before it trains examples that it has not claimed
 _LAST_S = 2.0  # seconds for which the last contributions of all learners are merged together
@@ -113,7 +114,7 @@ class Learner:
         self._sent_s = deque[float](maxlen=2 * len(self._fragments) + 1)  # when contributions were made
         self._news: dict[int, Version] = {}
         self._last_left = Left.SOME
-        self.is_replaced = self.is_complete = False
+        self.is_replaced = self.is_complete = self._is_alone = False
         self.generation = self.examples = self.steps_done = self.total = 0
         self._entered = 0  # a new generation, which the training thread has not begun yet
         self._steps_before = 0  # this learner's steps that were merged before it
@@ -344,6 +345,7 @@ class Learner:
         self._outgoing.append((index, header, sent.delta))
         self._turn, self._last_sent = (index + 1) % len(self._fragments), self.steps_done
         self._sent_s.append(time.monotonic())
+        self._wake.set()
 
     def _waits_for_range(self, has_one: bool) -> bool:
         """Return whether to wait for the next range, which takes milliseconds if the store can be used."""
@@ -367,15 +369,18 @@ class Learner:
 
     def _run(self) -> None:
         try:
+            work_s = 0.0
             while not self._closing.is_set():
-                self._wake.wait(POLL_S)
+                self._wake.wait(min(POLL_S, max(self._look_s, _REST * work_s)))
                 self._wake.clear()
+                began = time.monotonic()
                 try:
                     self._work()
                 except OSError as error:
                     self._report_trouble(error)
                 else:
                     self._report_end_of_trouble()
+                work_s = time.monotonic() - began
         except BaseException as error:
             self._error = error
 
@@ -406,15 +411,26 @@ class Learner:
         if wrote:
             self._write_state()
 
+    @property
+    def _interval_s(self) -> float:
+        """The mean time between two contributions to the same fragment."""
+        cycles = len(self._sent_s) - 1
+        return (self._sent_s[-1] - self._sent_s[0]) / cycles * len(self._fragments) if cycles > 0 else LEASE_S
+
+    @property
+    def _look_s(self) -> float:
+        """The time to the next look at the store: late news are worth less, if other learners contribute often."""
+        if self._is_alone or self._trouble_since is not None or len(self._sent_s) < 2:
+            return POLL_S
+        return max(_SHORTEST_S, self._interval_s / len(self._fragments) / _LOOKS)
+
     def _write_state(self, ended: bool = False) -> None:
         self._beat += 1
-        cycles = len(self._sent_s) - 1
-        interval_s = (self._sent_s[-1] - self._sent_s[0]) / cycles * len(self._fragments) if cycles > 0 else LEASE_S
         state = {
             "generation": self.generation,
             "beat": self._beat,
             "sent": self._written,
-            "interval_s": interval_s,
+            "interval_s": self._interval_s,
             "examples_per_s": self._claims.rate,
             "examples": self.examples,
             "ended": ended,
@@ -435,6 +451,7 @@ class Learner:
     def _look(self) -> Ledger:
         """Return the ledger; note whether this generation is still the learner's."""
         ledger = Ledger.parse(self._ledger.read().data)
+        self._is_alone = ledger.living == 1
         member = ledger.members[self._name]
         if member.generation not in (self.generation, self._entered) and not self._closing.is_set():
             if member.process and member.process != self._process:
