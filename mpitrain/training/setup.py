@@ -42,10 +42,6 @@ from .messages import notes_on_data, notes_on_patience
 from .resources import check_devices, limit_threads, limit_threads_of_torch
 from .versions import versions
 
-_SLOW_IMPORTS = {
-    "torch",
-    "torch._dynamo",
-}  # those that a restarted rank should find imported; optimizers use the second
 _RANK_COLUMNS = ("rank", "host", "role", "task", "device", "cores", "NUMA")
 
 
@@ -101,7 +97,7 @@ class Setup:
 def _slow_imports() -> set[str]:
     """Return the modules that restarted ranks should find imported; torch's optimizers import ``torch._dynamo``.
 
-    None if the job or script has set variables that these modules read when they are imported.
+    There are none if the job or script has set variables that these modules read when they are imported.
     """
     given, read = given_environment(), ("TORCH", "PYTORCH")
     changed = {name for name, value in os.environ.items() if name.startswith(read) and given.get(name) != value}
