@@ -1,11 +1,13 @@
 """Learners (``--join``): the accuracy of their common model, and their speed with and without failures.
 
     python bench/learners.py accuracy [--seeds 3] [--epochs 5] [--job mnist_mlp] [--programs local-2 learners-2]
+    python bench/learners.py accuracy --job torch_gpt --words "" --total-steps 2400
     python bench/learners.py failures [--learners 2] [--minutes 5]
     python bench/learners.py speed [--rounds 5]
 
 - ``accuracy``: learners of one rank each that start at once, and ``--mode local`` with the same outer optimizer on as
-  many ranks, train the same number of examples of Fashion-MNIST.
+  many ranks, train the same number of examples: epochs of Fashion-MNIST, or ``--total-steps`` of ``torch_gpt``, of all
+  learners together. Where the job has no accuracy, its validation loss is compared.
 - ``failures``: learners on one core each, as far as there are cores. Every 30 s, all processes of a random one are
   killed; 5 s later it starts again. The examples/s that were merged are compared with the undisturbed rate times the
   share of the time in which the learners were past their start. In the end, it is counted how often each example was
@@ -76,13 +78,16 @@ def killed_at_end(processes: list[Process]) -> Iterator[None]:
 
 def accuracy(given: argparse.Namespace) -> None:
     found: dict[str, list[float]] = defaultdict(list)
-    job = (ROOT / "jobs" / f"{given.job}.py", "--validate-steps", 0, "--data-dir", given.data, *given.words.split())
+    job = (ROOT / "jobs" / f"{given.job}.py", "--validate-steps", 0, *given.words.split())
     for seed in range(given.seeds):
         for program in given.programs:
             with tempfile.TemporaryDirectory() as temporary:
                 folder = Path(temporary, "run")
-                words = (*job, "--train-epochs", given.epochs, "--seed", seed)
                 kind, _, number = program.partition("-")
+                length = ("--data-dir", given.data, "--train-epochs", given.epochs)
+                if given.total_steps:
+                    length = ("--steps", given.total_steps // (int(number) if kind == "local" else 1))
+                words = (*job, *length, "--seed", seed)
                 if kind == "local":
                     local = ("--mode", "local", "--outer-optimizer", "nesterov", "--local-steps", 64)
                     end(start(None, "-n", number, "--run-dir", folder, *local, *words))
@@ -91,11 +96,13 @@ def accuracy(given: argparse.Namespace) -> None:
                 done = subprocess.run(
                     [*MPITRAIN, "evaluate", folder, "--json"], check=True, capture_output=True, text=True
                 )
-                found[program].append(100 * json.loads(done.stdout)["validation_accuracy"])
-            print(f"seed {seed}, {program}: {found[program][-1]:.2f} %", flush=True)
+                result = json.loads(done.stdout)
+                is_accuracy = "validation_accuracy" in result
+                found[program].append(100 * result["validation_accuracy"] if is_accuracy else result["validation_loss"])
+            print(f"seed {seed}, {program}: {found[program][-1]:.3f}", flush=True)
     for program, values in found.items():
         difference = statistics.mean(values) - statistics.mean(found[given.programs[0]])
-        print(f"{program}: {statistics.mean(values):.2f} %, {difference:+.2f} points", flush=True)
+        print(f"{program}: {statistics.mean(values):.3f}, {difference:+.3f}", flush=True)
 
 
 def merged(folder: Path) -> int:
@@ -243,6 +250,7 @@ def main() -> None:
     parser.add_argument("--data", default="/usr/share/datasets/fashion-mnist")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--total-steps", type=int, help="in place of epochs, for torch_gpt")
     parser.add_argument("--job", default="mnist_mlp")
     parser.add_argument("--words", default="--hidden-units 500", help="further arguments of the job")
     parser.add_argument("--programs", nargs="+", default=["local-2", "learners-2"])
