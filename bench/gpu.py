@@ -331,7 +331,7 @@ def measure_sums(small: bool) -> None:
     with gpu.activate():
         vector, host = gpu.zeros((size,), np.float32), pinned((size,), np.float32)
         second, device, back = Stream(), gpu.zeros((size,), np.float32), pinned((size,), np.float32)
-        transport = HostTransport(hierarchy, gpu, vector, [Bucket(0, size)])
+        transport = HostTransport(hierarchy, gpu, [vector], [Bucket(0, size)], leaves=None)
         mean = MeanAllreduce(hierarchy, size, np.float32, scale=1.0)
         sent, received = np.ones(size, np.float32), np.ones(size, np.float32)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -45,10 +47,10 @@ def sum_order(hierarchy: Hierarchy, leaves: int | None, row_per_leaf: bool = Fal
         row_per_leaf: Whether a worker writes a row for each of its leaves, not their sums.
     """
     node, own = hierarchy.node, hierarchy.comm.rank
+    counts, of_nodes = order_of_groups(hierarchy.members, leaves)
     if leaves is None:
-        in_order, one_each = np.arange(node.size), (1,) * hierarchy.n_nodes
-        sums = ((node.rank, in_order),)
-        return SumOrder(node.size, (node.rank,), in_order, sums, one_each, np.arange(hierarchy.n_nodes))
+        in_order = np.arange(node.size)
+        return SumOrder(node.size, (node.rank,), in_order, ((node.rank, in_order),), counts, of_nodes)
     root, workers = (0, leaves), hierarchy.comm.size
     leaves_of = [range(*share(leaves, worker, workers)) for worker in range(workers)]
     pieces = [
@@ -56,20 +58,33 @@ def sum_order(hierarchy: Hierarchy, leaves: int | None, row_per_leaf: bool = Fal
     ]
     of_node = next(members for members in hierarchy.members if own in members)
     rows = {piece: index for index, piece in enumerate(piece for worker in of_node for piece in pieces[worker])}
-    sums_of = [subtrees(root, _leaves(members, leaves, workers)) for members in hierarchy.members]
-    received = {tree: index for index, tree in enumerate(tree for trees in sums_of for tree in trees)}
     orders = [order_of(tree, _within(tree, rows)) for tree in subtrees(root, _leaves(of_node, leaves, workers))]
     return SumOrder(
         n_rows=len(rows),
         own=tuple(rows[piece] for piece in pieces[own]),
         order=orders[0],
         sums=tuple((int(order[0]), order) for order in orders),
-        counts=tuple(map(len, sums_of)),
-        of_nodes=order_of(root, received),
+        counts=counts,
+        of_nodes=of_nodes,
     )
 
 
-def _leaves(workers: list[int], leaves: int, of: int) -> set[int]:
+def order_of_groups(groups: Sequence[Sequence[int]], leaves: int | None) -> tuple[tuple[int, ...], Array]:
+    """Return how many sums each group of workers exchanges, and the order in which the sums of all groups are added.
+
+    Args:
+        groups: The workers of each group; each worker is in one.
+        leaves: As for ``sum_order``.
+    """
+    if leaves is None:
+        return (1,) * len(groups), np.arange(len(groups))
+    root, workers = (0, leaves), sum(map(len, groups))
+    sums_of = [subtrees(root, _leaves(members, leaves, workers)) for members in groups]
+    rows = {tree: row for row, tree in enumerate(chain.from_iterable(sums_of))}
+    return tuple(map(len, sums_of)), order_of(root, rows)
+
+
+def _leaves(workers: Sequence[int], leaves: int, of: int) -> set[int]:
     """Return the leaves of several of ``of`` workers."""
     return {leaf for worker in workers for leaf in range(*share(leaves, worker, of))}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,20 @@ class Communicator:
         """Replace a vector on each GPU with the sum over all, on a stream. Collective."""
         place = vector.data.ptr  # type: ignore[attr-defined]
         self._own.allReduce(place, place, vector.size, self._types[vector.dtype], nccl.NCCL_SUM, stream.raw.ptr)
+
+    def exchange(
+        self, sent: Sequence[tuple[Array, int]], received: Sequence[tuple[Array, int]], stream: Stream
+    ) -> None:
+        """Send arrays to ranks, and receive arrays from ranks, on a stream. Collective.
+
+        What a rank receives from another one comes in the order in which that one sends; empty arrays are left out.
+        """
+        nccl.groupStart()
+        for operation, arrays in ((self._own.send, sent), (self._own.recv, received)):
+            for array, rank in arrays:
+                if array.size:
+                    operation(array.data.ptr, array.size, self._types[array.dtype], rank, stream.raw.ptr)  # type: ignore[attr-defined]
+        nccl.groupEnd()
 
     def destroy(self) -> None:
         """Free all resources; no operation may be pending."""

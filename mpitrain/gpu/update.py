@@ -26,6 +26,9 @@ class GpuUpdate:
         moving: Moving average of the parameters, or None.
         scaler_state: The state of the ``GradScaler``, which controls the step.
         frozen: See ``optim.updater.Updater``.
+
+    Attributes:
+        updater: Decides what is updated, and how.
     """
 
     def __init__(
@@ -40,7 +43,7 @@ class GpuUpdate:
     ) -> None:
         slots = {name: vectors[name] for name in optimizer.slots}
         arguments = optimizer, layout, vectors["params"], slots, vectors.get("average"), moving, frozen
-        self._updater = Updater(*arguments, lambda vectors: GpuBackend(gpu, scaler_state, vectors))
+        self.updater = Updater(*arguments, lambda vectors: GpuBackend(gpu, scaler_state, vectors))
 
     def __call__(self, grads: Array, step: int, measure: bool = False) -> Any:
         """Apply ``grads``, shape (layout.size,), which is overwritten if norms are needed.
@@ -52,7 +55,7 @@ class GpuUpdate:
         Returns:
             The gradient's squared norm, on the device, shape (); None if it is not measured.
         """
-        return self._updater.update_all(grads, step, measure=measure)
+        return self.updater.update_all(grads, step, measure=measure)
 
 
 class GpuBackend:

@@ -22,22 +22,23 @@ class GradientAccumulation:
 
     Args:
         model: Computes the loss and gradient of a micro-batch.
-        grads: The gradient that the model writes, and the last sum.
+        sums: Memory for each sum, shape (layout.size,) each. The model writes its gradients to the last one.
         additions: See ``plan.progress.Share``.
-        other_sums: Memory for all sums but the last, shape (layout.size,) each.
         rounds_losses: Whether losses are rounded to float32. Their sum in float64 is then exact, and does not depend on
             the order, if none is more than 2**20 times as large as another.
+        sums_losses: Whether ``sums`` have one more element, in which the losses are added up in the order of gradients.
     """
 
     def __init__(
         self,
         model: Model,
-        grads: Array,
+        sums: Sequence[Array],
         additions: Sequence[Sequence[int]] = ((0,),),
-        other_sums: Sequence[Array] = (),
         rounds_losses: bool = False,
+        sums_losses: bool = False,
     ) -> None:
-        self._model, self._grads, self._rounds_losses = model, grads, rounds_losses
+        self._model, self._rounds_losses, self._sums_losses = model, rounds_losses, sums_losses
+        *other_sums, self._grads = sums
         self._additions = [count for of_sum in additions for count in of_sum]
         ends = accumulate(map(len, additions))
         self._sum_after = dict(zip((end - 1 for end in ends), other_sums, strict=False))
@@ -90,6 +91,9 @@ class GradientAccumulation:
         """
         if self._rounds_losses:
             loss = float(np.float32(float(loss)))
+        if self._sums_losses:
+            with self._model.activate():
+                self._grads[-1:] = loss
         index, self._done = self._done, self._done + 1
         if len(self._additions) == 1:
             return loss

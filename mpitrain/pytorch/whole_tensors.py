@@ -111,7 +111,11 @@ class TorchTensors(WholeTensorOptimizer):
             if not name:
                 self._load_shared(unflatten(values))
             elif name in self.own:
-                self.optimizer.state[self.parameters[name]] = unflatten(values)
+                parameter = self.parameters[name]
+                self.optimizer.state[parameter] = {
+                    key: value.to(parameter.device) if isinstance(value, Tensor) and key != "step" else value
+                    for key, value in unflatten(values).items()
+                }
 
     def _load_shared(self, values: dict[str, Any]) -> None:
         """Restore state that belongs to no parameter."""

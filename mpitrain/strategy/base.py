@@ -138,8 +138,9 @@ class Strategy(ABC):
         params: Shape (layout.size,): the parameters that the model computes with; read-only. On the worker's device or
             in host memory.
         grads: Shape (layout.size,): written by the model's backward pass; in the same kind of memory as ``params``.
-        other_sums: Like ``grads``: the sums of micro-batches that are added up separately, written before the backward
-            pass of the last one; see ``plan.progress.Share.additions``.
+        sums: The sums of micro-batches that are added up separately (``plan.progress.Share.additions``). The last one
+            is the memory of ``grads``, and the only one if this is empty. The others are written before the last
+            backward pass.
         initial_vectors: ``plan.vectors`` by name, shape (layout.size,) each, in host memory; None on ranks
             that share another rank's vectors.
         progress: The progress of training.
@@ -155,17 +156,18 @@ class Strategy(ABC):
         updates_whole_tensors: Whether the strategy can update with a ``WholeTensorOptimizer``.
         shares_params: Whether other ranks use the same copy of the parameters, so that a script must not change it.
         has_virtual_workers: Whether gradients are added up as virtual workers need it (``comm.sum_order``).
+        sums_losses: Whether ``sums`` have one more element at the end, in which losses are added up like gradients.
         compresses_grads: Whether ``average`` compresses gradients as ``--compress`` requests.
     """
 
     has_ended = False
     averages_grads = sums_grads = has_slots = updates_whole_tensors = shares_params = compresses_grads = False
-    has_virtual_workers = False
+    has_virtual_workers = sums_losses = False
     synchronous: bool
     plan: Plan
     params: Array
     grads: Array
-    other_sums: Sequence[Array] = ()
+    sums: Sequence[Array] = ()
     initial_vectors: dict[str, Array] | None
     progress: Progress
     last_result = StepResult(math.nan, True)
@@ -314,6 +316,19 @@ class Strategy(ABC):
     def change_params(self, change: Callable[[], object]) -> None:
         """Call a function that changes the parameters, once for each copy of them. Collective over the workers."""
         raise JobError("trainer.change_parameters needs --mode sync or local on CPUs")
+
+    def set_params(self, parts: Sequence[tuple[int, Array]]) -> None:
+        """Replace parts of the parameters, between two steps. Collective over the workers.
+
+        Args:
+            parts: The first element of each part, and its values, in host memory or in that of ``params``.
+        """
+
+        def change() -> None:
+            for start, values in parts:
+                self.params[start : start + len(values)] = values
+
+        self.change_params(change)
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Update with this optimizer, which has other options but the same slots, from now on. Local."""

@@ -11,6 +11,7 @@ from ..comm.cluster import Cluster
 from ..core.extra_state import ExtraState, Versioned, values_of
 from ..core.layout import Array
 from ..monitor.trace import span
+from ..optim.updater import Updater
 from ..plan.plan import Plan
 from ..plan.progress import ConsistentPoint, Progress, WorkItem
 from .base import PauseRequests, Stats, StepResult, Strategy
@@ -49,6 +50,7 @@ class BulkSynchronous(Strategy):
     synchronous = True
     step_offset = 0
     tensors: TensorUpdates | None = None
+    _updater: Updater  # if ``move_to`` can be called
 
     def __init__(self, cluster: Cluster, plan: Plan) -> None:
         self.plan = plan
@@ -65,6 +67,7 @@ class BulkSynchronous(Strategy):
         self._is_requested = self.has_ended = False
         self._snapshot: Snapshot | None = None  # the snapshot whose vectors must not change
         self._counted_to, self._loss_sum, self._updated, self._skipped = 0, 0.0, 0, 0
+        self._moved = 0  # steps by which ``move_to`` has advanced
         output = plan.config.output
         self.grad_norm: float | None = None
         self.measures_norm = False
@@ -106,7 +109,22 @@ class BulkSynchronous(Strategy):
         return self.snapshot_of({name: self.vector(name) for name in self.plan.vectors})
 
     def stats(self) -> Stats:
-        return Stats(self._counted_to, self._loss_sum, self._updated, self._skipped, [], grad_norm=self.grad_norm)
+        counts = self._counted_to, self._loss_sum, self._updated, self._skipped
+        return Stats(*counts, [], grad_norm=self.grad_norm, moved=self._moved)
+
+    def move_to(self, progress: Progress) -> None:
+        """Continue at another step and another position of the data, with the same number of updates.
+
+        Called by all workers at a ``ConsistentPoint`` or before the first step. Schedules follow the step.
+        """
+        moved = progress.step - self.progress.step
+        self.progress, self._counted_to = progress, self._counted_to + moved
+        self._moved += moved
+        self.step_offset -= moved
+        self._updater.schedule_offset = -self.step_offset
+        self.has_ended, self._point = False, None  # also if it resumed behind the last step of a shorter run
+        if progress.step >= self.plan.train_steps:
+            self.enter_consistent_point(0)
 
     # For subclasses.
 

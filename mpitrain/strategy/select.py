@@ -39,9 +39,10 @@ def make_strategy(cluster: Cluster, plan: Plan, devices: Sequence[Device], state
         ConfigError: ``--mode`` names a class that is no strategy or cannot be imported, or options do not fit the mode.
     """
     mode, virtual = plan.config.mode, plan.config.virtual_workers
-    if virtual is not None and cluster.workers.allreduce(devices[0].is_gpu, op=MPI.LOR):
+    if virtual is not None and 0 < cluster.workers.allreduce(int(devices[0].is_gpu)) < cluster.workers.size:
         raise ConfigError(
-            f"--virtual-workers {virtual} needs workers on CPUs; pass --device cpu, or remove --virtual-workers",
+            f"--virtual-workers {virtual} gives the same result on any number of workers, but only some of them have a "
+            "GPU: pass --device cpu, or remove --virtual-workers",
             on_all_ranks=True,
         )
     with cluster.training.agree("importing the strategy"):

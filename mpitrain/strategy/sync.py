@@ -68,7 +68,7 @@ class Sync(BulkSynchronous):
     def __init__(self, cluster: Cluster, plan: Plan, devices: Sequence[Device], state: TrainingState) -> None:
         super().__init__(cluster, plan)
         virtual = plan.config.virtual_workers
-        n_rows = cluster.training.node.size if virtual is None else virtual
+        n_rows = cluster.training.node.allreduce(len(self._share.additions))
         nbytes = (n_rows + len(plan.vectors) + 1) * plan.nbytes
         self._hierarchy = hierarchy = hierarchy_of(cluster, nbytes, plan.config.parallel.shared_memory)
         node, shared, size = hierarchy.node, hierarchy.shared, plan.layout.size
@@ -77,7 +77,8 @@ class Sync(BulkSynchronous):
         self._vectors = {name: shared.allocate((row_stride(size),), plan.dtype)[:size] for name in plan.vectors}
         self.initial_vectors = self._vectors if node.rank == 0 else None
         self.shared_vectors, self.shares_params = SharedVectors(node, self._vectors), node.size > 1
-        *self.other_sums, self.grads = [self._rows[row, :size] for row in order.own]
+        self.sums = [self._rows[row, :size] for row in order.own]
+        self.grads = self.sums[-1]
         self.params, self.grads[:] = self._vectors["params"], 0  # gaps between parameters must stay zero
         self._agreement = Agreement(hierarchy, lambda: self._sums.progress())
         self._measures_whole = virtual is not None  # norms do not depend on the ranges of the ranks
@@ -94,7 +95,6 @@ class Sync(BulkSynchronous):
             self.tensors = DividedTensorUpdates(plan.optimizer, plan.layout, state.frozen, *divided)
         self._late: LateParams | None = None  # set if parameters arrive while the next step computes
         self._accepts = True  # whether ``--nan`` accepts all losses since the last update
-        self._moved = 0  # steps by which ``move_to`` has advanced
         # The loss of all workers and the union of their flags, once this step has exchanged them.
         self._exchanged: tuple[float, int] | None = None
 
@@ -139,7 +139,7 @@ class Sync(BulkSynchronous):
     def stats(self) -> Stats:
         sent, uncompressed = self._hierarchy.internode_bytes, self._hierarchy.uncompressed_bytes
         stats = super().stats()
-        return stats._replace(internode_bytes=sent, saved_bytes=max(0, uncompressed - sent), moved=self._moved)
+        return stats._replace(internode_bytes=sent, saved_bytes=max(0, uncompressed - sent))
 
     # A step.
 
@@ -354,20 +354,6 @@ class Sync(BulkSynchronous):
         if self._hierarchy.node.rank == 0:
             change()
         self._agreement.node_barrier()
-
-    def move_to(self, progress: Progress) -> None:
-        """Continue at another step and another position of the data, with the same number of updates.
-
-        Called by all workers at a ``ConsistentPoint`` or before the first step. Schedules follow the step.
-        """
-        moved = progress.step - self.progress.step
-        self.progress, self._counted_to = progress, self._counted_to + moved
-        self._moved += moved
-        self.step_offset -= moved
-        self._updater.schedule_offset = -self.step_offset
-        self.has_ended, self._point = False, None  # also if it resumed behind the last step of a shorter run
-        if progress.step >= self.plan.train_steps:
-            self.enter_consistent_point(0)
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         self._updater.set_optimizer(optimizer)

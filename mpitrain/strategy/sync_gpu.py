@@ -2,8 +2,8 @@
 
 The host enqueues a step without waiting for the device. The device computes the gradients, sums them over the workers,
 decides whether to update, and updates. The loss is an extra last element of the gradient, so that all devices sum it
-and make the same decision. The host reads the loss some steps later. If a loss is not finite and the run stops, neither
-that step nor a later step has changed the parameters.
+and make the same decision; with virtual workers, each micro-batch has such an element. The host reads the loss some
+steps later. If a loss is not finite and the run stops, neither that step nor a later step has changed the parameters.
 
 ``gpu.allreduce`` sums the gradients over the workers; a single worker needs no transport.
 """
@@ -64,7 +64,7 @@ class SyncGpu(BulkSynchronous):
     ``devices[0]`` is this worker's device, or the first of several.
     """
 
-    averages_grads = sums_grads = updates_whole_tensors = True
+    averages_grads = sums_grads = updates_whole_tensors = has_virtual_workers = True
 
     def __init__(self, cluster: Cluster, plan: Plan, devices: Sequence[Any], state: TrainingState) -> None:
         from ..gpu.grad_scaler import GradScaler
@@ -73,8 +73,9 @@ class SyncGpu(BulkSynchronous):
 
         super().__init__(cluster, plan)
         config, device = plan.config, devices[0]
-        by_host = config.device.gpu_transport in ("auto", "host")
-        vectors = len(plan.vectors) + (cluster.training.node.size + 1 if by_host else 0)
+        virtual, by_host = config.virtual_workers, config.device.gpu_transport in ("auto", "host")
+        n_rows = cluster.training.node.allreduce(len(self._share.additions))
+        vectors = len(plan.vectors) + (n_rows + 1 if by_host else 0)
         self._hierarchy = hierarchy = hierarchy_of(cluster, vectors * plan.nbytes, config.parallel.shared_memory)
         self._device, self._copy_loss = device, copy_loss
         size, dtype = plan.layout.size, plan.dtype
@@ -82,14 +83,19 @@ class SyncGpu(BulkSynchronous):
         self.initial_vectors = self._host if hierarchy.node.rank == 0 else None
         with device.activate():
             self._on_device = {name: device.empty((size,), dtype) for name in plan.vectors}
-            self._sent = device.zeros((size + 1,), dtype)  # gaps between parameters must stay zero
+            # Gaps between parameters must stay zero.
+            self._sent = [device.zeros((size + 1,), dtype) for _ in self._share.additions]
             self._scaler = GradScaler(device, config.device.precision == "float16", config.training.nan)
             state.loss_scale = self._scaler.scale
             how = plan.optimizer, plan.layout, self._on_device, plan.moving_average
             self._gpu_update = GpuUpdate(device, *how, self._scaler.state, state.frozen)
+        self._updater = self._gpu_update.updater
         if isinstance(plan.optimizer, WholeTensorOptimizer):  # every worker updates all tensors
             self.tensors = TensorUpdates(plan.optimizer, plan.layout, state.frozen, (0, size))
-        self.params, self.grads = self._on_device["params"], self._sent[:size]
+        self.params, self.grads = self._on_device["params"], self._sent[-1][:size]
+        self._loss_sum_on_device = self._sent[-1][-1:]
+        if virtual is not None:
+            self.sums, self.sums_losses = self._sent, True
         self._buckets = _with_loss(plan.buckets)
         self._transport: GpuTransport | None = None
         self._started = 0  # number of buckets whose sum has begun since ``begin``
@@ -114,15 +120,17 @@ class SyncGpu(BulkSynchronous):
         if hierarchy.comm.size > 1:
             before = str(values_of(extra_state, _TRANSPORT, _VERSION).get("name", ""))
             requested = self.plan.config.device.gpu_transport
-            self._transport = select_transport(hierarchy, device, self._sent, self._buckets, requested, before)
+            virtual = self.plan.config.virtual_workers
+            how = hierarchy, device, self._sent, self._buckets, virtual
+            self._transport = select_transport(*how, requested, before)
         hierarchy.node.Barrier()  # no rank may change the host vectors before all have read the initial values
 
     def begin(self, loss: Any) -> None:
         super().begin(loss.reshape(1))
         self._started = 0
-        if self._transport is not None:
+        if self._transport is not None and not self.sums_losses:
             with self._device.activate():
-                self._copy_loss(self.loss, self._sent[-1:])
+                self._copy_loss(self.loss, self._loss_sum_on_device)
 
     def begin_backward(self, kept: float | None, averages: bool) -> None:
         with self._device.activate():
@@ -142,7 +150,8 @@ class SyncGpu(BulkSynchronous):
             if self._transport is not None:
                 self._transport.finish()
                 self._wait_if_traced()
-            self._scaler.decide(self.grads, self.loss, self.loss if self._transport is None else self._sent[-1:])
+            is_summed = self.sums_losses or self._transport is not None
+            self._scaler.decide(self.grads, self.loss, self._loss_sum_on_device if is_summed else self.loss)
         self._has_averaged = True
 
     @span("update")
@@ -198,8 +207,22 @@ class SyncGpu(BulkSynchronous):
                     self._device.download(self._on_device[name], host)
         return self.snapshot_of(self._host)
 
+    def set_params(self, parts: Sequence[tuple[int, Array]]) -> None:
+        self._read(0)
+        with self._device.activate():
+            for start, values in parts:
+                place = self.params[start : start + len(values)]
+                if self._device.owns(values):
+                    place[...] = values
+                else:
+                    self._device.upload(values, place)
+
+    def move_to(self, progress: Progress) -> None:
+        self._read(0)
+        super().move_to(progress)
+
     def memory_use(self) -> dict[str, int]:
-        return {"parameters, slots, gradient": (len(self._on_device) + 1) * self.plan.nbytes}
+        return {"parameters, slots, gradient": (len(self._on_device) + len(self._sent)) * self.plan.nbytes}
 
     def close(self) -> None:
         if self._transport is not None:
@@ -235,7 +258,7 @@ class SyncGpu(BulkSynchronous):
         transport = self._transport
         state = {} if transport is None else {_TRANSPORT: Versioned(_VERSION, {"name": transport.name})}
         with self._device.activate():
-            return {**state, **self._scaler.extra_state()}
+            return {**super().extra_state(), **state, **self._scaler.extra_state()}
 
     def _exchange_flags(self) -> int:
         """Return the union of all workers' flags. Collective over the workers."""

@@ -49,11 +49,12 @@ class CommonRun:
 
     def update(self, loop: TrainingLoop) -> None:
         """Begin or end to write, as the lease demands, and write metrics that are due, also those of the learner."""
-        learner, now = self._learner, time.monotonic()
+        learner = self._learner
         if not learner.holds_lease:
             self._close()
         elif self._heartbeat is None:
             self._open()
+        now = time.monotonic()
         if now - self._reported_s >= self._report_s:
             self._reported_s, self._report_s, speeds = now, min(_REPORT_S, 2 * self._report_s), learner.speeds
             loop.report(loop.step, learner.counts, show=False)

@@ -33,6 +33,7 @@ from ..strategy.learners.store import Folder
 from ..strategy.learners.synchronizer import LOST_S
 from ..strategy.outer_optimizer import make_outer_optimizer
 from ..strategy.sync import Sync
+from ..strategy.sync_gpu import SyncGpu
 from .common_run import CommonRun
 from .hooks import Stop
 from .loop import Loop
@@ -50,12 +51,11 @@ def check_join(setup: Setup) -> None:
     Raises:
         ConfigError: Something does not work with ``--join``.
     """
-    job, plan, devices = setup.job, setup.plan, setup.devices
+    job, plan = setup.job, setup.plan
     join, rule = plan.config.run.join, plan.optimizer
     for what, is_used in (
         (f"{job.train_split.source}, which can only be read in its order", job.train_split.is_stream),
         ("moving averages", plan.moving_average is not None),
-        ("GPUs", any(device.is_gpu for device in devices)),
         (f"the optimizer {rule.name}, which updates whole tensors", isinstance(rule, WholeTensorOptimizer)),
     ):
         if is_used:
@@ -73,9 +73,13 @@ class Joined(Hook):
         cluster, plan = setup.cluster, setup.plan
         with cluster.training.agree("checking --join"):
             check_join(setup)
-        if not isinstance(strategy, Sync):
+        if not isinstance(strategy, (Sync, SyncGpu)):
             raise JobError(f"--join does not work with --mode {plan.config.mode.name}", on_all_ranks=True)
         self._setup, self._cluster, self._plan, self._strategy, self._stop = setup, cluster, plan, strategy, stop
+        device = setup.devices[0]
+        # The GPU that has the strategy's vectors, if any; on the chief a copy of its parameters, while it is valid.
+        self._copy: Array | None = None
+        self._gpu: Any = device if device.is_gpu and device.owns(strategy.params) else None
         assert plan.config.run.join is not None
         self._run = plan.config.run.join
         self._learner: Learner | None = None
@@ -84,7 +88,7 @@ class Joined(Hook):
         self._common: CommonRun | None = None  # on the chief
         self._has_finished = False  # on the chief: whether the last work was sent
         self._show: Callable[[], None] = lambda: None  # parameters that were taken over
-        params, total = strategy.vector("params"), 0
+        params, total = self._params(), 0
         with cluster.training.agree("joining the run"):
             if cluster.chief:
                 self._learner = self._join(params)
@@ -104,6 +108,15 @@ class Joined(Hook):
         self._cluster.workers.Bcast(values, root=0)
         return values
 
+    def common_on_device(self) -> Array:
+        """Return ``common`` in the memory of ``Strategy.params``. Collective over the workers."""
+        values = self.common()
+        if self._gpu is None:
+            return values
+        with self._gpu.activate():
+            copy: Array = self._gpu.copy_of(values)
+        return copy
+
     def kept_steps(self) -> int:
         """Return ``Learner.kept_steps``. Local; chief only."""
         assert self._learner is not None
@@ -114,7 +127,7 @@ class Joined(Hook):
             self._common.begin(loop)
 
     def after_step(self, loop: TrainingLoop) -> None:
-        learner, common = self._learner, self._common
+        learner, common, self._copy = self._learner, self._common, None
         if learner is None or common is None:
             return
         learner.steps_done += 1
@@ -227,8 +240,17 @@ class Joined(Hook):
 
     @span("average")
     def _exchange(self, ends: bool) -> None:
-        params = self._strategy.vector("params")
+        params = self._params()
         self._apply(None if self._learner is None else self._learner.exchange(params, ends))
+
+    def _params(self) -> Array:
+        """Return the parameters, on the chief in host memory. Collective over the workers."""
+        params = self._strategy.vector("params")
+        if self._gpu is None or not self._cluster.chief:
+            return params
+        if self._copy is None:
+            self._copy = self._gpu.to_host(params)
+        return self._copy
 
     def _apply(self, news: News | None) -> None:
         """Take over the news of the chief. Collective over the workers."""
@@ -242,15 +264,10 @@ class Joined(Hook):
         for number, (lo, hi) in enumerate(places):
             values = np.empty(hi - lo, self._plan.dtype) if news is None else news.fragments[number][1]
             comm.Bcast(values, root=0)
-            parts.append((lo, hi, values))
+            parts.append((lo, values))
         if parts:
-            params = self._strategy.params
-
-            def change() -> None:
-                for lo, hi, values in parts:
-                    params[lo:hi] = values
-
-            self._strategy.change_params(change)
+            self._copy = None
+            self._strategy.set_params(parts)
             self._show()
         self._ranges.update(ranges, is_reset, left)
 

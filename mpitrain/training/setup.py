@@ -114,11 +114,12 @@ def set_up(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile)
         set_output_prefix(None if cluster.chief else cluster.rank)
     devices, notes = choose_devices(cluster, config)
     threads = limit_threads(cluster, config.device.threads, len(devices))
-    on_gpus = cluster.any(devices[0].is_gpu)
+    on_cpus = cluster.any(not devices[0].is_gpu)
+    are_mixed = on_cpus and cluster.any(devices[0].is_gpu)
     with cluster.agree("making the job"):
         job = request.make()
-        config, more = _with_virtual_workers(cluster, request, job, job.completed(config), on_gpus)
-        if config.virtual_workers is not None and config.device.threads is None:
+        config, more = _with_virtual_workers(cluster, request, job, job.completed(config), are_mixed)
+        if config.virtual_workers is not None and config.device.threads is None and on_cpus:
             # The order of the sums in matrix products may depend on the number of threads.
             threads, config = limit_threads(cluster, 1, 1), config.merged({"threads": 1})
         config.check_ranks(cluster.size)  # the job may set the number of virtual workers
@@ -148,12 +149,15 @@ def set_up(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile)
 
 
 def _with_virtual_workers(
-    cluster: Cluster, request: TrainRequest, job: Job, config: RunConfig, on_gpus: bool
+    cluster: Cluster, request: TrainRequest, job: Job, config: RunConfig, are_mixed: bool
 ) -> tuple[RunConfig, list[str]]:
     """Return the options of a run with as many virtual workers as it has begun with, and notes. Local.
 
     This concerns a run that may continue on fewer ranks, if no number of virtual workers is given. If it cannot have
     any, the options say so.
+
+    Args:
+        are_mixed: Whether some ranks have GPUs, and others have none.
     """
     first, mode = os.environ.get(FIRST_RANKS), config.mode
     if config.parallel.virtual_workers is not None or mode.uses_servers:
@@ -162,8 +166,8 @@ def _with_virtual_workers(
         problem = f"in --mode {mode.name}, pass --virtual-workers N"
     elif request.script is not None:  # which could do what does not work with them
         problem = "for a script, pass --virtual-workers N"
-    elif on_gpus:
-        problem = "GPUs have no virtual workers"
+    elif are_mixed:
+        problem = "only some workers have a GPU"
     else:
         try:
             candidate = config.merged({"virtual_workers": int(first or len(cluster.worker_ranks))})
@@ -173,8 +177,9 @@ def _with_virtual_workers(
             problem = str(error)
     if mode.keeps_steps and request.script is None:
         config = config.merged({"virtual_workers": 0})
-    is_first_start = first is not None and os.environ.get(RESTART_COUNT, "0") == "0"
-    return config, [f"on fewer ranks, a step will use fewer examples: {problem}"] if is_first_start else []
+    # Other problems are those of the job, and were told at the first start.
+    is_new = first is not None and (are_mixed or os.environ.get(RESTART_COUNT, "0") == "0")
+    return config, [f"on fewer ranks, a step will use fewer examples: {problem}"] if is_new else []
 
 
 def _find_run(cluster: Cluster, request: TrainRequest, job: Job, plan: Plan, ranks: str) -> tuple[RunFiles, ResumePlan]:

@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import Enum
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -120,9 +119,10 @@ class SteppedLoop(Loop):
             )
         strategy, common = self._strategy, self.common()
         averages = self.plan.config.mode.averages_params
-        own = strategy.params.copy() if averages or common is not None else None
+        with self._model.activate():
+            own = strategy.params.copy() if averages or common is not None else None
         if common is not None:
-            strategy.change_params(partial(np.copyto, strategy.params, common))
+            strategy.set_params([(0, common)])
         elif averages:
             with _WAIT:
                 self.cluster.workers.Bcast(strategy.params, root=0)
@@ -134,7 +134,7 @@ class SteppedLoop(Loop):
             self.paused_s["validation"] += time.perf_counter() - began
         finally:
             if own is not None:
-                strategy.change_params(partial(np.copyto, strategy.params, own))
+                strategy.set_params([(0, own)])
                 self._model.load_params()
 
     def finish_pending(self) -> None:
@@ -166,6 +166,7 @@ class SteppedLoop(Loop):
         self._record_params()
 
     def show_params(self) -> None:
+        self._model.load_params()
         self._stepped_model.show_params()
         self._record_params()
 

@@ -87,12 +87,10 @@ class Worker:
         self._open_files(beginning)
         kept_steps = None if self._joined is None else self._joined.kept_steps
         hooks = [*self._hooks(state, best, beginning, rank_status), *telemetry.hooks(restoring_s, kept_steps)]
-        additions, rounds_losses = (
-            plan.share_of(cluster.workers.rank).additions,
-            plan.config.virtual_workers is not None,
-        )
-        others = self._strategy.other_sums
-        accumulation = GradientAccumulation(self._model, self._strategy.grads, additions, others, rounds_losses)
+        additions = plan.share_of(cluster.workers.rank).additions
+        sums, sums_losses = self._strategy.sums or [self._strategy.grads], self._strategy.sums_losses
+        rounds_losses = plan.config.virtual_workers is not None and not sums_losses
+        accumulation = GradientAccumulation(self._model, sums, additions, rounds_losses, sums_losses)
         self.loop = request.loop(
             cluster, plan, self._strategy, self._model, accumulation, self._batches.training, setup.files, hooks
         )
@@ -195,7 +193,7 @@ class Worker:
         hooks.append(Log(config.output.log_steps, print_every_s, strategy, counts_examples))
         if self._batches.validation is not None:
             validation, joined = self._batches.validation, self._joined
-            vector = strategy.vector if joined is None else lambda name: joined.common()
+            vector = strategy.vector if joined is None else lambda name: joined.common_on_device()
             evaluator = Evaluator(
                 cluster.training, plan, strategy, self._model, job.network, job.metrics, validation, vector
             )

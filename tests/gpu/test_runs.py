@@ -136,6 +136,13 @@ def test_every_transport_agrees_with_one_rank_or_is_refused(transport: str, tmp_
     assert_same_bits(train(2, tmp_path / "again", SMALL, *shared)[1], two)
 
 
+def test_virtual_workers_have_the_same_bits_on_any_number_of_ranks(tmp_path: Path) -> None:
+    flags = ("--device", "gpu", "--virtual-workers", "5", "--batch-size", "4", "--no-joint", "--gpu-transport", "host")
+    alone = train(1, tmp_path / "1", SMALL, *flags)[1]
+    for n in (2, 3):
+        assert_same_bits(train(n, tmp_path / str(n), SMALL, *flags)[1], alone)
+
+
 def test_ranks_may_name_their_gpus_differently(tmp_path: Path) -> None:
     """Each rank sees one GPU, as device 0. With a single GPU, one rank selects it by number, the other one by UUID."""
     count = cupy.cuda.runtime.getDeviceCount()

@@ -155,6 +155,25 @@ def test_the_first_learner_sets_the_length_of_the_run(openmpi: Mpi, tmp_path: Pa
     assert read_run(tmp_path / "learners" / "1").train_steps == 60 and position(tmp_path) == 3000
 
 
+def test_a_learner_on_gpus_and_one_on_cpus_train_one_model(
+    openmpi: Mpi, simulated: dict[str, str], tmp_path: Path
+) -> None:
+    words = MNIST, "--train-steps", 400, "--validate-steps", 100
+    first = start(openmpi, tmp_path, 2, *words, "--device", "gpu", env={**os.environ, **simulated})
+    second = start(openmpi, tmp_path, 1, *words)
+    assert "; on GPUs" in end(first)
+    end(second)
+    book = ledger(tmp_path)
+    assert book.is_given_out and not book.living and position(tmp_path) >= book.total
+    for name in book.members:  # the optimizer counts the learner's own updates, not the steps of all
+        (newest,) = checkpoint.find(tmp_path / "learners" / name)[:1]
+        with checkpoint.Checkpoint(newest) as opened:
+            assert -400 < opened.attributes["run/state/updates"]["offset"] < 0
+    done = run([str(openmpi.python), "-m", "mpitrain", "evaluate", str(tmp_path), "--json"])
+    assert json.loads(done.stdout)["validation_accuracy"] > 0.9
+    assert json.loads(done.stdout)["validation_loss"] == pytest.approx(validations(tmp_path)[-1], rel=1e-4)
+
+
 @pytest.mark.parametrize("ahead_s", [0, 3600, -3600])
 def test_a_killed_learner_continues(openmpi: Mpi, tmp_path: Path, ahead_s: int) -> None:
     """Also if the clocks of the hosts differ by an hour."""

@@ -13,9 +13,10 @@ from mpitrain.checkpoint.container import write_container
 
 from ..simulators.simulated_gpus import environment_of_gpus
 from ..support.launch import Mpi
-from ..support.results import assert_close
+from ..support.results import assert_close, assert_same_bits
 from ..support.world.controller import World
 from .test_simulated_gpus import SMALL, SUMMED, train
+from .test_virtual_workers import train as train_virtual
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +102,27 @@ def test_a_way_that_is_not_there_is_reported(gpu_world: World, way: str, why: st
 def test_nccl_wants_a_gpu_for_each_worker(nccl_world: World, tmp_path: Path) -> None:
     words = [SMALL, "--run-dir", tmp_path, "--gpu-transport", "nccl"]
     assert "--gpu-transport nccl" in nccl_world.refusal(2, *words, env={"SIMULATED_GPUS": "1"})
+
+
+@pytest.mark.parametrize(
+    ("way", "more"),
+    [
+        ("host", []),
+        ("host", ["--no-shared-memory", "--accumulate-steps", "2"]),
+        ("nccl", ["--virtual-workers", "7", "--bucket-bytes", "0"]),
+        ("nccl", ["--dtype", "float64", "--clip-norm", "0.2", "--log-grad-norm"]),
+        ("cuda-aware", []),
+        ("auto", ["--mode", "local", "--local-steps", "5"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_virtual_workers_have_the_same_bits_on_any_number_of_gpus(
+    nccl_world: World, order: dict[str, str], way: str, more: list[str], tmp_path: Path
+) -> None:
+    flags, env = ("--device", "gpu", "--gpu-transport", way, *more), {**order, "MPICH_GPU_SUPPORT_ENABLED": "1"}
+    alone = train_virtual(nccl_world, 1, tmp_path / "1", *flags, env=env)
+    for n in (2, 3):
+        assert_same_bits(train_virtual(nccl_world, n, tmp_path / str(n), *flags, env=env), alone)
 
 
 @pytest.mark.parametrize("more", [[], ["--accumulate-steps", "3"], ["--accumulate-steps", "5"]], ids=" ".join)

@@ -14,10 +14,10 @@ from ..support.world.controller import World
 _TIMES = ("_s", "examples_per", "goodput")
 
 
-def train(world: World, n: int, run_dir: Path, *flags: str) -> dict[str, np.ndarray]:
+def train(world: World, n: int, run_dir: Path, *flags: str, env: dict[str, str] | None = None) -> dict[str, np.ndarray]:
     """Return the arrays of the last checkpoint and everything that was recorded, except times."""
     words = ("--virtual-workers", "6", "--batch-size", "4", "--no-joint", "--train-steps", "30", "--log-steps", "10")
-    world.train(n, SMALL, *words, "--validate-steps", "15", "--run-dir", run_dir, *flags)
+    world.train(n, SMALL, *words, "--validate-steps", "15", "--run-dir", run_dir, *flags, env=env)
     results = final(run_dir)
     for line in map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines()):
         for name, value in line.items():
@@ -146,8 +146,3 @@ def test_the_number_may_be_in_the_job(world: World, tmp_path: Path) -> None:
     assert_same_bits(final(tmp_path / "3"), final(tmp_path / "1"))
     assert "--virtual-workers is 4 with 5 workers" in world.refusal(5, job, *flags, tmp_path / "5")
     assert "virtual_workers=4" in world.refusal(2, job, "--mode", "async", *flags, tmp_path / "async")
-
-
-def test_gpus_are_refused(gpu_world: World, tmp_path: Path) -> None:
-    flags = ("--device", "gpu", "--virtual-workers", "4", "--no-joint", "--run-dir", str(tmp_path))
-    assert "--device cpu" in gpu_world.refusal(2, SMALL, *flags)

@@ -14,6 +14,7 @@ import pytest
 
 from mpitrain.core import ops
 from mpitrain.core.ops.activations import ACTIVATIONS
+from mpitrain.core.sum_tree import ADD
 from mpitrain.gpu import ops as launch
 
 from .kernel_device import (
@@ -211,7 +212,7 @@ def test_examples_of_16_bits_are_rounded_once(device: Device, stored: Any, dtype
 @pytest.mark.parametrize("n", SIZES)
 def test_sum_rows(device: Device, n: int, dtype: Any) -> None:
     rows = draw((4, n + 3), dtype)
-    for order in ([2], [3, 0], [1, 3, 0, 2]):
+    for order in ([2], [3, 0], [1, 3, 0, 2], [1, 3, ADD, 0, 2, ADD, ADD], [2, 1, 3, 0, ADD, ADD, ADD]):
         arguments = rows, np.array(order), 2, n + 2, 0.3, np.zeros(n, dtype)
         device.check("sum_rows", *arguments)
 

@@ -98,7 +98,7 @@ class Local:
         self.model = make_model(self.job, self.plan, devices, self.state_of_run)
         self.model.bind(self.params, self.grads)
         share = self.plan.share_of(0)
-        self.accumulation = GradientAccumulation(self.model, self.grads, share.additions)
+        self.accumulation = GradientAccumulation(self.model, [self.grads], share.additions)
         self.micro_batches = share.micro_batches
         self.updater = self.plan.updater(self.vectors, self.state_of_run.frozen)
         split = self.job.train_split

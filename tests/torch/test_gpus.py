@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ..support.world.controller import World
-from . import support, test_loops, test_metrics, test_trainer
+from . import support, test_loops, test_metrics, test_trainer, test_virtual_workers
 
 # Loops that use the state of elementwise optimizers, or change other options than the learning rate; and optimizers
 # that run torch's code on parts of the vectors, which is not ordered with the simulated streams.
@@ -73,6 +73,29 @@ def test_gpus_agree_with_processors(
         np.testing.assert_allclose(there[name], value, atol=1e-9, rtol=0, err_msg=name)
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--kind", "cnn", "--normalize", "own", "--dropout", "0.3", "--dataset", "tensors"),
+        ("--kind", "gpt", "--optimizer", "adamw", "--clip-norm", "0.2", "--accumulate-steps", "2"),
+    ],
+    ids=" ".join,
+)
+def test_virtual_workers_have_the_same_bits_on_any_number_of_gpus(
+    gpu_world: World, simulated: dict[str, str], flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    words = (*test_virtual_workers.FLAGS, *flags)
+    alone = train_job(gpu_world, 1, tmp_path / "1", simulated, *words)
+    support.assert_same_bits(train_job(gpu_world, 2, tmp_path / "2", simulated, *words), alone)
+
+
+def test_virtual_workers_of_a_loop(gpu_world: World, simulated: dict[str, str], tmp_path: Path) -> None:
+    for n in (1, 2):
+        words = ("--virtual-workers", "5", test_trainer.SCRIPT, "--tensors")
+        train(gpu_world, n, simulated, "--run-dir", tmp_path / str(n), *words)
+    support.assert_same_bits(support.newest(tmp_path / "2"), support.newest(tmp_path / "1"))
+
+
 def test_metrics_of_a_loop(world: World, gpu_world: World, simulated: dict[str, str], tmp_path: Path) -> None:
     words = ("--mode", "local", test_metrics.SCRIPT)
     train(gpu_world, 2, simulated, "--run-dir", tmp_path / "gpu", *words)
@@ -102,6 +125,11 @@ def test_loops_train_as_in_plain_torch(
     assert {path.stem for path in tmp_path.glob("*.npz")} == set(names)
     for name in names:
         test_loops.assert_plain(name, [*np.load(tmp_path / f"{name}.npz").values()])
+
+
+@pytest.mark.parametrize("name", ["adafactor", "muon and adamw"])
+def test_state_of_whole_tensors_is_resumed(gpu_world: World, name: str, tmp_path: Path) -> None:
+    test_loops.assert_plain(name, test_loops.resumed(gpu_world, 2, tmp_path, name, launch=("--device", "gpu")))
 
 
 @pytest.mark.parametrize(("n", "mode"), [(2, "sync"), (1, "async")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -18,12 +19,22 @@ from .support import newest
 SCRIPT = Path(__file__).parent / "learner_loop.py"
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])  # the module has copies of bfloat16 parameters
-def test_loops_of_two_learners_train_each_example_once_per_epoch(openmpi: Mpi, tmp_path: Path, dtype: str) -> None:
-    command = [openmpi.python, "-m", "mpitrain", "run", "--join", tmp_path / "run"]
+@pytest.mark.parametrize(
+    ("dtype", "device"),
+    [("float32", "cpu"), ("bfloat16", "cpu"), ("float32", "gpu")],  # the module has copies of bfloat16 parameters
+)
+def test_loops_of_two_learners_train_each_example_once_per_epoch(
+    openmpi: Mpi, simulated: dict[str, str], tmp_path: Path, dtype: str, device: str
+) -> None:
+    script, env = SCRIPT, dict(os.environ)
+    if device == "gpu":
+        script, env = tmp_path / "on_gpu.py", env | simulated
+        first, rest = SCRIPT.read_text().split("import json\n", 1)
+        script.write_text(f"{first}import json\nfrom tests.torch import on_simulated_gpu\n{rest}")
+    command = [openmpi.python, "-m", "mpitrain", "run", "--join", tmp_path / "run", "--device", device]
     learners = [
         subprocess.Popen(
-            [*map(str, [*command, "-n", n, SCRIPT, tmp_path, pause, dtype])], stderr=subprocess.PIPE, text=True
+            [*map(str, [*command, "-n", n, script, tmp_path, pause, dtype])], stderr=subprocess.PIPE, text=True, env=env
         )
         for n, pause in ((1, 0.002), (2, 0.004))
     ]

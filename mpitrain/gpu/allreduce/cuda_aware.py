@@ -12,6 +12,7 @@ import numpy as np
 from ...comm.exchange import Exchange
 from ...comm.hierarchy import Hierarchy
 from ...comm.mpi import MPI
+from ...comm.sum_order import order_of_groups
 from ...core.layout import Array
 from ...core.ranges import Bucket, aligned_range
 from .. import ops as launch
@@ -23,24 +24,29 @@ _ENABLED = ("MPICH_GPU_SUPPORT_ENABLED", "MV2_USE_CUDA", "PSM2_CUDA")
 
 
 class CudaAwareTransport:
-    """``GpuTransport`` by a CUDA-aware MPI library. Sums are taken in the order of the workers."""
+    """``GpuTransport`` by a CUDA-aware MPI library. Sums are taken in the order of the workers, or by the tree."""
 
     name = "cuda-aware"
 
-    def __init__(self, hierarchy: Hierarchy, gpu: Gpu, vector: Array, buckets: Sequence[Bucket]) -> None:
+    def __init__(
+        self, hierarchy: Hierarchy, gpu: Gpu, vectors: Sequence[Array], buckets: Sequence[Bucket], leaves: int | None
+    ) -> None:
         agree(hierarchy, "" if _is_cuda_aware() else "this MPI library does not report CUDA support")
         self._comm = hierarchy.comm.Dup()
-        self._gpu, self._vector = gpu, vector
+        self._gpu, self._vectors, self._vector = gpu, vectors, vectors[-1]
         n = self._comm.size
+        counts, order = order_of_groups([[worker] for worker in range(n)], leaves)
+        self._terms = sum(counts)
         with gpu.activate():
-            self._in_order = gpu.copy_of(np.arange(n))
+            self._order = gpu.copy_of(order)
             self._exchanges = [
                 Exchange(
                     self._comm,
                     [aligned_range(lo, hi, worker, n) for worker in range(n)],
-                    vector.dtype,
+                    self._vector.dtype,
                     self._add,
                     gpu.empty,
+                    counts,
                 )
                 for lo, hi in buckets
             ]
@@ -71,11 +77,11 @@ class CudaAwareTransport:
 
     def _post(self) -> None:
         """Send every worker its part of the next bucket."""
-        self._exchanges[self._posted].start(self._vector)
+        self._exchanges[self._posted].start(*self._vectors)
         self._posted += 1
 
     def _add(self, rows: Array, out: Array) -> None:
-        launch.sum_rows(rows, self._in_order, 0, rows.shape[1], 1.0, out)
+        launch.sum_rows(rows, self._order, 0, rows.shape[1], 1.0, out)
 
     def _try(self, hierarchy: Hierarchy) -> None:
         """Check that sums are correct. Collective over the workers.
@@ -85,14 +91,16 @@ class CudaAwareTransport:
         """
         problem = ""
         with self._gpu.activate():
-            self._vector[...] = 1
+            for vector in self._vectors:
+                vector[...] = 1
             for index in range(len(self._exchanges)):
                 self.start(index)
             self.finish()
             sums = np.empty(self._vector.shape, self._vector.dtype)
             self._gpu.download(self._vector, sums)
-            self._vector[...] = 0
-        if not (sums == self._comm.size).all():
+            for vector in self._vectors:
+                vector[...] = 0
+        if not (sums == self._terms).all():
             problem = "this MPI library reports CUDA support, but its sums of GPU memory are wrong"
         try:
             agree(hierarchy, problem)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
+from ...comm.exchange import in_order
 from ...comm.hierarchy import Hierarchy
 from ...comm.phase_barrier import PhaseBarrier
 from ...comm.shared_memory import SharedArrays
+from ...comm.sum_order import sum_order
 from ...core.kernels import sum_in_place, sum_rows
 from ...core.layout import Array, row_stride
 from ...core.ranges import Bucket, aligned_range
@@ -28,20 +28,24 @@ class HostTransport:
 
     name = "host"
 
-    def __init__(self, hierarchy: Hierarchy, gpu: Gpu, vector: Array, buckets: Sequence[Bucket]) -> None:
-        node, dtype = hierarchy.node, vector.dtype
+    def __init__(
+        self, hierarchy: Hierarchy, gpu: Gpu, vectors: Sequence[Array], buckets: Sequence[Bucket], leaves: int | None
+    ) -> None:
+        node, dtype, vector = hierarchy.node, vectors[-1].dtype, vectors[-1]
         self._shared = shared = SharedArrays(node)  # separate, so that it can be freed if another transport is chosen
-        self._hierarchy, self._gpu, self._vector = hierarchy, gpu, vector
+        self._hierarchy, self._gpu, self._vectors, self._vector = hierarchy, gpu, vectors, vector
+        self._order = order = sum_order(hierarchy, leaves)
         self._chunks, self._last = _chunks(buckets, _CHUNK_BYTES // dtype.itemsize)
         stride = row_stride(len(vector))
-        self._rows = shared.allocate((node.size, stride), dtype)
-        self._own = self._rows[node.rank]
+        self._rows = shared.allocate((order.n_rows, stride), dtype)
+        self._own = self._rows[order.own[0] : order.own[-1] + 1]
         self._sums = shared.allocate((stride,), dtype)
-        self._in_order = np.arange(node.size)
         self._down, self._summed = PhaseBarrier(shared, hierarchy.cores), PhaseBarrier(shared, hierarchy.cores)
         several = hierarchy.n_nodes > 1
         self._exchanges = [
-            hierarchy.exchange(lo, hi, dtype) for lo, hi in self._chunks if several and hierarchy.internode
+            hierarchy.exchange(lo, hi, dtype, in_order(order.of_nodes), order.counts)
+            for lo, hi in self._chunks
+            if several and hierarchy.internode
         ]
         gpu.pin(self._own)
         gpu.pin(self._sums)
@@ -56,7 +60,8 @@ class HostTransport:
         self._to_host.wait_event(self._gpu.compute.record())
         for chunk in range(self._started, self._last[index]):
             lo, hi = self._chunks[chunk]
-            self._to_host.copy_to_host(self._vector[lo:hi], self._own[lo:hi])
+            for vector, row in zip(self._vectors, self._own, strict=True):
+                self._to_host.copy_to_host(vector[lo:hi], row[lo:hi])
             self._events[chunk] = self._to_host.record(self._events[chunk])
         self._started = self._last[index]
         self._work_ahead()
@@ -99,8 +104,7 @@ class HostTransport:
         for chunk, (lo, hi) in enumerate(self._chunks):
             if self._exchanges:
                 exchange = self._exchanges[chunk]
-                exchange.finish(self._own)
-                self._sums[exchange.lo : exchange.hi] = self._own[exchange.lo : exchange.hi]
+                exchange.finish(self._sums)
                 hierarchy.allgather(self._sums, lo, hi)
             self._summed.publish(self._phase + chunk + 1)
             self._summed.wait(self._phase + chunk + 1, self._progress)
@@ -129,13 +133,14 @@ class HostTransport:
         if hierarchy.n_nodes == 1:
             lo, hi = aligned_range(lo, hi, hierarchy.node.rank, hierarchy.node.size)
             # The sums may be overwritten: all ranks have copied this chunk, and before it the last sums to the GPU.
-            sum_rows(self._rows, self._in_order, lo, hi, 1.0, self._sums[lo:hi])
+            sum_rows(self._rows, self._order.order, lo, hi, 1.0, self._sums[lo:hi])
             self._summed.publish(self._phase + chunk + 1)
             return
-        if hierarchy.node.size > 1:
-            sum_in_place(self._rows, self._in_order, *hierarchy.chunk(lo, hi), 1.0, hierarchy.node.rank)
+        for row, order in self._order.sums:
+            if len(order) > 1:
+                sum_in_place(self._rows, order, *hierarchy.chunk(lo, hi), 1.0, row)
         if self._exchanges:
-            self._exchanges[chunk].start(self._own)
+            self._exchanges[chunk].start(*(self._rows[row] for row, _ in self._order.sums))
 
     def _progress(self) -> None:
         """Let MPI make progress between nodes, also for exchanges that other ranks wait for."""

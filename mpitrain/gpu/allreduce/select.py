@@ -28,21 +28,29 @@ TRANSPORTS: dict[str, type[GpuTransport]] = {
 
 
 def select_transport(
-    hierarchy: Hierarchy, gpu: Gpu, vector: Array, buckets: Sequence[Bucket], requested: str, previous: str
+    hierarchy: Hierarchy,
+    gpu: Gpu,
+    vectors: Sequence[Array],
+    buckets: Sequence[Bucket],
+    leaves: int | None,
+    requested: str,
+    previous: str,
 ) -> GpuTransport:
-    """Return the requested transport; for ``auto`` the fastest one for this vector. Collective over the workers.
+    """Return the requested transport; for ``auto`` the fastest one for these vectors. Collective over the workers.
 
     Args:
-        vector: Zeros, before and after the call.
-        previous: Transport of the resumed run, which may no longer exist, or an empty string. ``auto`` reuses it: each
-            transport sums in a different order, and a resumed run should give the same result as an uninterrupted run.
+        vectors: Zeros, before and after the call.
+        leaves: As for ``GpuTransport``.
+        previous: Transport of the resumed run, which may no longer exist, or an empty string. Without virtual workers,
+            ``auto`` reuses it: each transport sums in a different order, and a resumed run should give the same result
+            as an uninterrupted run.
 
     Raises:
         ConfigError: On every worker: the requested transport is not available.
     """
-    if requested == "auto" and previous in TRANSPORTS:
+    if requested == "auto" and leaves is None and previous in TRANSPORTS:
         try:
-            transport = TRANSPORTS[previous](hierarchy, gpu, vector, buckets)
+            transport = TRANSPORTS[previous](hierarchy, gpu, vectors, buckets, leaves)
         except TransportUnavailable:
             pass  # on every worker: the resumed run used another machine, so measure again
         else:
@@ -51,7 +59,7 @@ def select_transport(
     transports, problems = {}, {}
     for name in TRANSPORTS if requested == "auto" else [requested]:
         try:
-            transports[name] = TRANSPORTS[name](hierarchy, gpu, vector, buckets)
+            transports[name] = TRANSPORTS[name](hierarchy, gpu, vectors, buckets, leaves)
         except TransportUnavailable as error:
             problems[name] = str(error)
     if not transports:

@@ -12,13 +12,14 @@ from ..device import Gpu
 
 
 class GpuTransport(Protocol):
-    """Sums a vector over all workers' GPUs, bucket by bucket. Construction is collective over the workers.
+    """Sums vectors over all workers' GPUs, bucket by bucket. Construction is collective over the workers.
 
     Args:
         hierarchy: The workers.
         gpu: This worker's GPU.
-        vector: Vector on this GPU; replaced by the sum.
+        vectors: Vectors on this GPU, usually one; the sum of those of all workers replaces the last one.
         buckets: Ranges that are summed in one operation, last first.
+        leaves: The number of virtual workers, whose sums are added by a tree (``comm.sum_order``); None without them.
 
     Attributes:
         name: Name of the transport, as in ``--gpu-transport``.
@@ -29,7 +30,9 @@ class GpuTransport(Protocol):
 
     name: str
 
-    def __init__(self, hierarchy: Hierarchy, gpu: Gpu, vector: Array, buckets: Sequence[Bucket]) -> None: ...
+    def __init__(
+        self, hierarchy: Hierarchy, gpu: Gpu, vectors: Sequence[Array], buckets: Sequence[Bucket], leaves: int | None
+    ) -> None: ...
 
     def start(self, index: int) -> None:
         """Start to sum a bucket, whose values are computed by the work enqueued on the GPU so far.

@@ -2,13 +2,28 @@
 
 #include "common.cuh"
 
-// out[i] = factor * (rows[order[0], i] + rows[order[1], i] + ...), for rows ``stride`` apart; added in that order.
+constexpr int kLevels = 24;  // of a tree of sums: more than log2 of the number of leaves
+
+// out[i] = factor * the sum of rows[order[r], i], for rows ``stride`` apart; ``order`` is as in core.sum_tree.
 KERNEL(sum_rows)(long long n, const T* rows, long long stride, const long long* order, int count, T factor, T* out) {
     const bool aligned = is_aligned<N>(rows) && stride % N == 0 && is_aligned<N>(out);
     each_pack<N>(n, aligned, [=](auto size, long long i) {
         auto total = load<size.value>(rows + order[0] * stride + i);
-        for (int r = 1; r < count; ++r)
-            total = map_pack(Sum::of<T>, total, load<size.value>(rows + order[r] * stride + i));
+        if (order[count - 1] >= 0) {
+            for (int r = 1; r < count; ++r)
+                total = map_pack(Sum::of<T>, total, load<size.value>(rows + order[r] * stride + i));
+        } else {
+            decltype(total) left[kLevels];  // sums that wait for the one to their right
+            int waiting = 0;
+            for (int r = 1; r < count; ++r) {
+                if (order[r] < 0) {
+                    total = map_pack(Sum::of<T>, left[--waiting], total);
+                } else {
+                    left[waiting++] = total;
+                    total = load<size.value>(rows + order[r] * stride + i);
+                }
+            }
+        }
         store(out + i, map_pack([factor](T value) { return factor * value; }, total));
     });
 }

@@ -337,7 +337,7 @@ def take(stored: Array, indices: Array, scale: float, out: Array) -> None:
 
 
 def sum_rows(rows: Array, order: Array, start: int, stop: int, scale: float, out: Array) -> None:
-    """Set out = scale * (rows[order[0]] + rows[order[1]] + ...)[start:stop], added in that order."""
+    """Set out = scale * (rows[order[0]] + rows[order[1]] + ...)[start:stop], in an order as in ``core.sum_tree``."""
     length = rows.shape[1]
     first = rows.reshape(-1)[start:]
     arguments = (int64(stop - start), first, int64(length), order, int32(order.size), out.dtype.type(scale), out)

@@ -90,7 +90,7 @@ def gradient(
     sum_over_workers = None if summing is None else lambda array: summing.append(array.copy())
     model = make_model(made, plan, [Cpu(i) for i in range(devices)], TrainingState(plan.layout), sum_over_workers)
     model.bind(params, grads)
-    accumulation = GradientAccumulation(model, grads)
+    accumulation = GradientAccumulation(model, [grads])
     announced: list[int] = []
     try:
         for _ in range(2):  # the first batch must not affect the results of the second
@@ -161,7 +161,7 @@ def test_a_container_states_whether_it_announces_its_children(container: type[Pa
     nn.initialize(made.model, plan.layout, params, 1)
     model = make_model(made, plan, [Cpu()], TrainingState(plan.layout))
     model.bind(params, grads)
-    accumulation, announced = GradientAccumulation(model, grads), []
+    accumulation, announced = GradientAccumulation(model, [grads]), []
     accumulation.forward(batch(), [BATCH])
     accumulation.backward(announced.append)
     assert announced == ([plan.layer_starts[1], 0] if container is Pair else [0])
@@ -186,7 +186,7 @@ def test_accumulation_gives_the_gradient_of_the_batch(parts: list[int], devices:
         nn.initialize(made.model, plan.layout, params, 1)
         model = make_model(made, plan, [Cpu(i) for i in range(devices)], TrainingState(plan.layout))
         model.bind(params, grads)
-        accumulation = GradientAccumulation(model, grads, [[0, *[1] * (len(micro_batches) - 1)]])
+        accumulation = GradientAccumulation(model, [grads], [[0, *[1] * (len(micro_batches) - 1)]])
         final = np.full_like(grads, np.nan)
 
         def keep(start: int, final: Array = final, grads: Array = grads) -> None:

@@ -8,6 +8,7 @@ of the operations that may run are executed: results that a program does not wai
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import threading
@@ -19,6 +20,8 @@ from dataclasses import dataclass
 _lock = threading.RLock()
 _seed, _random, _pace = "", random.Random(), 0.0  # the mean number of operations executed per submitted operation
 _queues: list[Queue] = []
+_ALONE_S = 0.05  # after so long without a call of the host, a GPU for which others may wait works by itself
+_called_s = 0.0
 
 
 def _always() -> bool:
@@ -42,7 +45,9 @@ class Queue:
             _queues.append(self)
 
     def put(self, operation: Operation) -> None:
+        global _called_s
         with _lock:
+            _called_s = time.monotonic()
             if self.captured is not None:
                 self.captured.append(operation)
                 return
@@ -75,6 +80,20 @@ def until(done: Callable[[], bool]) -> None:
                 continue
         assert time.monotonic() - began < 60, "this wait does not end: no submitted operation makes its condition true"
         time.sleep(1e-4)
+
+
+@functools.cache
+def work_alone() -> None:
+    """From now on, execute operations also while the host waits for another process, which may wait for this GPU."""
+
+    def work() -> None:
+        while True:
+            time.sleep(_ALONE_S)
+            with _lock:
+                while time.monotonic() - _called_s > _ALONE_S and _step():
+                    pass
+
+    threading.Thread(target=work, daemon=True).start()
 
 
 def _step() -> bool:
