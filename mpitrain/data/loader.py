@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +22,7 @@ from .split import Split
 # A check of examples in stored form and their labels; the integer is the index of the first example.
 Check = Callable[[Array, Array, int], None]
 _PART_BYTES = 1 << 20  # minimum number of bytes per thread: copying less takes no longer than starting a thread
+_BLOCK_BYTES = 4 << 20  # maximum number of bytes of several batches that are made at once
 _FIRST_BATCHES = 2  # number of batches that are made before the split is cached on the device
 # Number of cached blocks: for this batch and the next one, which may be in the next group.
 _CACHED_BLOCKS = 2 * MIXED_BLOCKS + 1
@@ -149,6 +151,7 @@ class Loader:
         memory: Returns arrays for the next batch, given its size; or None to use the loader's memory.
         stride: Positions from a batch to the next batch, whose file blocks are read in the background.
         reuse: Whether the second batch after a batch may overwrite it.
+        period: Number of consecutive batches of a step. Small ones are made at once, which takes less time.
     """
 
     def __init__(
@@ -160,11 +163,13 @@ class Loader:
         memory: Memory = own_buffers,
         stride: int = 0,
         reuse: bool = True,
+        period: int = 1,
     ) -> None:
         self._split, self._storage, self._seed = split, storage, seed
         self._dtype: np.dtype[Any] = split.dtype if dtype is None else np.dtype(dtype)
         self._scale = 1.0 if dtype is None else split.scale
-        self._memory, self._stride, self._reuse = memory, stride, reuse
+        self._memory, self._stride, self._reuse, self._period = memory, stride, reuse, period
+        self._block = Batch(None, (), 0)  # consecutive batches that were made at once
         # Two sets of buffers, so that a batch stays valid while the next one is made.
         self._buffers: list[tuple[Array, Array]] = [(np.empty(0), np.empty(0))] * 2
         self._turn = 0
@@ -183,11 +188,13 @@ class Loader:
         Raises:
             DataError: There are fewer examples than ``count``, or they cannot be read.
         """
-        made = self._take(self._split.order(position, count, self._seed), position)
-        if isinstance(self._storage, Streaming):
-            # In modes with servers the next position is a guess, which suffices to read the right part of a file.
-            self._storage.expect(self._split.order(position + self._stride, count, self._seed))
-        return made
+        start = position - self._block.position
+        if 0 <= start <= self._block.count - count:
+            return self._block.part(start, start + count)
+        if (at_once := self._at_once(count)) == 1:
+            return self._make(position, count)
+        self._block = self._make(position, at_once * count)
+        return self._block.part(0, count)
 
     def index_batch(self, position: int, count: int) -> IndexBatch:
         """Return the indices of the examples that ``batch`` returns."""
@@ -201,9 +208,24 @@ class Loader:
         """Stop reading ahead."""
         self._storage.close()
 
+    def _at_once(self, count: int) -> int:
+        """Return how many batches of a step, of ``count`` examples each, are made at once: a divisor of ``period``."""
+        nbytes = count * math.prod(self._split.shape) * self._dtype.itemsize
+        most = min(self._period, len(self._split) // count, _BLOCK_BYTES // max(1, nbytes))
+        return max((n for n in range(1, most + 1) if self._period % n == 0), default=1)
+
+    def _make(self, position: int, count: int) -> Batch:
+        """Make a batch, and read the blocks of the next one in the background."""
+        made = self._take(self._split.order(position, count, self._seed), position)
+        if isinstance(self._storage, Streaming):
+            # In modes with servers the next position is a guess, which suffices to read the right part of a file.
+            self._storage.expect(self._split.order(position + self._stride, count, self._seed))
+        return made
+
     def _take(self, indices: Array, position: int) -> Batch:
         examples, labels = self._memory(len(indices)) or self._next_buffers(len(indices))
         self._storage.take(indices, self._scale, examples, labels)
+        self._block = Batch(None, (), 0)  # its memory may be reused
         return Batch(examples, labels, position)
 
     def _next_buffers(self, count: int) -> tuple[Array, Array]:

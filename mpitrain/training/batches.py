@@ -59,7 +59,7 @@ class Batches:
         if model is None:
             return Loader(split, storage, seed, dtype, reuse=reuses_batches)
         memory = model.memory if training.accumulate_steps * batches == 1 else own_buffers
-        loader = Loader(split, storage, seed, batch_dtype, memory, plan.step_examples, reuses_batches)
+        loader = Loader(split, storage, seed, batch_dtype, memory, plan.step_examples, reuses_batches, batches)
         if not reuses_batches or not isinstance(storage, InMemory):
             return loader
         examples, labels = storage.examples, storage.labels

@@ -99,6 +99,24 @@ def test_a_batch_stays_until_the_second_call_after_it():
     assert not np.array_equal(first, kept)
 
 
+@pytest.mark.parametrize(
+    ("n", "features", "at_once"), [(1000, 5, 6), (130, 5, 2), (50, 5, 1), (1000, 10_000, 2), (300, 50_000, 1)]
+)
+def test_batches_of_a_step_that_are_made_at_once_are_those_made_one_by_one(n, features, at_once, monkeypatch):
+    examples = np.random.default_rng(0).integers(0, 256, (n, features)).astype(np.uint8)
+    split, storage = data.from_arrays(examples, np.arange(n) % 4, 4), data.InMemory(examples, np.arange(n) % 4)
+    one_by_one, loader = (data.Loader(split, storage, 9, np.float32, period=period) for period in (1, 6))
+    make, made = loader._make, []
+    monkeypatch.setattr(loader, "_make", lambda position, count: (made.append(count), make(position, count))[1])
+    for step in (*range(5), 3):  # it may be moved back
+        for index in range(6):
+            position = 12 * 50 * step + 50 * index
+            batch, expected = loader.batch(position, 50), one_by_one.batch(position, 50)
+            assert batch.position == expected.position == position
+            assert np.array_equal(batch.examples, expected.examples) and np.array_equal(batch.labels, expected.labels)
+    assert set(made) == {50 * at_once}
+
+
 def test_sequential_is_the_order_of_the_split():
     loader, examples, labels = make()
     for start, stop in ((0, 10), (10, 20), (20, 23)):
