@@ -37,6 +37,7 @@ import socket
 import struct
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -45,6 +46,7 @@ NAME = b"mpitrain-forks"  # name of the server's process
 _IDLE_S = 90.0
 _POLL_S = 1.0
 _ANSWER_S = 5.0
+_IMPORT_NICE = 10
 _IMPORT_S = 60.0  # longest time for the imports of a first server
 _MAX_DESCRIPTORS = 250  # maximum number of descriptors in a message
 _GPUS = "/dev/nvidia", "/dev/kfd"  # files that a process which uses a GPU has opened
@@ -228,20 +230,28 @@ def _wake_up_by_signals() -> tuple[int, int]:
 
 
 def _import(module: str) -> None:
-    """Import a module at idle priority; exit if that starts threads or uses a GPU, which a fork would lose."""
+    """Import a module at low priority; exit if that starts threads or uses a GPU, which a fork would lose."""
     if module in sys.modules:
         return
-    with contextlib.suppress(OSError):
-        os.sched_setscheduler(0, os.SCHED_IDLE | os.SCHED_RESET_ON_FORK, os.sched_param(0))
     before = dict(os.environ)
-    with contextlib.suppress(Exception):
-        importlib.import_module(module)
+    thread = threading.Thread(target=_import_slowly, args=[module])  # this thread could not raise its priority again
+    thread.start()
+    thread.join()
+    while os.path.exists(f"/proc/self/task/{thread.native_id}"):  # for a moment after ``join``
+        time.sleep(0.001)
     os.environ.clear()
     os.environ.update(before)  # a script may set what a module has chosen, such as a folder, before it imports it
     tempfile.tempdir = None
     opened = [os.path.realpath(f"/proc/self/fd/{number}") for number in _descriptors()]
     if len(os.listdir("/proc/self/task")) > 1 or any(path.startswith(_GPUS) for path in opened):
         os._exit(1)
+
+
+def _import_slowly(module: str) -> None:
+    # Idle priority would take minutes beside ranks that use all cores, in which the server answers no client.
+    os.nice(_IMPORT_NICE)  # of this thread
+    with contextlib.suppress(Exception):
+        importlib.import_module(module)
 
 
 def _answer_ended(clients: dict[int, socket.socket]) -> None:

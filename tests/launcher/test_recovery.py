@@ -16,13 +16,14 @@ from mpitrain import checkpoint
 from mpitrain.checkpoint.memory import newest_state
 from mpitrain.monitor.goodput import accounts_in
 from mpitrain.process import fork_server, state_folder
+from mpitrain.process.fork_server import import_in_server
 from mpitrain.process.pid import parent_of
 from mpitrain.report.history import read_run
 
 from ..support.launch import JOBS, Mpi, one_line, run
-from ..support.recovery import NO_CHECKPOINTS, KilledRun
+from ..support.recovery import NO_CHECKPOINTS, TIMEOUT_S, KilledRun
 from ..support.results import SMALL, assert_same_bits, final
-from ..support.waiting import limit
+from ..support.waiting import limit, wait_until
 from ..support.world.controller import World
 
 STEPS = 3000
@@ -125,11 +126,18 @@ def test_fork_servers_start_the_first_ranks_and_those_of_restarts(mpi: Mpi, tmp_
 
 @pytest.mark.full
 @pytest.mark.parametrize("sets", [False, True])
-def test_restarted_ranks_find_what_torch_imports_late(openmpi: Mpi, sets: bool, tmp_path: Path) -> None:
+def test_restarted_ranks_find_what_torch_imports_late(
+    openmpi: Mpi, sets: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Unless the job sets a variable that torch reads when it is imported."""
-    job, found = tmp_path / "job.py", tmp_path / "found"
+    job, found, marker = tmp_path / "job.py", tmp_path / "found", tmp_path / "marker"
+    (tmp_path / "last_import.py").write_text(f"open({str(marker)!r}, 'w').close()")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     job.write_text(
-        f"""import os, runpy, sys
+        f"""import dataclasses, os, runpy, sys, time, mpitrain
+class Wait(mpitrain.Hook):
+    def after_step(self, loop):
+        time.sleep(0.01)  # modules are imported at low priority
 def job():
     if {sets}:
         os.environ["TORCHDYNAMO_SUPPRESS_ERRORS"] = "1"
@@ -137,13 +145,16 @@ def job():
         print(os.getpid(), os.environ.get("MPITRAIN_RESTART_COUNT"), "torch._dynamo" in sys.modules, file=file)
     import torch
     torch.optim.SGD([torch.zeros(1)], 0.1)
-    return runpy.run_path({str(SMALL)!r})["job"]()
+    return dataclasses.replace(runpy.run_path({str(SMALL)!r})["job"](), hooks=[Wait()])
 """
     )
-    with KilledRun(openmpi, 2, tmp_path / "run", job, "--train-steps", str(STEPS)) as killed:
+    with KilledRun(openmpi, 2, tmp_path / "run", job, "--train-steps", "100000000") as killed:
         killed.wait_for_state()
+        pids = {rank.pid for rank in killed.wait_for_ranks()}
+        import_in_server(str(killed.run_dir), "last_import")
+        wait_until(marker.exists, lambda: killed.output, TIMEOUT_S, process=killed.process)
         killed.kill("worker", 1)
-        killed.end()
+        killed.wait_for_ranks(other_than=pids)
     lines = [line.split() for line in reversed(found.read_text().splitlines())]
     first = {pid: (count, is_imported) for pid, count, is_imported in lines}  # of the calls in a process
     assert {("0", "False"), ("1", str(not sets))} == {each for each in first.values() if each[0] != "None"}
