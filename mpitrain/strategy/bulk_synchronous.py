@@ -72,9 +72,10 @@ class BulkSynchronous(Strategy):
         self.grad_norm: float | None = None
         self.measures_norm = False
         self._norm_steps = output.log_steps if output.log_grad_norm else 0  # steps between two measurements; 0: never
+        self._norm_at = 0  # the step before this one; ``move_to`` leaves out steps
 
     def start(self, progress: Progress, extra_state: ExtraState) -> None:
-        self.progress, self._counted_to = progress, progress.step
+        self.progress, self._counted_to, self._norm_at = progress, progress.step, progress.step
         self.step_offset = int(values_of(extra_state, _NAMESPACE, 1).get("offset", 0))  # type: ignore[arg-type]
         if self.tensors is not None:
             self.tensors.start(extra_state)
@@ -95,7 +96,9 @@ class BulkSynchronous(Strategy):
     def begin(self, loss: SupportsFloat) -> None:
         self.loss = loss
         if self._norm_steps:
-            self.measures_norm = (self.progress.step + 1) % self._norm_steps == 0
+            step = self.progress.step + 1
+            self.measures_norm = step // self._norm_steps > self._norm_at // self._norm_steps
+            self._norm_at = step
 
     def request_pause(self, reason: str) -> None:
         self._pauses.add(reason)

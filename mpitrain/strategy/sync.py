@@ -89,7 +89,8 @@ class Sync(BulkSynchronous):
         self._updater, self._buckets = plan.updater(self._vectors, state.frozen), plan.buckets
         self._partials = shared.allocate((node.size, self._updater.n_sums), np.float64)
         self._codec = make_node_codec(plan, hierarchy, self._buckets)
-        self._use_sums(compress=not plan.config.parallel.compress_after)
+        self._compress_at = plan.config.parallel.compress_after  # 0 once it does
+        self._use_sums(compress=not self._compress_at)
         if isinstance(plan.optimizer, WholeTensorOptimizer):
             divided = hierarchy, self.params, self._sums.is_replicated
             self.tensors = DividedTensorUpdates(plan.optimizer, plan.layout, state.frozen, *divided)
@@ -118,7 +119,7 @@ class Sync(BulkSynchronous):
 
     def start(self, progress: Progress, extra_state: ExtraState) -> None:
         super().start(progress, extra_state)
-        if self.plan.config.parallel.compress_after and progress.step >= self.plan.config.parallel.compress_after:
+        if 0 < self._compress_at <= progress.step:
             self._begin_to_compress()
         self._sums.load_extra_state(extra_state)
 
@@ -130,6 +131,7 @@ class Sync(BulkSynchronous):
         for name in self.plan.vectors:
             self.vector(name)  # from now on all nodes update all parameters
         self._sums.free()
+        self._compress_at = 0
         self._use_sums(compress=True)
 
     @property
@@ -205,7 +207,7 @@ class Sync(BulkSynchronous):
         self._exchanged, self._accepts = None, accepted or complete
         self.step_offset -= not updated
         self.count(loss, accepted)
-        if self.progress.step == self.plan.config.parallel.compress_after:
+        if 0 < self._compress_at <= self.progress.step:
             self._begin_to_compress()
         if complete or self.progress.step >= self.plan.train_steps:
             self.enter_consistent_point(flags)

@@ -84,6 +84,7 @@ class Joined(Hook):
         self._run = plan.config.run.join
         self._learner: Learner | None = None
         self._ranges, self._has_ended = Ranges(), False
+        self._trained = 0  # by all learners; see ``News``
         self._unclaimed = 0  # examples that were trained since the last range, and not claimed
         self._common: CommonRun | None = None  # on the chief
         self._has_finished = False  # on the chief: whether the last work was sent
@@ -170,7 +171,7 @@ class Joined(Hook):
                 self._common.end(loop)
         # Code of a script after its loop has the common parameters.
         learner = self._learner
-        self._apply(None if learner is None else News(learner.all_fragments(), [], False, Left.NONE))
+        self._apply(None if learner is None else News(learner.all_fragments(), [], False, Left.NONE, 0))
 
     def _finish(self, learner: Learner, patience_s: float = LOST_S) -> None:
         """Send the last work; afterwards ``common`` is the newest common model. Local; chief only.
@@ -256,10 +257,11 @@ class Joined(Hook):
         """Take over the news of the chief. Collective over the workers."""
         comm = self._cluster.workers
         if news is not None:
-            plain = [(each.lo, each.hi) for each, _ in news.fragments], news.ranges, news.is_reset, news.left
+            places = [(each.lo, each.hi) for each, _ in news.fragments]
+            plain = places, news.ranges, news.is_reset, news.left, news.trained
         else:
-            plain = [], [], False, Left.SOME
-        places, ranges, is_reset, left = comm.bcast(plain, root=0)
+            plain = [], [], False, Left.SOME, 0
+        places, ranges, is_reset, left, self._trained = comm.bcast(plain, root=0)
         parts = []
         for number, (lo, hi) in enumerate(places):
             values = np.empty(hi - lo, self._plan.dtype) if news is None else news.fragments[number][1]
@@ -274,6 +276,7 @@ class Joined(Hook):
     def _continue(self, progress: Progress) -> None:
         """Go on with the next range if this one has ended. Without a next one, go on behind this one.
 
+        The step is that of the run, on which schedules depend: learners that begin together begin with the first steps.
         Nothing is waited for if training must stop: then the next step is the last one.
         """
         plan, strategy, cursor = self._plan, self._strategy, progress.data_cursor
@@ -286,18 +289,19 @@ class Joined(Hook):
             activity.mark_progress()
             self._exchange(ends=False)
         if self._ranges.take_next(cursor):
-            self._unclaimed = 0
-            lo, hi = self._ranges.current
-            steps = (hi - lo) // plan.step_examples
-            # The last step is reached when no examples are left, not before.
-            step = min(max(progress.step, lo // plan.step_examples), plan.train_steps - 1 - steps)
-            strategy.move_to(Progress(max(0, step), lo))
+            self._unclaimed, cursor = 0, self._ranges.current[0]
         elif self._ranges.has_ended(cursor):
             strategy.move_to(Progress(plan.train_steps, cursor))
+            return
         elif cursor > self._ranges.current[1] or self._ranges.must_wait(cursor):
             # Steps on examples that it has not claimed do not count.
             self._unclaimed += plan.step_examples
             strategy.move_to(Progress(max(0, progress.step - 1), cursor))
+            return
+        left = max(1, (self._ranges.current[1] - cursor) // plan.step_examples)
+        # The last step is reached when no examples are left, not before.
+        step = min(max(progress.step, self._trained // plan.step_examples), plan.train_steps - 1 - left)
+        strategy.move_to(Progress(max(0, step), cursor))
 
     def _must_stop(self, step: int) -> bool:
         """Return whether a worker has been asked to stop. Collective over the workers."""

@@ -216,6 +216,23 @@ def test_a_suspended_learner_continues(openmpi: Mpi, tmp_path: Path, holds: bool
     assert book.is_given_out and not book.living and position(tmp_path) >= book.total
 
 
+def test_a_learner_begins_with_the_next_step_of_the_run(openmpi: Mpi, tmp_path: Path) -> None:
+    """Not with that of its first examples, which follow those that another learner has begun to train."""
+    words = SLOW, "--pause", "0.01", "--train-steps", 2000, "--log-steps", 1
+    with learners(openmpi, tmp_path, 1, words=words):
+        (rank,) = rank_status.read(tmp_path / "learners" / "0")
+        os.kill(rank.pid, signal.SIGSTOP)
+        (rank,) = rank_status.read(tmp_path / "learners" / "0")
+        metrics = tmp_path / "learners" / "1" / "metrics.jsonl"
+        second = start(openmpi, tmp_path, 1, "--run-dir", metrics.parent, *words)
+        try:
+            wait_until(lambda: metrics.exists() and any("loss" in each for each in read_lines(metrics)), "a step")
+            first = next(each["step"] for each in read_lines(metrics) if "loss" in each)
+            assert ledger(tmp_path).members["1"].held[0][0] > 0 and first <= rank.step + 1
+        finally:
+            os.killpg(second.pid, signal.SIGKILL)
+
+
 def test_a_learner_that_waits_for_the_examples_of_another_one_can_be_stopped(openmpi: Mpi, tmp_path: Path) -> None:
     words = SLOW, "--pause", "0.01", "--train-steps", 600
     with learners(openmpi, tmp_path, 1, 1, words=words) as processes:

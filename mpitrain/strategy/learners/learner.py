@@ -29,10 +29,11 @@ from .merging import Fragment, fragments_of
 from .records import pack
 from .signs import read_state
 from .store import Register, Store
-from .synchronizer import LOST_S, Fragments, Synchronizer, Version, delete_work, merged_work, work_file
+from .synchronizer import LOST_S, Fragments, Merged, Synchronizer, Version, delete_work, merged_work, work_file
 
 POLL_S, _SHORTEST_S = 0.2, 0.02  # seconds between two looks at the store: at most, and at least
 _LOOKS, _REST = 8, 4  # looks between two contributions, if there are other learners; and pause after one, in its times
+_MORE = 4  # times as many looks while a contribution waits to be merged
 _STATE_S = 1.0  # seconds between two signs of life
 _WAIT_S = 2.0  # seconds for which a learner waits for its next range before it trains examples that it has not claimed
 _LAST_S = 2.0  # seconds for which the last contributions of all learners are merged together
@@ -68,12 +69,14 @@ class News(NamedTuple):
         ranges: The examples to train after those that it has.
         is_reset: Whether ``ranges`` replace those that it has.
         left: Whether other examples are left after those.
+        trained: Number of examples of the run that were trained, by all learners, as far as this one knows.
     """
 
     fragments: list[tuple[Fragment, Array]]
     ranges: list[Range]
     is_reset: bool
     left: Left
+    trained: int
 
 
 class Learner:
@@ -111,6 +114,7 @@ class Learner:
         self._written = [0] * len(self._fragments)  # the numbers of the last contributions that are in the store
         self._outgoing: deque[tuple[int, dict[str, Any], Array]] = deque()  # contributions to be written
         self._turn, self._last_sent = 0, 0  # the fragment to send next, and the step of the last contribution
+        self._unmerged = 0  # the number of a contribution to the first fragment
         self._sent_s = deque[float](maxlen=2 * len(self._fragments) + 1)  # when contributions were made
         self._news: dict[int, Version] = {}
         self._last_left = Left.SOME
@@ -203,9 +207,13 @@ class Learner:
         for index, version in received.items():
             theta, mine = self._fragments[index].of(params), version.of(self._name, self.generation)
             values[index] = self._contributions.receive(index, version, mine, theta)
+            if index == 0:
+                self._align(mine)
         for index in range(len(self._fragments)) if ends else [self._turn] if self._may_send() else []:
             self._send(index, values.get(index, self._fragments[index].of(params)), ends)
-        return News([(self._fragments[i], each) for i, each in values.items()], ranges, is_reset, left)
+        own = [(version.examples, version.of(self._name, self.generation).examples) for version in self._newest]
+        trained = self.examples + max(0, min(of_all - of_own for of_all, of_own in own))
+        return News([(self._fragments[i], each) for i, each in values.items()], ranges, is_reset, left, trained)
 
     @property
     def holds_lease(self) -> bool:
@@ -344,8 +352,22 @@ class Learner:
         }
         self._outgoing.append((index, header, sent.delta))
         self._turn, self._last_sent = (index + 1) % len(self._fragments), self.steps_done
+        if index == 0:
+            self._unmerged = sent.number
         self._sent_s.append(time.monotonic())
         self._wake.set()
+
+    def _align(self, mine: Merged) -> None:
+        """Contribute later from now on, if the last contribution was merged with those of learners that came later.
+
+        Learners of equal speed then contribute at nearly the same time: what is merged late is worth less. The first
+        fragment shifts the others.
+        """
+        if 0 < self._unmerged <= mine.number:
+            period, self._unmerged = self._pace * len(self._fragments), 0
+            ahead = int(period * min(0.5, mine.ahead_s / self._interval_s))
+            if ahead > period // _LOOKS:
+                self._last_sent += ahead
 
     def _waits_for_range(self, has_one: bool) -> bool:
         """Return whether to wait for the next range, which takes milliseconds if the store can be used."""
@@ -360,6 +382,7 @@ class Learner:
     def _reset(self) -> None:
         """Begin the generation that the thread has entered, without the work that was not merged."""
         self._written = [0] * len(self._fragments)  # before the generation: the thread writes both into the state
+        self._unmerged = 0
         self.generation, self._entered = self._entered, 0
         self.examples, self._began_steps, self._kept_steps = 0, self.steps_done, self._steps_before
         self._claims.begin()
@@ -422,7 +445,8 @@ class Learner:
         """The time to the next look at the store: late news are worth less, if other learners contribute often."""
         if self._is_alone or self._trouble_since is not None or len(self._sent_s) < 2:
             return POLL_S
-        return max(_SHORTEST_S, self._interval_s / len(self._fragments) / _LOOKS)
+        looks = _LOOKS * (_MORE if self._unmerged else 1)
+        return min(POLL_S, max(_SHORTEST_S, self._interval_s / len(self._fragments) / looks))
 
     def _write_state(self, ended: bool = False) -> None:
         self._beat += 1

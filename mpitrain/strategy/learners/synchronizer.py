@@ -39,6 +39,7 @@ class Merged(NamedTuple):
         discarded: Number of those that were left out.
         lag: Number of versions that were merged between the one on which the last one is based and its own.
         steps: Number of steps of those that were not left out.
+        ahead_s: Seconds between the arrival of the last one, and of the last one of all learners in the same version.
     """
 
     generation: int = 0
@@ -47,6 +48,7 @@ class Merged(NamedTuple):
     discarded: int = 0
     lag: int = 0
     steps: int = 0
+    ahead_s: float = 0.0
 
 
 class Version(NamedTuple):
@@ -166,7 +168,7 @@ class Synchronizer:
         self._averaging = Updater(sgd(1.0), layout, self.center, {})  # for last contributions
         self.newest: list[Version] = []
         self.speeds: list[float] = []
-        self._first_s = [math.inf] * len(fragments)  # since when a contribution to the fragment waits
+        self._came_s: list[dict[str, float]] = [{} for _ in fragments]  # since when a learner's contribution waits
         self._sizes = [deque[float](maxlen=_SIZES) for _ in fragments]  # of the last contributions
         self._signs, self._silent_s = Signs(store), dict[str, float]()
         self._unreadable_s: dict[tuple[str, int, int, int], float] = {}
@@ -234,18 +236,18 @@ class Synchronizer:
                 waiting[name] = state
             elif not state.get("ended") and self._silent_s[name] < 2 * state.get("interval_s", 0) + 1:
                 others.append(state)
+        came_s = self._came_s[index] = {name: self._came_s[index].get(name, now) for name in waiting}
         if not waiting:
-            self._first_s[index] = math.inf
             return False
-        self._first_s[index] = min(self._first_s[index], now)
         grace_s = GRACE * min(state["interval_s"] for state in waiting.values())
-        if waits and others and now - self._first_s[index] < grace_s:
+        if waits and others and now - min(came_s.values()) < grace_s:
             return False
         return self._merge(index, waiting, _share(waiting.values(), others), now)
 
     def _merge(self, index: int, waiting: Mapping[str, Mapping[str, Any]], share: float, now: float) -> bool:
         fragment, version = self._fragments[index], self.newest[index]
         merged, accepted, sizes = dict(version.merged), [], list[float]()
+        came_s = self._came_s[index]
         for name, state in waiting.items():
             contribution, after = self._contribution(index, name, state, now)
             if contribution is None:
@@ -263,7 +265,7 @@ class Synchronizer:
             else:
                 accepted.append(contribution)
             sizes += [size] if math.isfinite(size) else []
-            merged[name] = after
+            merged[name] = after._replace(ahead_s=max(came_s.values()) - came_s[name])
         if merged == version.merged:
             return False
         if accepted:
@@ -277,7 +279,7 @@ class Synchronizer:
             version.examples + sum(each.examples for each in accepted),
             np.stack([fragment.of(vector) for vector in self._vectors]),
         )
-        self._first_s[index] = math.inf
+        self._came_s[index] = {}
         try:
             is_newest = self._versions.swap(index, new)
         except OSError:

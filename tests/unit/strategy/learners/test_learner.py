@@ -69,9 +69,10 @@ class Process:
         fragments: int = 1,
         facts: dict[str, object] | None = None,
         store: Callable[[Path], Folder] = Folder,
+        steps: int = 8,
     ) -> None:
         group = Group(store(folder), LAYOUT, DTYPE, optim.sgd(1.0), fragments, facts or {}, TOTAL)
-        self.learner = Learner(group, name, f"process {id(self)}", steps=8, unit=unit)
+        self.learner = Learner(group, name, f"process {id(self)}", steps, unit)
         self.unit, self.step_s, self.counts = unit, step_s, Counter[int]()
         self.saved, self.lost_steps = 0, list[int]()
         self.params = np.zeros(LAYOUT.size)
@@ -467,6 +468,33 @@ def test_work_of_some_counts_by_their_part_and_last_work_is_averaged(tmp_path: P
         momentum = 0.5 * momentum + 0.5
         expected -= 0.5 if number == 3 else 0.5 + 0.5 * momentum
         np.testing.assert_allclose(LAYOUT.views(synchronizer.center)["a"], expected)
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_learners_of_equal_speed_contribute_at_nearly_the_same_step(fragments: int, tmp_path: Path) -> None:
+    period, begins = 32, (0, 12)
+    processes = [Process(tmp_path, name, unit=1, fragments=fragments, steps=period) for name in "ab"]
+    sent: list[list[int]] = [[], []]
+    for process in processes:
+        process.learner.join(process.params)
+    for step in range(period * 10):
+        time.sleep(0.01)
+        for process, begin, own in zip(processes, begins, sent, strict=True):
+            if step < begin:
+                continue
+            learner = process.learner
+            learner.steps_done += 1
+            learner.examples += 1
+            process.params += 1
+            if learner.is_due:
+                for fragment, values in learner.exchange(process.params).fragments:
+                    fragment.of(process.params)[:] = values
+            if learner._contributions._states[0].number > len(own):
+                own.append(step)
+    for process in processes:
+        process.learner.abandon()
+    assert sent[1][0] - sent[0][0] == 12
+    assert min(abs(sent[1][-1] - step) for step in sent[0]) <= 8, sent
 
 
 def test_giving_up_a_generation_keeps_the_work_of_the_next_one(tmp_path: Path) -> None:
