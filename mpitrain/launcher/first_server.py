@@ -6,11 +6,13 @@ import atexit
 import contextlib
 import ctypes
 import os
+import re
 import secrets
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.openblas import without_chosen
@@ -76,6 +78,8 @@ class FirstServer:
                 preexec_fn=_end_with_parent,  # until it has forked a rank
             )
         atexit.register(self.close)
+        for module in _slow_imports(arguments):
+            fork_server.import_in_server(self._name, module, nice=0)
 
     def variables(self, spec: LaunchSpec, machine: LocalMachine) -> dict[str, str]:
         """Return the variables with which ranks find the server.
@@ -99,6 +103,23 @@ class FirstServer:
             self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S)
+
+
+def _slow_imports(arguments: Sequence[str]) -> tuple[str, ...]:
+    """Return what ranks will import if a job file or script imports torch: it takes longer than all other modules.
+
+    There are none if the file may set variables that torch reads when it is imported, or change what is imported.
+    """
+    file = Path(next((argument for argument in arguments if argument.endswith(".py")), ""))
+    with contextlib.suppress(OSError, ValueError):
+        text = file.read_text()
+        is_own = file.with_name("torch").exists() or file.with_name("torch.py").exists()
+        if is_own or re.search(r"environ|putenv|dotenv|sys\.path|addsitedir", text):
+            return ()
+        if re.search(r"^(import|from)\s+torch\b", text, re.MULTILINE):
+            # Every optimizer of torch imports the second one.
+            return ("torch", "torch._dynamo") if re.search(r"\btorch(\.| import .*\b)optim\b", text) else ("torch",)
+    return ()
 
 
 def _end_with_parent() -> None:

@@ -26,6 +26,7 @@ import array
 import contextlib
 import ctypes
 import fcntl
+import gc
 import hashlib
 import importlib
 import json
@@ -120,12 +121,18 @@ def stop_server(run_dir: str, wait: bool = True) -> None:
                 connection.recv(1)  # returns no byte when the server has ended
 
 
-def import_in_server(run_dir: str, module: str) -> None:
-    """Let the server of a run on this host, if there is one, import a module that a rank uses; returns at once."""
-    connection = _connect(run_dir)
+def import_in_server(name: str, module: str, nice: int = _IMPORT_NICE) -> None:
+    """Let a server on this host, if there is one, import a module that a rank uses; returns at once.
+
+    Args:
+        name: The name of a first server, or the path of a run directory.
+        nice: How much lower the priority of the import is. An idle priority would take minutes beside ranks that use
+            all cores, in which the server answers no client.
+    """
+    connection = _connect(name)
     if connection is not None:
         with connection, contextlib.suppress(OSError):
-            _send(connection, {_IMPORT: module})
+            _send(connection, {_IMPORT: module, "nice": nice})
 
 
 def keep_server(run_dir: str, modules: Sequence[str]) -> int:
@@ -193,7 +200,7 @@ def _serve(
         with contextlib.suppress(OSError, ValueError):  # errors of a client that has ended
             connection, values, numbers = _accept(listening)
             if _IMPORT in values:
-                _import(values[_IMPORT])
+                _import(values[_IMPORT], values["nice"])
             elif _STOP in values or stopping:
                 stopping.append(connection)
             else:
@@ -229,12 +236,12 @@ def _wake_up_by_signals() -> tuple[int, int]:
     return woken, wake
 
 
-def _import(module: str) -> None:
-    """Import a module at low priority; exit if that starts threads or uses a GPU, which a fork would lose."""
+def _import(module: str, nice: int) -> None:
+    """Import a module in a thread; exit if that fails, or starts threads or uses a GPU, which a fork would lose."""
     if module in sys.modules:
         return
-    before = dict(os.environ)
-    thread = threading.Thread(target=_import_slowly, args=[module])  # this thread could not raise its priority again
+    before, threads = dict(os.environ), set(os.listdir("/proc/self/task"))  # OpenBLAS may have threads, but can fork
+    thread = threading.Thread(target=_import_at_priority, args=[module, nice])  # this one could not be raised again
     thread.start()
     thread.join()
     while os.path.exists(f"/proc/self/task/{thread.native_id}"):  # for a moment after ``join``
@@ -243,13 +250,14 @@ def _import(module: str) -> None:
     os.environ.update(before)  # a script may set what a module has chosen, such as a folder, before it imports it
     tempfile.tempdir = None
     opened = [os.path.realpath(f"/proc/self/fd/{number}") for number in _descriptors()]
-    if len(os.listdir("/proc/self/task")) > 1 or any(path.startswith(_GPUS) for path in opened):
+    has_threads = not threads.issuperset(os.listdir("/proc/self/task"))
+    if module not in sys.modules or has_threads or any(path.startswith(_GPUS) for path in opened):
         os._exit(1)
+    gc.freeze()
 
 
-def _import_slowly(module: str) -> None:
-    # Idle priority would take minutes beside ranks that use all cores, in which the server answers no client.
-    os.nice(_IMPORT_NICE)  # of this thread
+def _import_at_priority(module: str, nice: int) -> None:
+    os.nice(nice)  # of this thread
     with contextlib.suppress(Exception):
         importlib.import_module(module)
 
@@ -291,6 +299,8 @@ def _become(request: _Request) -> None:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # it was the null device at the start
     if "numpy.random" in sys.modules:  # else unseeded random numbers of all ranks would be the same
         sys.modules["numpy.random"].seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()
     sys.argv[1:] = request.arguments
     # The kernel ends this process (SIGIO) when the client ends, because only the client can write to the pipe.
     fcntl.fcntl(alive, fcntl.F_SETOWN, os.getpid())

@@ -64,6 +64,34 @@ def test_first_ranks_are_forked_but_have_their_own_state(mpi: Mpi, tmp_path: Pat
         assert ranks[0]["processors"] != ranks[1]["processors"]  # one core each
 
 
+_TORCH_JOB = f"""
+import sys
+was_imported = "torch" in sys.modules
+import torch, json, os, runpy
+INITIAL = torch.initial_seed()
+from pathlib import Path
+
+def job():
+    seen = was_imported, INITIAL, torch.get_num_threads(), len(os.sched_getaffinity(0))
+    Path(__file__).with_name(f"rank-{{os.getpid()}}.json").write_text(json.dumps(seen))
+    return runpy.run_path({str(SMALL)!r})["job"]()
+"""
+
+
+@pytest.mark.parametrize(("more", "is_imported"), [("", True), ("LOGS = os.environ.get('TORCH_LOGS')", False)])
+def test_torch_is_imported_once_for_all_ranks(openmpi: Mpi, more: str, is_imported: bool, tmp_path: Path) -> None:
+    """Unless the job may set variables that torch reads when it is imported."""
+    job = tmp_path / "job.py"
+    job.write_text(_TORCH_JOB + more)
+    words = [str(openmpi.python), "-m", "mpitrain", "run", "-n", "2", str(job), "--train-steps", "1"]
+    done = run([*words, "--run-dir", str(tmp_path / "run")], env=LAUNCHER_ENVIRONMENT, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    ranks = [json.loads(path.read_text()) for path in tmp_path.glob("rank-*.json")]
+    assert [was_imported for was_imported, *_ in ranks] == [is_imported] * 2
+    assert ranks[0][1] != ranks[1][1]  # the seeds
+    assert all(1 <= threads <= cores for _, _, threads, cores in ranks)
+
+
 @pytest.mark.parametrize("name", ["MY_VALUE", "OPENBLAS_VERBOSE"])
 def test_ranks_with_other_variables_start_by_themselves(openmpi: Mpi, name: str, tmp_path: Path) -> None:
     """A module may have read a variable, or not, when it was imported."""

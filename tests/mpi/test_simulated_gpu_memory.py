@@ -28,7 +28,7 @@ def test_a_model_that_does_not_fit_is_reported(
     assert done.returncode == 1
     lines = [line for line in done.stderr.splitlines() if line.startswith("mpitrain: ")]
     assert "gpu:0" in lines[0] and "--batch-size" in lines[0] and "rank" in lines[0]
-    assert "python3 (pid 4711, 59.0 GiB)" in lines[0], "who else is on the second GPU, which is the first here"
+    assert "python3 (pid 4194305, 59.0 GiB)" in lines[0], "who else is on the second GPU, which is the first here"
     assert "Traceback" not in done.stderr
 
 

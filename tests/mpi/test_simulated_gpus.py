@@ -186,7 +186,7 @@ def test_doctor_reports_devices_and_their_assignment(openmpi: Mpi, simulated: di
     assert done.returncode == 0, done.stderr
     output = " ".join(done.stdout.split())
     assert "79 GiB of 80 GiB free, 31 C, driver 580.95.05" in output
-    assert "20 GiB of 80 GiB free, driver 580.95.05; in use by python3 (pid 4711, 59.0 GiB)" in output
+    assert "20 GiB of 80 GiB free, driver 580.95.05; in use by python3 (pid 4194305, 59.0 GiB)" in output
     assert "0 on gpu:0, 1 on gpu:1, 2 on gpu:0" in output and "share 2 GPUs" in output
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
+import secrets
 import shutil
 import subprocess
 import tempfile
@@ -12,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from mpitrain.process import fork_server
 
 from .waiting import limit
 
@@ -66,11 +70,57 @@ class Mpi:
         """Run ``python WORDS`` on ``n`` ranks and return the completed process; see ``run``."""
         return run([*self.command(n), str(self.python), *map(str, words)], timeout=timeout, env=env, cwd=cwd)
 
-    def train(self, n: int, job: Path, *flags: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
-        """Run ``mpitrain train JOB FLAGS`` on ``n`` ranks; the command must succeed."""
-        done = self.run(n, "-m", "mpitrain", "train", job, *flags, **options)  # type: ignore[arg-type]
+    def train(
+        self, n: int, job: Path, *flags: str | Path, env: dict[str, str] | None = None, **options: object
+    ) -> subprocess.CompletedProcess[str]:
+        """Run ``mpitrain train JOB FLAGS`` on ``n`` ranks; the command must succeed.
+
+        A server forks the ranks, as it does for ``mpitrain run``, unless they get other environment variables.
+        """
+        name = (
+            ""
+            if env
+            else rank_server(self.python, re.search("^(import|from) torch", job.read_text(), re.MULTILINE) is not None)
+        )
+        words = [fork_server.__file__] if name else ["-m", "mpitrain"]
+        more = {fork_server.FIRST: name} if name else env
+        done = self.run(n, *words, "train", job, *flags, env=more, **options)  # type: ignore[arg-type]
         assert done.returncode == 0, done.stdout + done.stderr
         return done
+
+
+_ENVIRONMENT = dict(os.environ)  # at the start of the tests
+_servers: list[subprocess.Popen[bytes]] = []  # they end with their standard input, when this process ends
+
+
+@functools.cache
+def _start_server(python: Path, with_torch: bool) -> str:
+    """Start a server which forks ranks until this process ends, and return its name."""
+    name = secrets.token_hex(16)
+    listening = fork_server.bind(name)
+    assert listening is not None
+    with listening:
+        number = listening.fileno()
+        server = subprocess.Popen(
+            [str(python), "-m", "mpitrain", "train"],
+            env={**_ENVIRONMENT, **LAUNCHER_ENVIRONMENT, fork_server.FIRST: name, fork_server.SOCKET: str(number)},
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[number],
+            start_new_session=True,
+        )
+    _servers.append(server)
+    if with_torch:
+        fork_server.import_in_server(name, "torch")
+    return name
+
+
+def rank_server(python: Path, with_torch: bool) -> str:
+    """Return the name of the server for ranks in this environment; empty if a test has changed the environment."""
+    now = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    return _start_server(python, with_torch) if now == _ENVIRONMENT else ""
 
 
 def run(
@@ -81,6 +131,7 @@ def run(
     The command is repeated, up to twice, if Open MPI's launcher could not start.
     """
     environment = {**os.environ, **LAUNCHER_ENVIRONMENT, **(env or {})}
+    environment.pop("PYTEST_CURRENT_TEST", None)
     for attempt in range(3):
         done = _run_once(words, limit(timeout), environment, cwd)
         if _NOT_LAUNCHED not in done.stdout + done.stderr:
