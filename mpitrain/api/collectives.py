@@ -32,7 +32,8 @@ class Collectives:
 
     def mean(self, value: Any) -> Any:
         """Return the mean over the workers; see ``sum`` for the types. Collective over the workers."""
-        return self.sum(value) / self._rank.cluster.workers.size
+        total, count = self._sum(value)
+        return total / count
 
     def sum(self, value: Any) -> Any:
         """Return the sum over the workers; tensors are added in the order of the ranks. Collective over the workers.
@@ -43,9 +44,15 @@ class Collectives:
         Returns:
             A float for a number or a tensor with one element; else a tensor on the CPU, of the same shape.
         """
+        return self._sum(value)[0]
+
+    def _sum(self, value: Any) -> tuple[Any, int]:
+        """Return the sum, and the number of summands."""
         if getattr(value, "numel", lambda: 1)() == 1:
-            return math.fsum(self.gather(float(value.detach() if hasattr(value, "detach") else value)))
-        return functools.reduce(operator.add, self.gather(value))
+            numbers = self.gather(float(value.detach() if hasattr(value, "detach") else value))
+            return math.fsum(numbers), len(numbers)
+        values = self.gather(value)
+        return functools.reduce(operator.add, values), len(values)
 
     def gather(self, value: Any) -> list[Any]:
         """Return the values of all workers, in rank order; tensors are on the CPU. Collective over the workers.
@@ -53,6 +60,10 @@ class Collectives:
         Args:
             value: A number, a string, a tensor on any device, or any other object that can be pickled.
         """
+        return self._gather_of_ranks(value)
+
+    def _gather_of_ranks(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, as ``gather`` without virtual workers does. Collective over the workers."""
         self._wait_for_workers("mean, sum or gather of the Trainer")
         with _WAIT:
             on_host = value.detach().cpu() if hasattr(value, "detach") else value

@@ -90,7 +90,9 @@ class ScriptOptimizers:
     def update(self, loop: SteppedLoop, indices: Sequence[int]) -> None:
         """Update the parameters with these optimizers. Collective over the workers if they take the same steps."""
         if loop.plan.config.virtual_workers is not None:
-            self._check_options(loop)
+            if not (loop.ends_step and self._trainer._has_asked):
+                self.check_options()
+            self._partial_options = None if loop.ends_step else [live.options for live in self.live]
         for live in [self.live[index] for index in indices] if self.live else []:
             if live.has_changed():
                 loop.set_optimizer(live.rule)
@@ -98,19 +100,17 @@ class ScriptOptimizers:
         loop.update(indices)
         self.advance_schedulers(loop)
 
-    def _check_options(self, loop: SteppedLoop) -> None:
-        """Check that no option has changed since a micro-batch that was not the last one of its step.
+    def check_options(self) -> None:
+        """Check that no option has changed since the last ``update``, unless that was the last one of its step.
 
         Raises:
             JobError: One has changed: ranks have different numbers of micro-batches.
         """
-        options = [live.options for live in self.live]
-        if self._partial_options not in (None, options):
+        if self._partial_options not in (None, [live.options for live in self.live]):
             raise JobError(
                 "options of the optimizer, such as its learning rate, were changed before the last micro-batch of a "
                 "step: with --virtual-workers, change them, or call a scheduler, only if trainer.sync_gradients"
             )
-        self._partial_options = None if loop.ends_step else options
 
     def advance_schedulers(self, loop: SteppedLoop) -> None:
         """Call the scheduler of the Trainer as often as its interval has passed. Local."""
@@ -129,7 +129,7 @@ class ScriptOptimizers:
             JobError: The workers have different states.
         """
         try:
-            return live.check_state(self._trainer.gather)
+            return live.check_state(self._trainer._gather_of_ranks)
         except JobError as error:
             error.on_all_ranks = error.on_all_ranks and not self._trainer._rank.cluster.servers
             raise
@@ -153,7 +153,7 @@ class ScriptOptimizers:
             JobError: The workers take the same steps with different options.
         """
         if not self._trainer._config.uses_servers:
-            check_same_options(self._trainer.gather(live.options_of_script))
+            check_same_options(self._trainer._gather_of_ranks(live.options_of_script))
         return live.state()
 
 
@@ -172,7 +172,7 @@ class _Owner:
 
     def collect_state(self) -> None:
         if (loop := self._training("state_dict")) is not None:
-            gather = None if loop.plan.config.mode.averages_params else self._trainer.gather
+            gather = None if loop.plan.config.mode.averages_params else self._trainer._gather_of_ranks
             self._live.set_state(loop, gather)
 
     def drop_state(self) -> None:

@@ -72,7 +72,7 @@ class ScriptTraining(ScriptRun):
             self._session, rank.session = session, stack
             if session.loop is None:  # the run has already finished early
                 training = self.model.training
-                load(session.run_dir, model=self.model)
+                load(self._config.run.join or session.run_dir, model=self.model)
                 self.model.train(training)
                 return None
             assert isinstance(session.loop, SteppedLoop)
@@ -97,6 +97,7 @@ class ScriptTraining(ScriptRun):
                 if self._config.training.goal is not None and self._loop.validation_step < 0:
                     _log.warning("--stop-metric had no effect, because the script has not called trainer.evaluate")
             self._loop = None
+            self._micro_batches.clear()
             stack, rank.session = rank.session, None
             assert stack is not None
             stack.close()
@@ -104,6 +105,10 @@ class ScriptTraining(ScriptRun):
             rank.finish(self._session.stopped)
         if self._session.stopped:
             sys.exit(STOPPED_EARLY)
+
+    def _check_options(self) -> None:
+        with self._rank.errors_end_the_run():
+            self._optimizers.check_options()
 
     def _serve(self) -> None:
         """Serve parameters until the workers have ended, then exit."""

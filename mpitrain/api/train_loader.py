@@ -49,14 +49,19 @@ class TrainLoader:
         assert trainer._epoch is not None
         # The last epoch has all remaining steps: with backup workers, some batches do not count.
         end = (trainer._epoch + 1) * len(self.split) if trainer._epoch < trainer._last else math.inf
-        while not self._has_ended(loop) and (work := loop.take()) is not None and loop.start_of(work) < end:
-            yield self.next_batch(loop)
-            self.check_used(loop)
-        trainer._has_more = False
+        try:
+            while not self._has_ended(loop) and (work := loop.take()) is not None and loop.start_of(work) < end:
+                yield self.next_batch(loop)
+                self.check_used(loop)
+            trainer._has_more = False
+        finally:
+            trainer._micro_batches.clear()
 
     def next_batch(self, loop: SteppedLoop) -> Any:
         """Return the batch of the work item that the loop has taken, or of its next part, as tensors."""
-        return as_tensors(loop.micro_batch(), self._trainer.device, self._pin_memory)
+        batch = loop.micro_batch()
+        self._trainer._begin_micro_batch(batch.position)
+        return as_tensors(batch, self._trainer.device, self._pin_memory)
 
     def check_used(self, loop: SteppedLoop) -> None:
         """Check that the script has computed the gradient of the last batch.

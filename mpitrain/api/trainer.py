@@ -115,6 +115,7 @@ class Trainer(ScriptTraining):
             with rank.cluster.agree("reading the options"):
                 self._config = run_config({"mode": mode, **options, **rank.options})
                 super().__init__(rank, self._config.run.hang_timeout or math.inf)
+                self._micro_batches = []
                 for name in {**options, **rank.options}:
                     if instead := info_of(FIELDS[name]).in_scripts:
                         raise ConfigError(f"{name} is no option of a Trainer: {instead}")
@@ -280,7 +281,9 @@ class Trainer(ScriptTraining):
         loop, self._epoch = self._open("steps", steps=count), 0
         while loop is not None and self._take(loop):
             with self._rank.errors_end_the_run():
-                seed_all(self._config.training.seed, loop.micro_batch().position)
+                batch = loop.micro_batch()
+                seed_all(self._config.training.seed, batch.position)
+                self._begin_micro_batch(batch.position)
             yield loop.step
             with self._rank.errors_end_the_run():
                 if loop.is_pending:

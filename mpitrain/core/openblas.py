@@ -1,4 +1,5 @@
-"""Override the kernels that OpenBLAS chooses, if they are not the fastest. Runs before NumPy is imported.
+"""Override the kernels that OpenBLAS and MKL choose, if they are not the fastest, or not reproducible. Runs before
+NumPy is imported.
 
 A run that resumes uses the kernels of its last start, if the CPU can execute them, because each kernel sums in a
 different order: ``mpitrain run`` reads them from the run's record and passes them to the ranks.
@@ -13,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 CORE_TYPE = "OPENBLAS_CORETYPE"
+MKL_RESULTS = "MKL_CBWR"  # read at MKL's first product
 KERNELS = "MPITRAIN_BLAS_KERNELS"  # set by ``mpitrain run``: the kernels that all ranks are to use
 
 _ZEN_4 = ("vendor_id\t: AuthenticAMD", "cpu family\t: 25", " avx512f ")
@@ -29,6 +31,17 @@ _REQUIRED_FLAGS = {
 }
 
 CHOSEN: dict[str, str] = {}  #: Environment variables that this module has set, valid for this host's CPU.
+
+
+def choose_results_of_mkl(environ: MutableMapping[str, str], cpuinfo: str) -> None:
+    """Unless the user has set ``MKL_CBWR``, let torch's matrix products not depend on the alignment of its tensors.
+
+    By default, MKL's products of the same small matrices at other addresses may differ in the last bit, so a run would
+    depend on where its batches are in memory. On AMD, ``AUTO`` is enough, and as fast as the default; MKL supports
+    ``STRICT`` on Intel's CPUs. Source: Intel oneMKL Developer Guide, "Reproducibility Conditions".
+    """
+    if MKL_RESULTS not in environ:
+        environ[MKL_RESULTS] = CHOSEN[MKL_RESULTS] = "AUTO,STRICT" if "GenuineIntel" in cpuinfo else "AUTO"
 
 
 def without_chosen(environ: Mapping[str, str]) -> dict[str, str]:
@@ -59,6 +72,8 @@ def _can_execute(cpuinfo: str, kernels: str) -> bool:
     return required is not None and required <= set(line.split())
 
 
-if "numpy" not in sys.modules:
-    with suppress(OSError):
-        choose_kernels(os.environ, Path("/proc/cpuinfo").read_text())
+with suppress(OSError):
+    _cpuinfo = Path("/proc/cpuinfo").read_text()
+    choose_results_of_mkl(os.environ, _cpuinfo)
+    if "numpy" not in sys.modules:
+        choose_kernels(os.environ, _cpuinfo)

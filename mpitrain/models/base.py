@@ -167,6 +167,9 @@ class SteppedModel(Protocol):
                 kept then.
         """
 
+    def seed(self, position: int) -> None:
+        """Seed the random numbers of the device for what follows, by a number that is the same on all ranks."""
+
     def end_forward(self, loss: Any, count: int, factor: float = 1.0) -> Any:
         """Set the loss of a forward pass, the mean over ``count`` examples; return it as ``compute_loss`` does.
 
@@ -210,7 +213,7 @@ class SteppedModel(Protocol):
         """Copy the gradient to the copies that the script sees."""
 
     def show_params(self) -> None:
-        """Copy the parameters to the module after an update, if it has copies on the same device."""
+        """Show the parameters and buffers after an update to the script, in those that the module has as copies."""
 
     def store_params(self) -> None:
         """Write the script's changes of the module's copies of parameters to the bound parameters."""

@@ -181,6 +181,7 @@ class SteppedHostCopies:
         self.use_device, self.begin_forward, self.add_loss = model.use_device, model.begin_forward, copies.add_loss
         self.hide_grads, self.note_frozen, self.inference = model.hide_grads, model.note_frozen, model.inference
         self.mark_updated, self.check_data_pointers = model.mark_updated, model.check_data_pointers
+        self.seed = model.seed
 
     def end_forward(self, loss: Any, count: int, factor: float = 1.0) -> Any:
         return self._copies.copied_loss(self._model.end_forward(loss, count, factor))

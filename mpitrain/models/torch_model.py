@@ -242,6 +242,9 @@ class SteppedTorchModel:
         with self._device.activate():
             self._passes.begin_forward(position, pending)
 
+    def seed(self, position: int) -> None:
+        self._passes.seed(position)
+
     def end_forward(self, loss: Tensor, count: int, factor: float = 1.0) -> Any:
         with self._device.activate():
             share = self._passes.end_forward(loss, count)
@@ -285,6 +288,7 @@ class SteppedTorchModel:
 
     def show_params(self) -> None:
         with self._device.activate():
+            self._passes.end_step()
             self._copies.load()
 
     def store_params(self) -> None:

@@ -48,11 +48,15 @@ class TorchPasses:
 
     def begin_forward(self, position: int, pending: bool = False) -> None:
         """See ``SteppedModel``; the device must be active."""
-        seed_torch(self._seed, position, self._device.torch_device)
+        self.seed(position)
         if not pending:
             self._buffers.begin_forward()
         self._gradients.begin_forward()
         self._versions = [param._version for param in self._params]
+
+    def seed(self, position: int) -> None:
+        """See ``SteppedModel``."""
+        seed_torch(self._seed, position, self._device.torch_device)
 
     def autocast(self) -> Any:
         """Return a context in which operations choose the type of their results, if the run computes in bfloat16."""
@@ -104,6 +108,10 @@ class TorchPasses:
                 if "modified by an inplace operation" in str(error) and self._gradients.has_announced:
                     raise JobError(_READ_TOO_LATE.format(self._plan.nbytes, one_line(error))) from error
                 raise
+
+    def end_step(self) -> None:
+        """Show the buffers of all workers to the script; the device must be active."""
+        self._buffers.end_step()
 
     def _indices(self, names: Collection[str] | None) -> set[int]:
         """Return the indices of the parameters with these names; None: of all parameters."""

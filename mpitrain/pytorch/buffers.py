@@ -62,6 +62,11 @@ class Buffers:
             with torch.no_grad():
                 torch._foreach_copy_([owner[key] for owner, key in self._averaged_in], self._values)
 
+    def end_step(self) -> None:
+        """Set the buffers as the next step finds them: to those of all workers, and those after the first pass."""
+        self.begin_step()
+        self.load()
+
     def begin_step(self) -> None:
         """Begin a step, which may have several forward passes."""
         if self._keeps_first and self._passes == 1:

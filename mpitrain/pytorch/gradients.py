@@ -282,6 +282,8 @@ class Gradients:
                     if not self._is_zero[i]:
                         view.zero_()
                     self._is_zero[i] = not self._params[i].requires_grad
+                    if self._params[i].requires_grad:  # another rank, or an earlier micro-batch, may have used it
+                        self._params[i].grad, self._is_shown[i] = self._shown[i], True
                     continue
                 self._is_zero[i] = False
                 if gradient is not None and gradient.is_sparse:

@@ -249,6 +249,12 @@ class SteppedLoop(Loop):
         self._phase = _Phase.COMPUTED
         with np.errstate(all="ignore"):
             self._script_step.backward(loss, self._parts[0].count, optimizers, self.averages and is_last, not is_last)
+        if is_last and self.plan.config.virtual_workers:
+            assert self._work is not None
+            # For what the script does once in a step: ranks have had different micro-batches.
+            position = -1 - self.start_of(self._work)
+            seed_all(self.plan.config.training.seed, position, LOOP_STREAM)
+            self._stepped_model.seed(position)
 
     def update(self, optimizers: Sequence[int] = (0,)) -> None:
         """Update with the gradient, if this is the last micro-batch. Collective as ``Strategy.update``.

@@ -114,7 +114,6 @@ ACTIONS = [
     "optimizer.param_groups[0]['lr'] *= 0.9",
     "trainer.change_parameters(clamp)",
     "trainer.evaluate(validation, {'loss': nn.CrossEntropyLoss()})",
-    "trainer.log({'mean': trainer.mean(1.0)})",
 ]
 
 
@@ -126,6 +125,81 @@ def test_what_is_done_once_in_a_step(world: World, action: str, tmp_path: Path) 
         world.train(n, *words, tmp_path / str(n), script)
         assert_same_bits(newest(tmp_path / str(n)), newest(tmp_path / "1"))
     script.write_text(LOOP.replace("{when}", "True").replace("{action}", action))
+    assert "trainer.sync_gradients" in world.refusal(1, *words, tmp_path / "refused", script)
+
+
+ONCE_IN_A_STEP = """
+import random, sys
+import numpy as np, torch, mpitrain
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 7), nn.BatchNorm1d(7), nn.ReLU(), nn.Linear(7, 2))
+        self.rare = nn.Parameter(torch.ones(2))
+        self.unused = nn.Parameter(torch.ones(2))
+
+    def forward(self, inputs):
+        outputs = self.layers(inputs)
+        return outputs * self.rare if inputs[0, 0] > 0.5 else outputs
+
+torch.manual_seed(0)
+examples = torch.randn(211, 3)
+data = torch.utils.data.TensorDataset(examples, (examples.sum(1) > 0).long())
+model = Model()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+average = torch.optim.swa_utils.AveragedModel(model)
+trainer = mpitrain.Trainer(model, optimizer)
+trainer.loader(data, batch_size=5)
+seen, counts = [], torch.zeros(2)
+for step, (inputs, labels) in trainer.batches(8):
+    optimizer.param_groups[0]["weight_decay"] = 0.01 * (step + 1)
+    loss = nn.functional.cross_entropy(model(inputs), labels)
+    trainer.backward(loss)
+    mean, sums, all_means = trainer.mean(loss), trainer.sum(inputs), trainer.gather(float(inputs.mean()))
+    counts.zero_().add_(torch.bincount(labels, minlength=2))
+    numbers = trainer.sum(counts)
+    if trainer.sync_gradients:
+        optimizer.param_groups[0]["lr"] = 0.1 * mean * random.random()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        for parameter in model.parameters():
+            parameter.grad.add_(torch.randn_like(parameter), alpha=0.1 * np.random.rand())
+        seen += [mean, *sums.flatten().tolist(), *all_means, *numbers.tolist(), float(norm)]
+    optimizer.step()
+    if trainer.sync_gradients:
+        average.update_parameters(model)
+        seen += [*model.layers[1].running_mean.tolist(), int(model.layers[1].num_batches_tracked)]
+if trainer.chief:
+    np.save(sys.argv[1], [*seen, *(float(buffer.double().sum()) for buffer in average.buffers())])
+"""
+
+
+def test_what_a_loop_sees_in_a_step(world: World, tmp_path: Path) -> None:
+    """Means over the micro-batches, unused parameters' gradients, random numbers, and buffers after the step."""
+    script = tmp_path / "loop.py"
+    script.write_text(ONCE_IN_A_STEP)
+    seen = []
+    for n in (1, 2, 4, 6):
+        words = "--virtual-workers", "6", "--run-dir", tmp_path / str(n), script, tmp_path / f"{n}.npy"
+        world.train(n, *words)
+        seen.append(np.load(tmp_path / f"{n}.npy"))
+        assert_same_bits(newest(tmp_path / str(n)), newest(tmp_path / "1"))
+    assert all(np.array_equal(each, seen[0]) for each in seen)
+
+
+def test_options_that_depend_on_the_micro_batch_are_refused(world: World, tmp_path: Path) -> None:
+    script, words = tmp_path / "loop.py", ("--virtual-workers", "6", "--run-dir")
+    loop = "for i, (_, (inputs, labels)) in enumerate(trainer.batches(8)):"
+    change = "\n    optimizer.param_groups[0]['lr'] = 0.1 / (i + 1)"
+    text = LOOP.replace("for _, (inputs, labels) in trainer.batches(8):", loop + change)
+    script.write_text(text.replace("{when}", "False").replace("{action}", "pass"))
+    assert "trainer.sync_gradients" in world.refusal(1, *words, tmp_path / "refused", script)
+
+
+def test_a_mean_needs_every_micro_batch(world: World, tmp_path: Path) -> None:
+    script, words = tmp_path / "loop.py", ("--virtual-workers", "6", "--run-dir")
+    script.write_text(LOOP.replace("{when}", "trainer.sync_gradients").replace("{action}", "trainer.mean(1.0)"))
     assert "trainer.sync_gradients" in world.refusal(1, *words, tmp_path / "refused", script)
 
 
