@@ -230,7 +230,7 @@ class Run:
 
     def _outputs(self) -> list[Path]:
         """Return the files with the output of the run, and of its batch jobs."""
-        logs = sorted(path for path in (self.path / "batch").glob("*") if path.name != "job.sh")
+        logs = sorted(path for path in (self.path / "batch").glob("*") if path.suffix != ".sh")
         return [self.path / _OUTPUT, *logs]
 
     def _skip_output(self) -> None:
@@ -285,7 +285,7 @@ def _accept_interrupts() -> None:
 
 
 def stop_runs(run_dir: Path) -> Iterator[tuple[Path, str]]:
-    """Stop a run, or all learners of a run; yield each directory with the state in which it has ended.
+    """Stop a run, or all learners of a run; yield each directory with the state in which it has ended, as text.
 
     Raises:
         LaunchError: The directory is not that of a live run.
@@ -300,4 +300,5 @@ def stop_runs(run_dir: Path) -> Iterator[tuple[Path, str]]:
     for run in alive:
         while not run._wait_a_moment(show=False):
             pass
-        yield run.path, run.status.state
+        state = run.status.state
+        yield run.path, "ended while it was starting; nothing was saved" if state == "unknown" else state

@@ -15,6 +15,7 @@ from .resources import Resources
 # The flag with the run directory, as shell text; it precedes ``Batch.arguments``.
 RUN_DIR = '--run-dir "$run_dir"'
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./&|()\[\]{}*-]+")
+_LONGEST = 200  # characters of indexes in the name of a file
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -79,7 +80,9 @@ class Batch:
 
     @property
     def script(self) -> Path:
-        return self.log_dir / "job.sh"
+        """The script; arrays without a sweep may have the same directory."""
+        indexes = "" if self.points else (self.resources.array or "").partition("%")[0]
+        return self.log_dir / f"job{indexes and '-'}{indexes[:_LONGEST]}.sh"
 
     @property
     def in_tasks(self) -> bool:

@@ -27,6 +27,7 @@ class TrainingLoop(Protocol):
         grads: Shape (layout.size,): this worker's last gradient.
         validation: Metrics of the last validation, by name.
         validation_step: The step of the last validation; -1 if there was none since the run was started.
+        measured_step: The number of steps of the parameters that it has measured: of a learner, the common ones.
         paused_s: Seconds of validation, saving and other hooks at consistent points since the beginning of training.
         training_s: Seconds since the beginning of training, without validation and saving.
         compute_s: Seconds that this worker has taken to load batches and to compute losses.
@@ -57,6 +58,8 @@ class TrainingLoop(Protocol):
     def validation(self) -> Mapping[str, float]: ...
     @property
     def validation_step(self) -> int: ...
+    @property
+    def measured_step(self) -> int: ...
     @property
     def paused_s(self) -> Mapping[str, float]: ...
     @property

@@ -109,7 +109,8 @@ class OptionInfo:
         """Return the help of the flag, with its modes, limits that are not obvious, and the default if it is None."""
         text = self.help
         if self.mode_names:
-            text = f"{', '.join(self.mode_names)}: {text[0].lower()}{text[1:]}"
+            where = [*self.mode_names, *(["--join"] if self.with_join else [])]
+            text = f"{', '.join(where)}: {text[0].lower()}{text[1:]}"
         if self.limits not in ("", ">= 0", ">= 1"):
             text += f"  [{self.limits}]"
         default = self.default_text or self.if_none

@@ -27,7 +27,20 @@ if typing.TYPE_CHECKING:
 
 
 ParamType: TypeAlias = "click.ParamType[Any]"  # quoted, because older versions of click cannot subscript it
-PATH = click.Path(path_type=Path)
+
+
+class NonEmptyPath(click.Path):
+    """A path; the empty text, which would be the current directory, is refused."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail(
+                "it is empty: give a path, such as . for this directory (is a shell variable not set?)", param, ctx
+            )
+        return super().convert(value, param, ctx)
+
+
+PATH = NonEmptyPath(path_type=Path)
 _ARGUMENTS = ("config", "help", "job_file")  # options of every command that has a job
 
 
@@ -311,7 +324,7 @@ _TYPES: Mapping[Any, Callable[[], ParamType]] = {
     float: lambda: click.FLOAT,
     str: lambda: click.STRING,
     bool: lambda: click.BOOL,
-    Path: lambda: click.Path(path_type=Path),
+    Path: lambda: PATH,
 }
 
 

@@ -12,7 +12,7 @@ from .compression import values_by_mode
 from .modes import MODES, Mode
 from .option import OptionGroup, option, value_of
 
-_STEPS_PER_EXCHANGE = 64
+_STEPS_PER_AVERAGE, _STEPS_PER_EXCHANGE = 8, 64
 
 
 def _with_own_params(mode: Mode) -> bool:
@@ -67,7 +67,8 @@ class ParallelConfig(OptionGroup):
         "Steps between two parameter averages.",
         "H",
         minimum=1,
-        if_none=8,
+        if_none=_STEPS_PER_AVERAGE,
+        default_text=f"{_STEPS_PER_AVERAGE}, with --join {_STEPS_PER_EXCHANGE}",
         modes=_with_own_params,
         with_join=True,
         is_simulated=True,
@@ -93,7 +94,7 @@ class ParallelConfig(OptionGroup):
     outer_optimizer: Literal["sgd", "nesterov"] | None = option(
         None,
         "Instead of averaging, update global parameters with the workers' mean change (DiLoCo).",
-        default_text="average parameters and slots",
+        default_text="average parameters and slots, with --join nesterov",
         modes=_with_own_params,
         with_join=True,
         is_simulated=True,

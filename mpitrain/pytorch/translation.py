@@ -38,6 +38,8 @@ class GroupRate:
     def __init__(self, optimizer: torch.optim.Optimizer, index: int) -> None:
         self._optimizer, self._index = optimizer, index  # ``load_state_dict`` replaces the groups
         self._bound: tuple[Array, int] | None = None
+        group = optimizer.param_groups[index]
+        self.initial = float(group.get("initial_lr", group["lr"]))  # before a scheduler has changed it
 
     def __repr__(self) -> str:
         # The value is left out, because schedulers may have set it on the workers only.

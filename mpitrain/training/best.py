@@ -46,7 +46,7 @@ class TrackBest(Hook):
         self._seen = point.step
         value = _value(goal.name, loop.validation)
         if goal.is_better(value, self.best if self.step >= 0 else None):
-            self.best, self.step, self.failures = value, point.step, 0
+            self.best, self.step, self.failures = value, loop.measured_step, 0
         else:
             self.failures += 1
         if self._patience is not None and self.failures >= self._patience and not point.last:

@@ -50,6 +50,8 @@ class CommonRun:
     def update(self, loop: TrainingLoop) -> None:
         """Begin or end to write, as the lease demands, and write metrics that are due, also those of the learner."""
         learner = self._learner
+        if learner.is_replaced:
+            return
         if not learner.holds_lease:
             self._close()
         elif self._heartbeat is None:
@@ -102,7 +104,9 @@ class CommonRun:
         if self._heartbeat is not None:
             self._write_validation(loop)
             self._writer.finish()
-            self._heartbeat.end(RunEnd("finished" if self._learner.is_complete else "stopped"))
+            ended = self._learner.ended
+            early = RunEnd("finished early", ended) if ended else RunEnd("stopped")
+            self._heartbeat.end(RunEnd("finished") if self._learner.is_complete else early)
         self.close()
 
     def close(self) -> None:

@@ -190,13 +190,18 @@ class Log(Hook):
 
 
 class Validate(Hook):
-    """Measures loss, accuracy and metrics on the validation examples every N steps, every S seconds, and at the end."""
+    """Measures loss, accuracy and metrics on the validation examples every N steps, every S seconds, and at the end.
+
+    The same parameters are measured once.
+    """
 
     purpose = "validation"
 
-    def __init__(self, every: int, every_s: float, evaluator: Evaluator) -> None:
-        self._trigger, self._evaluator = Trigger(every, every_s, VALIDATE), evaluator
-        self._done_at = -1
+    def __init__(
+        self, every: int, every_s: float, evaluator: Evaluator, measured: Callable[[int], float] = float
+    ) -> None:
+        self._trigger, self._evaluator, self._measured = Trigger(every, every_s, VALIDATE), evaluator, measured
+        self._done_at = -1.0
 
     def begin(self, loop: TrainingLoop) -> None:
         self._trigger.begin(loop.step)
@@ -205,9 +210,9 @@ class Validate(Hook):
         self._trigger.request_if_due(loop)
 
     def at_consistent_point(self, loop: TrainingLoop, point: ConsistentPoint) -> None:
-        due = self._trigger.consume(point)
-        if due and self._done_at != point.step:
-            self._done_at = point.step
+        due, measured = self._trigger.consume(point), self._measured(point.step)
+        if due and self._done_at != measured:
+            self._done_at = measured
             loop.add_validation(point.step, self._evaluator.evaluate())
         if due:
             self._trigger.restart()

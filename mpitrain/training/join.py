@@ -18,10 +18,11 @@ from ..core import activity
 from ..core.layout import Array
 from ..core.words import one_line
 from ..data.steps import Steps
-from ..errors import CheckpointError, ConfigError, JobError
+from ..errors import CheckpointError, ConfigError, JobError, LaunchError
 from ..monitor.run_record import CONFIG, RunRecord
 from ..monitor.trace import span
 from ..optim.whole_tensors import WholeTensorOptimizer
+from ..plan.comparison import CODE, code_of, values_of
 from ..plan.hook import Hook, TrainingLoop
 from ..plan.job import Job
 from ..plan.plan import Plan
@@ -85,9 +86,11 @@ class Joined(Hook):
         self._learner: Learner | None = None
         self._ranges, self._has_ended = Ranges(), False
         self._trained = 0  # by all learners; see ``News``
+        self._received = 0  # see ``Learner``
         self._unclaimed = 0  # examples that were trained since the last range, and not claimed
         self._common: CommonRun | None = None  # on the chief
         self._has_finished = False  # on the chief: whether the last work was sent
+        self._stop_reason: Callable[[], str | None] = lambda: None  # see ``Loop``
         self._show: Callable[[], None] = lambda: None  # parameters that were taken over
         params, total = self._params(), 0
         with cluster.training.agree("joining the run"):
@@ -101,7 +104,12 @@ class Joined(Hook):
 
     def attach(self, loop: Loop) -> None:
         """Show common parameters to a loop from now on. Local."""
-        loop.common, self._show = self.common, loop.show_params
+        loop.common, loop.measured, self._show = self.common, self.measured, loop.show_params
+        self._stop_reason = lambda: loop.stop_reason
+
+    def measured(self, step: int) -> float:
+        """Return the number of this learner's steps that the common parameters contain. Local."""
+        return self._received / self._plan.step_examples
 
     def common(self) -> Array:
         """Return the common parameters, shape (layout.size,). Collective over the workers."""
@@ -135,9 +143,11 @@ class Joined(Hook):
         learner.examples = self._ranges.trained(loop.data_cursor)
         common.update(loop)
         if learner.is_replaced:
-            loop.stop("another process trains this learner")
+            loop.stop()  # ``_finish`` raises the error on all ranks
         elif self._unclaimed >= learner.total:
             loop.stop("the folder of the learners could not be used for as many examples as the run has")
+        elif learner.ended:
+            loop.stop(learner.ended)
         elif learner.is_due:
             loop.request_pause(EXCHANGE)
 
@@ -145,11 +155,15 @@ class Joined(Hook):
         if point.last and not self._has_ended:
             self._has_ended = True
             self._exchange(ends=True)
+            reasons = self._cluster.workers.allgather(self._stop_reason())
             with self._cluster.training.agree("sending the last work"):
                 if self._learner is not None and self._common is not None:
                     self._common.update(loop)
+                    if self._unclaimed < self._learner.total:  # else the reason is the folder
+                        self._learner.ended = next(filter(None, reasons), "")
                     with contextlib.suppress(OSError):  # then at the end, when this learner has saved its own state
                         self._finish(self._learner, patience_s=0.0)
+            self._apply(None if self._learner is None else News([], [], False, Left.NONE, self._trained))
         elif EXCHANGE in point.reasons and not self._has_ended:
             self._exchange(ends=False)
         if self._common is not None:
@@ -159,7 +173,8 @@ class Joined(Hook):
 
     def end(self, loop: TrainingLoop) -> None:
         with self._cluster.training.agree("ending as a learner"):
-            if self._learner is not None and not self._has_finished:
+            if self._learner is not None and self._common is not None and not self._has_finished:
+                self._common.update(loop)  # the last validation is one of the model before the last work
                 try:
                     self._finish(self._learner)
                 except OSError as error:
@@ -177,11 +192,20 @@ class Joined(Hook):
         """Send the last work; afterwards ``common`` is the newest common model. Local; chief only.
 
         Raises:
+            LaunchError: Another process has replaced this one.
             OSError: As for ``Learner.finish``.
         """
         assert self._common is not None
-        self._common.finish(is_last=learner.finish(self._common.save, patience_s))
+        is_last = learner.finish(self._common.save, patience_s)
+        if learner.is_replaced:  # this process must not write to the directory any more
+            raise LaunchError("another process trains this learner now; this one has ended without saving")
+        self._common.finish(is_last)
         self._has_finished = True
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether another process trains this learner now; False except on the chief."""
+        return self._learner is not None and self._learner.is_replaced
 
     def close(self) -> None:
         """End the threads of this learner, also after an error. Local."""
@@ -258,10 +282,11 @@ class Joined(Hook):
         comm = self._cluster.workers
         if news is not None:
             places = [(each.lo, each.hi) for each, _ in news.fragments]
-            plain = places, news.ranges, news.is_reset, news.left, news.trained
+            received = 0 if self._learner is None else self._learner.received
+            plain = places, news.ranges, news.is_reset, news.left, news.trained, received
         else:
-            plain = [], [], False, Left.SOME, 0
-        places, ranges, is_reset, left, self._trained = comm.bcast(plain, root=0)
+            plain = [], [], False, Left.SOME, 0, 0
+        places, ranges, is_reset, left, self._trained, self._received = comm.bcast(plain, root=0)
         parts = []
         for number, (lo, hi) in enumerate(places):
             values = np.empty(hi - lo, self._plan.dtype) if news is None else news.fragments[number][1]
@@ -291,6 +316,8 @@ class Joined(Hook):
         if self._ranges.take_next(cursor):
             self._unclaimed, cursor = 0, self._ranges.current[0]
         elif self._ranges.has_ended(cursor):
+            # Others may train on: this learner ends with the steps that were taken so far.
+            plan.length.steps = min(plan.train_steps, max(1, progress.step, -(-self._trained // plan.step_examples)))
             strategy.move_to(Progress(plan.train_steps, cursor))
             return
         elif cursor > self._ranges.current[1] or self._ranges.must_wait(cursor):
@@ -304,9 +331,10 @@ class Joined(Hook):
         strategy.move_to(Progress(max(0, step), cursor))
 
     def _must_stop(self, step: int) -> bool:
-        """Return whether a worker has been asked to stop. Collective over the workers."""
-        cluster = self._cluster
-        return any(cluster.workers.allgather(self._stop.look(cluster.chief, step)))
+        """Return whether a worker has been asked to stop, or this process must end. Collective over the workers."""
+        cluster, learner = self._cluster, self._learner
+        must_end = learner is not None and bool(learner.is_replaced or learner.ended)
+        return any(cluster.workers.allgather(self._stop.look(cluster.chief, step) or must_end))
 
 
 def _facts(job: Job, plan: Plan) -> Mapping[str, Any]:
@@ -314,9 +342,15 @@ def _facts(job: Job, plan: Plan) -> Mapping[str, Any]:
     parallel, of_job = plan.config.parallel, job.facts()
     if isinstance(job.train_split, Steps):  # these are positions: their number depends on the number of workers
         del of_job["number of training examples"]
+    rates = [job.rule.learning_rate, *(group.get("learning_rate") for group in job.rule.groups.values())]
+    # Those of a Trainer (``GroupRate``), whose text does not have them.
+    initial = [f"{rate.initial:.6g}" for rate in dict.fromkeys(rates) if rate is not None and hasattr(rate, "initial")]
     return {
         "model": digest_of(plan.layout.digests().tobytes()),
         **{name: str(value) for name, value in of_job.items()},
+        "loss": values_of(job.loss),
+        "learning rates": ", ".join(initial),
+        CODE: code_of(job.loss),
         "--dtype": plan.config.training.dtype,
         "--seed": plan.config.training.seed,
         "--fragments": parallel.n_fragments,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -62,13 +63,15 @@ class Loop:
     Attributes:
         cluster, plan: As given.
         validation: The latest validation metrics.
-        validation_step: The step at which these metrics were measured; -1 if there are none in this attempt.
+        validation_step, measured_step: See ``TrainingLoop``.
         paused_s: See ``TrainingLoop``.
         compute_s, waiting_s: See ``TrainingLoop``.
         reuses_batches: Whether no other code keeps a batch, so that its memory can be used again.
         shows_vectors: Whether other code may keep views of the vectors.
         common: Returns the common parameters of learners, shape (layout.size,), or None if this run is not a learner.
             Collective over the workers.
+        measured: Returns the number of steps of the parameters that a validation at a step measures. Those of learners
+            are the common ones, which may contain a part of a step. Local.
     """
 
     reuses_batches = True
@@ -92,8 +95,9 @@ class Loop:
         methods = _defined(hooks, "at_consistent_point")
         self._at_consistent_point = [(method, _purpose(method.__self__)) for method in methods]  # type: ignore[attr-defined]
         self.common: Callable[[], Array | None] = lambda: None
+        self.measured: Callable[[int], float] = float
         self.validation: dict[str, float] = {}
-        self.validation_step = -1
+        self.validation_step, self._measured = -1, -1.0
         self._unprinted: dict[str, float] = {}  # recorded by ``log``
         self._stop_reason: str | None = None
         self._began, self.paused_s = time.perf_counter(), defaultdict[str, float](float)
@@ -141,6 +145,16 @@ class Loop:
     def train_steps(self) -> int:
         """The step at which training ends."""
         return self.plan.train_steps
+
+    @property
+    def measured_step(self) -> int:
+        """The number of steps of the parameters that the last validation has measured."""
+        return math.ceil(self._measured)
+
+    @property
+    def recorded_step(self) -> int:
+        """The step in the status of the run: at the end of a learner, the common parameters may have more steps."""
+        return max(self.step, math.ceil(self.measured(self.step)))
 
     @property
     def loss(self) -> float:
@@ -200,10 +214,11 @@ class Loop:
         self._unprinted |= values
 
     def add_validation(self, step: int, values: dict[str, float]) -> None:
-        """Record validation metrics of ``step``, in addition to others of this step. Local."""
-        self.validation = {**(self.validation if self.validation_step == step else {}), **values}
-        self.validation_step = step
-        self.report(step, values)
+        """Record validation metrics of ``step``, in addition to others of the same parameters. Local."""
+        if (measured := self.measured(step)) != self._measured:
+            self.validation, self.validation_step, self._measured = {}, step, measured
+        self.validation = {**self.validation, **values}
+        self.report(self.measured_step, values)
 
     def show_params(self) -> None:
         """Show the parameters to a script after they were changed between two steps. Local."""

@@ -64,8 +64,11 @@ def describe_job(loop: Loop, split: Split, resumed: str | None) -> str:
     data = f"{len(split):,} training examples, {plan.gradients_per_step}{of} x {plan.batch} examples per step"
     if isinstance(split, Steps):
         data = f"{split.steps:,} steps without a dataset, {plan.gradients_per_step}{of} gradients per step"
-    if (epochs := plan.config.training.train_epochs) is not None:
-        data += f", {counted(epochs, 'epoch')} until step {loop.train_steps:,}"
+    epochs: float | None = plan.config.training.train_epochs
+    if epochs is not None:
+        if plan.config.run.join is not None:  # the run's first learner has set the length
+            epochs = round(loop.train_steps * plan.step_examples / len(split), 1)
+        data += f", {epochs:,g} epoch{'s' * (epochs != 1)} until step {loop.train_steps:,}"
     return f"{plan.layout.n_params:,} parameters, {data}" + (
         f"; resumed from {resumed} at step {loop.step:,}" if resumed else ""
     )
@@ -84,7 +87,7 @@ def summary(loop: Loop, split: Split, folder: Path, steps: int, seconds: float, 
         lines.append(f"{duration}: {rate:,.0f} {unit}/s, including validation and saving")
     measured = "  ".join(describe(name, value) for name, value in loop.validation.items())
     if measured:
-        lines.append(f"at step {loop.validation_step:,}: {measured}")
+        lines.append(f"at step {loop.measured_step:,}: {measured}")
     if end.state == "finished early":
         lines.append(f"finished early at step {loop.step:,} of {loop.train_steps:,}: {end.reason}")
     if end.state == "stopped":

@@ -194,8 +194,8 @@ def _find_run(cluster: Cluster, request: TrainRequest, job: Job, plan: Plan, ran
             if files.record is not None and (resume_plan.resume or FAILED_AT in os.environ):
                 is_other = resume_plan.resume and not resume_plan.saved
                 files.record.check_data(resume_plan.resume[0].resolve().parent.parent if is_other else files.folder)
-            if resume_plan.auto and resume_plan.resume:
-                resume_plan = resume_plan._replace(finished=_has_finished_early(files.folder))
+            if resume_plan.auto and (resume_plan.resume or config.run.join):
+                resume_plan = resume_plan._replace(finished=_has_finished_early(files.folder, config.run.join))
             elif resume_plan.auto:
                 status = heartbeat.read(files.folder)
                 lost_step = max(status.step if status is not None else 0, last_step(files.folder / "metrics.jsonl"))
@@ -237,11 +237,13 @@ def _find_files(request: TrainRequest, job: Job, config: RunConfig, ranks: str) 
     return RunFiles(folder, Console(terminal_columns()), RunRecord(folder, tables, request.job_file, ranks))
 
 
-def _has_finished_early(folder: Path) -> bool:
-    """Return whether a hook has finished the run early; if so, print a message."""
-    status = heartbeat.read(folder)
+def _has_finished_early(folder: Path, join: Path | None) -> bool:
+    """Return whether a hook has finished the run early, or the run that it joins; if so, print a message."""
+    status = heartbeat.read(join or folder)
     if status is None or status.state != "finished early":
         return False
     advice = f"to continue, pass --resume {shlex.quote(str(folder))}"
+    if join is not None:
+        advice = f"to continue, --join another directory, with --init-from {shlex.quote(str(join))}"
     print(f"nothing to train: the run finished early at step {status.step:,} ({status.reason}); {advice}", flush=True)
     return True

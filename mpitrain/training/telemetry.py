@@ -143,6 +143,11 @@ class Telemetry:
             except OSError as error:  # the error is not fatal, because training has finished
                 _log.warning("%s cannot be written: %s", self._folder / trace.TRACE, error.strerror)
 
+    def abandon(self) -> None:
+        """Leave the status to another process, which trains this run now. Local."""
+        if self._chief is not None:
+            self._chief.heartbeat.abandon()
+
     def close(self, end: RunEnd, error: BaseException | None) -> None:
         """Record how the run ended, with its error if any. Local."""
         if error is not None:
@@ -164,7 +169,9 @@ class Telemetry:
         ranks = counted(workers, "worker")
         ranks += f" + {counted(servers, 'server')}" if servers else ""
         steps = self._plan.train_steps
-        heartbeat = Heartbeat(self._folder, ranks, steps, lambda: step if self._loop is None else self._loop.step)
+        heartbeat = Heartbeat(
+            self._folder, ranks, steps, lambda: step if self._loop is None else min(steps, self._loop.recorded_step)
+        )
         name = self._config.output.logger
         logger = None if name is None else Logger(name, self._folder, record.tables, resumes=step > 0)
         return ChiefFiles(metrics, heartbeat, events, logger)
@@ -180,8 +187,8 @@ class Telemetry:
 class RecordGoodput(Hook):
     """Records what the time since the first start of the run went into; chief only.
 
-    In every report, at the beginning, after the first step, which may be slow, and at the end of a run that was stopped
-    or has no reports.
+    In every report, at the beginning, after the first step, which may be slow, and at the end of a learner, or of a
+    run that was stopped or has no reports. What is printed at the end is what was recorded last.
 
     Args:
         restoring_s: Seconds that it has taken to restore the state.
@@ -210,7 +217,7 @@ class RecordGoodput(Hook):
         more = {START: -restoring_s, "restoring": restoring_s, SPARES: self._idle * starting_s}
         self._account = opened_at.with_more(now, self._steps, more)
         self._compiled_s = compile_seconds()
-        self._metrics.account = lambda: self._now(loop).record()
+        self._metrics.account = lambda: self._record(loop)
         loop.report(loop.step, {}, show=False)
         self._has_stepped = False
 
@@ -224,11 +231,15 @@ class RecordGoodput(Hook):
             loop.report(loop.step, {}, show=False)
 
     def end(self, loop: TrainingLoop) -> None:
-        account = self._now(loop)
-        if loop.step < loop.plan.train_steps or not loop.plan.config.output.log_steps:
+        is_reported = loop.step >= loop.plan.train_steps and loop.plan.config.output.log_steps
+        if not is_reported or self._kept_steps is not None:  # a learner may end between two reports
             loop.report(loop.step, {}, show=False)
-        if self._earlier or account.at - account.since > _LONG_RUN_S:
-            _log.info("%s", account.describe())
+        if self._earlier or self._recorded.at - self._recorded.since > _LONG_RUN_S:
+            _log.info("%s", self._recorded.describe())
+
+    def _record(self, loop: TrainingLoop) -> dict[str, dict[str, float]]:
+        self._recorded = self._now(loop)
+        return self._recorded.record()
 
     def _now(self, loop: TrainingLoop) -> Account:
         compiled_s = min(compile_seconds() - self._compiled_s, loop.training_s)

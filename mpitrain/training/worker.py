@@ -115,6 +115,8 @@ class Worker:
         self._batches.close()
         if self._joined is not None:
             self._joined.close()
+            if self._joined.is_replaced:
+                self._telemetry.abandon()
 
     def finish(self) -> RunEnd:
         """Report and return how training ended; free memory. Collective over all ranks."""
@@ -197,7 +199,8 @@ class Worker:
             evaluator = Evaluator(
                 cluster.training, plan, strategy, self._model, job.network, job.metrics, validation, vector
             )
-            hooks.append(Validate(config.training.validate_steps, config.training.validate_secs, evaluator))
+            measured = float if joined is None else joined.measured
+            hooks.append(Validate(config.training.validate_steps, config.training.validate_secs, evaluator, measured))
         every, every_s = config.saving.save_steps, config.saving.save_secs
         hooks += [
             best,

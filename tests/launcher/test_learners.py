@@ -25,7 +25,7 @@ from mpitrain.strategy.learners.ledger import Ledger
 from mpitrain.strategy.learners.store import Folder, Register
 
 from ..support.clock import with_wrong_clock
-from ..support.launch import JOBS, ROOT, Mpi, missing, one_line, run
+from ..support.launch import JOBS, LAUNCHER_ENVIRONMENT, ROOT, Mpi, missing, one_line, run
 from ..support.waiting import limit, wait_until
 
 SLOW, MNIST = JOBS / "slow.py", ROOT / "jobs" / "mnist_mlp.py"
@@ -86,6 +86,14 @@ def state(folder: Path, name: object) -> dict[str, int]:
 
 def states(folder: Path) -> list[dict[str, int]]:
     return [json.loads(path.read_bytes()) for path in sorted((folder / "exchange").glob("state.*"))]
+
+
+def waits(folder: Path, name: object) -> bool:
+    """Return whether a learner has trained what it has claimed, and nothing more can be claimed now."""
+    book = ledger(folder)
+    member = book.members[str(name)]
+    mine = member.merged + sum(hi - lo for lo, hi in member.held)
+    return book.is_given_out and state(folder, name)["examples"] == mine
 
 
 def ledger(folder: Path) -> Ledger:
@@ -165,10 +173,12 @@ def test_a_learner_on_gpus_and_one_on_cpus_train_one_model(
     end(second)
     book = ledger(tmp_path)
     assert book.is_given_out and not book.living and position(tmp_path) >= book.total
+    offsets = []
     for name in book.members:  # the optimizer counts the learner's own updates, not the steps of all
         (newest,) = checkpoint.find(tmp_path / "learners" / name)[:1]
-        with checkpoint.Checkpoint(newest) as opened:
-            assert -400 < opened.attributes["run/state/updates"]["offset"] < 0
+        with checkpoint.Checkpoint(newest) as opened:  # without an offset if it has ended before others had sent any
+            offsets.append(opened.attributes.get("run/state/updates", {"offset": 0})["offset"])
+    assert -400 < min(offsets) < 0 and max(offsets) <= 0
     done = run([str(openmpi.python), "-m", "mpitrain", "evaluate", str(tmp_path), "--json"])
     assert json.loads(done.stdout)["validation_accuracy"] > 0.9
     assert json.loads(done.stdout)["validation_loss"] == pytest.approx(validations(tmp_path)[-1], rel=1e-4)
@@ -238,18 +248,84 @@ def test_a_learner_that_waits_for_the_examples_of_another_one_can_be_stopped(ope
     with learners(openmpi, tmp_path, 1, 1, words=words) as processes:
         waiting = 0 if ledger(tmp_path).holder == "0" else 1
         kill(processes[1 - waiting], tmp_path, 1 - waiting)
-
-        def waits() -> bool:
-            book = ledger(tmp_path)
-            member = book.members[str(waiting)]
-            mine = member.merged + sum(hi - lo for lo, hi in member.held)
-            return book.is_given_out and state(tmp_path, waiting)["examples"] == mine
-
-        wait_until(waits, lambda: states(tmp_path))
+        wait_until(lambda: waits(tmp_path, waiting), lambda: states(tmp_path))
         processes[waiting].send_signal(signal.SIGTERM)
         end(processes[waiting], os.EX_TEMPFAIL)
     killed = ledger(tmp_path).members[str(1 - waiting)]
     assert killed.process and killed.held  # it was not yet given up
+
+
+def test_a_learner_that_is_stopped_saves_though_the_one_that_merges_has_just_died(openmpi: Mpi, tmp_path: Path) -> None:
+    words = SLOW, "--pause", "0.01", "--train-steps", 3000
+    with learners(openmpi, tmp_path, 1, 1, words=words) as processes:
+        killed = int(ledger(tmp_path).holder)
+        kill(processes[killed], tmp_path, killed)
+        processes[1 - killed].send_signal(signal.SIGINT)
+        end(processes[1 - killed], os.EX_TEMPFAIL)
+    assert len(checkpoint.find(tmp_path / "learners" / str(1 - killed))) == 1 and position(tmp_path) > 0
+
+
+def test_a_process_that_another_one_replaces_writes_no_more(openmpi: Mpi, tmp_path: Path) -> None:
+    words, folder = (SLOW, "--pause", "0.01", "--train-steps", 3000), tmp_path / "learners" / "0"
+    with learners(openmpi, tmp_path, 2, words=words) as (first,):
+        command = [*openmpi.command(1), openmpi.python, "-m", "mpitrain", "train", "--join", tmp_path, *words]
+        env = {**os.environ, **LAUNCHER_ENVIRONMENT}
+        with subprocess.Popen([*map(str, command), "--run-dir", str(folder)], env=env) as second:
+            try:
+                assert end(first, 2).splitlines()[-1].startswith("mpitrain: another process trains this learner")
+                pid = int(ledger(tmp_path).members["0"].process.split(":")[1])
+                wait_until(lambda: heartbeat.read(folder).pid == pid, "its status", process=second)  # type: ignore[union-attr]
+                assert heartbeat.read(folder).state == "running"  # type: ignore[union-attr]
+                assert not [*folder.glob("checkpoints/*")]
+                os.kill(pid, signal.SIGKILL)
+            finally:
+                second.kill()
+    generation = ledger(tmp_path).members["0"].generation
+    third = start(openmpi, tmp_path, 1, "--run-dir", folder, *words)
+    try:
+        wait_until(lambda: state(tmp_path, 0)["generation"] > generation, "another process", process=third)
+    finally:
+        os.killpg(third.pid, signal.SIGKILL)
+
+
+def test_a_version_of_the_common_model_is_judged_once(openmpi: Mpi, tmp_path: Path) -> None:
+    words = "--train-steps", 300, "--validate-steps", 5, "--stop-metric", "loss", "--patience", 2
+    end(start(openmpi, tmp_path, 1, MNIST, *words))
+    status = heartbeat.read(tmp_path / "learners" / "0")
+    assert status is not None and (status.step, status.state) == (300, "finished")
+    lines = read_lines(tmp_path / "learners" / "0" / "metrics.jsonl")
+    steps = [line["step"] for line in lines if "validation_loss" in line]
+    assert steps == sorted(set(steps)) and steps[0] == 0 and steps[-1] == 300
+
+
+def test_a_run_that_one_learner_ends_early_ends_for_all(openmpi: Mpi, tmp_path: Path) -> None:
+    words = SLOW, "--pause", "0.01", "--learning-rate", "0", "--train-steps", 9000
+    with learners(openmpi, tmp_path, 1, words=words) as (other,):
+        end(start(openmpi, tmp_path, 1, *words, "--validate-steps", 10, "--stop-metric", "loss", "--patience", 2))
+        end(other)
+    ends = [heartbeat.read(folder) for folder in (tmp_path, *sorted((tmp_path / "learners").iterdir()))]
+    assert len(ends) == 3 and all(status is not None and status.state == "finished early" for status in ends)
+    assert len({status.reason for status in ends if status is not None}) == 1
+    before = ledger(tmp_path)
+    assert "nothing to train: the run finished early" in end(start(openmpi, tmp_path, 1, *words))
+    assert ledger(tmp_path) == before
+
+
+def test_a_learner_that_ends_before_the_others_ends_at_the_step_that_is_known(openmpi: Mpi, tmp_path: Path) -> None:
+    """Not at the last step of the run, which another one is still to train."""
+    words = SLOW, "--train-steps", 600
+    slow, folder = start(openmpi, tmp_path, 1, *words, "--pause", "5"), tmp_path / "learners" / "1"
+    try:
+        wait_until(lambda: state(tmp_path, 0), "a learner that has claimed its first range", process=slow)
+        output = end(start(openmpi, tmp_path, 1, "--run-dir", folder, *words, "--pause", "0.01"))
+        assert state(tmp_path, 0)["examples"] < 60 * ledger(tmp_path).unit  # it has 75
+    finally:
+        os.killpg(slow.pid, signal.SIGKILL)
+    status, lines = heartbeat.read(folder), read_lines(folder / "metrics.jsonl")
+    assert status is not None and 300 < status.step < 600 == status.train_steps and status.state == "finished"
+    assert max(line["step"] for line in lines) == status.step
+    (measured,) = (line["step"] for line in lines if "validation_loss" in line)
+    assert f"at step {measured}: validation" in output and measured <= status.step
 
 
 def test_a_learner_without_the_folder_saves_after_the_examples_of_a_run(openmpi: Mpi, tmp_path: Path) -> None:

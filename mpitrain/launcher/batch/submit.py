@@ -6,6 +6,7 @@ import itertools
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from ...batch_systems.base import BatchSystem
@@ -14,6 +15,7 @@ from ...batch_systems.registry import SYSTEMS
 from ...batch_systems.resources import Resources
 from ...core.words import counted
 from ...errors import ConfigError
+from ...monitor.heartbeat import read, states
 from ...plan.config import RunConfig
 from ...plan.modes import names_of_modes
 from ...plan.request import JobRequest, Workload
@@ -49,7 +51,7 @@ def submit_job(request: SubmitRequest) -> int:
         _check_follow(system, batch)
     job_id = submit(system, batch, script)
     log = system.log_path(batch, job_id)
-    print(_submitted(job_id, log, batch))
+    print(_submitted(job_id, log, batch, request.workload.join))
     sys.stdout.flush()
     return 0 if not options.follow or follow(system, job_id, log) else 1
 
@@ -96,7 +98,47 @@ def make_batch(request: SubmitRequest, folder: Path, python: str) -> Batch:
     )
     for _, each in batch.run_dirs(system.first_index):
         check_learner_dir(each, None if workload.join is None else folder / workload.join)
+    if workload.join is not None and batch.in_tasks:
+        _check_elements(system, batch, workload.join)
     return batch
+
+
+def _check_elements(system: BatchSystem, batch: Batch, join: Path) -> None:
+    """Reject an array of which some elements are learners of the run already, unless all are, and have ended.
+
+    Raises:
+        ConfigError: Some are, or have not ended.
+    """
+    folders = {at - system.first_index: path for at, path in batch.run_dirs(system.first_index) if at is not None}
+    present = [at for at, path in folders.items() if path.exists()]
+    if not present:
+        return
+    if new := [at for at in folders if at not in present]:
+        raise ConfigError(
+            f"--array {batch.array}: the run {join} has learners of the elements {_indexes(present)} already; --array "
+            f"{_indexes(new)} adds the others, and --array {_indexes(present)} continues those when they have ended"
+        )
+    state_of = states(folders.values())
+    jobs = {
+        path: status.job.job_id
+        for path, state in state_of.items()
+        if state != "running" and (status := read(path)) is not None and status.job is not None
+    }
+    waiting = {job for job, state in system.states(jobs.values()).items() if not state.has_ended}
+    live = [at for at, path in folders.items() if state_of[path] == "running" or jobs.get(path) in waiting]
+    if live:
+        more = range(max(present) + 1, max(present) + 1 + len(present))
+        raise ConfigError(
+            f"--array {batch.array}: the learners of the elements {_indexes(live)} wait or run already; --array "
+            f"{_indexes(more)} adds others, and mpitrain stop {shlex.quote(str(join))} ends all"
+        )
+
+
+def _indexes(numbers: Sequence[int]) -> str:
+    """Return ascending numbers as the value of ``--array``."""
+    count = itertools.count()
+    parts = [[*group] for _, group in itertools.groupby(numbers, key=lambda at: at - next(count))]
+    return ",".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)
 
 
 def _check_roles(resources: Resources, workload: Workload) -> None:
@@ -138,8 +180,8 @@ def _check_follow(system: BatchSystem, batch: Batch) -> None:
         )
 
 
-def _submitted(number: str, log: Path, batch: Batch) -> str:
-    """Return the message about a submitted job."""
+def _submitted(number: str, log: Path, batch: Batch, join: Path | None) -> str:
+    """Return the message about a submitted job; ``join`` is the run of its learners, if any."""
     resources = batch.resources
     nodes, spares = resources.nodes + resources.ps_nodes, resources.spare_hosts
     size = f"{counted(resources.ranks, 'rank')} on {counted(nodes, 'node')}"
@@ -147,6 +189,7 @@ def _submitted(number: str, log: Path, batch: Batch) -> str:
     runs = f", {len(batch.points)} runs" if batch.points else ""
     folder = _shown(batch.run_dir, batch)
     if batch.in_tasks:
+        folder = folder if join is None else _shown(batch.folder / join, batch)
         see = f"watch:   mpitrain runs {folder}\ncompare: mpitrain report {folder}"
     else:
         see = f"watch:   mpitrain watch {folder}"

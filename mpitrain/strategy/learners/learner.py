@@ -7,6 +7,7 @@ reached, training goes on, and the thread tries again.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import math
@@ -18,17 +19,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...core import activity
 from ...core.layout import Array, Layout
+from ...core.words import one_line
 from ...errors import ConfigError
 from ...optim import Optimizer
 from .claims import Claims
 from .contributions import Contributions
 from .lease import LEASE_S, Lease
-from .ledger import Ledger, Left, Member, Range, change
+from .ledger import Ledger, Left, Member, Range, change, ledger_in
 from .merging import Fragment, fragments_of
 from .records import pack
 from .signs import read_state
-from .store import Register, Store
+from .store import Store
 from .synchronizer import LOST_S, Fragments, Merged, Synchronizer, Version, delete_work, merged_work, work_file
 
 POLL_S, _SHORTEST_S = 0.2, 0.02  # seconds between two looks at the store: at most, and at least
@@ -37,6 +40,7 @@ _MORE = 4  # times as many looks while a contribution waits to be merged
 _STATE_S = 1.0  # seconds between two signs of life
 _WAIT_S = 2.0  # seconds for which a learner waits for its next range before it trains examples that it has not claimed
 _LAST_S = 2.0  # seconds for which the last contributions of all learners are merged together
+_WARN_S = 30.0  # seconds between the first two warnings that the folder cannot be used
 _log = logging.getLogger(__name__)
 
 
@@ -95,6 +99,8 @@ class Learner:
         total, unit: Number of examples of the run, and of one of its steps.
         is_complete: Whether the common parameters contain all examples, at the end.
         is_replaced: Whether another process trains this learner now, so that this one must end.
+        ended: Why the run ends early, so that this process must end; empty if it does not. ``finish`` tells the others
+            what the caller has set.
     """
 
     def __init__(self, group: Group, name: str, process: str, steps: int, unit: int) -> None:
@@ -102,7 +108,7 @@ class Learner:
         self._group, self._name, self._process, self._unit = group, name, process, unit
         self._fragments = fragments_of(group.layout, group.fragments)
         self._pace = max(1, steps // len(self._fragments))
-        self._ledger = Register(group.store, "ledger", keep=64)
+        self._ledger = ledger_in(group.store)
         first = 4 * self._pace * len(self._fragments) * unit
         self._claims = Claims(group.store, self._ledger, name, unit, first)
         self._versions = Fragments(group.store, self._fragments, 1 + len(group.optimizer.slots), group.dtype)
@@ -120,6 +126,7 @@ class Learner:
         self._last_left = Left.SOME
         self.is_replaced = self.is_complete = self._is_alone = False
         self.generation = self.examples = self.steps_done = self.total = 0
+        self.ended = ""
         self._entered = 0  # a new generation, which the training thread has not begun yet
         self._steps_before = 0  # this learner's steps that were merged before it
         self._kept_steps = self._began_steps = 0  # see ``kept_steps``
@@ -129,6 +136,7 @@ class Learner:
         self._beat, self._stated_s, self._looked_s = 0, 0.0, 0.0
         self._lease = Lease(group.store, self._ledger, name)
         self._trouble_since: float | None = None
+        self._warn_s = 0.0  # when to warn again
         self._thread = threading.Thread(target=self._run, name="learner", daemon=True)
 
     # The methods of the training thread.
@@ -145,12 +153,15 @@ class Learner:
             self._ledger.swap(first, begun)
         ledger = Ledger.parse(self._ledger.read().data)
         for name, value in Ledger.parse(begun).facts.items():
-            if (other := ledger.facts.get(name)) != value:
+            if (other := ledger.facts.get(name, value)) != value:  # it is missing if it cannot be compared
+                here, there = self._different_tensor() if name == "model" else (value, other)
                 raise ConfigError(
                     f"--join: this learner and the run that it would join differ in {name}: "
-                    f"{_own_parts(value, other)} here, {_own_parts(other, value)} there; "
+                    f"{_own_parts(here, there)} here, {_own_parts(there, here)} there; "
                     "use the same job, options and seed of random numbers, or another directory"
                 )
+        if self._store.read("model") is None:
+            self._store.create("model", "\n".join(self._tensors).encode())
         for index, fragment in enumerate(self._fragments):
             if self._versions.read(index) is None:
                 vectors = np.zeros((1 + len(self._group.optimizer.slots), fragment.hi - fragment.lo), self._dtype)
@@ -165,6 +176,16 @@ class Learner:
         self._write_state()
         self._claims.claim(self.generation, self._newest)
         self._thread.start()
+
+    @property
+    def _tensors(self) -> list[str]:
+        return [f"{entry.name} {'x'.join(map(str, entry.shape)) or 'number'}" for entry in self._layout.entries]
+
+    def _different_tensor(self) -> tuple[str, str]:
+        """Return name and shape of the first tensor of the model that differs from the run's, here and there."""
+        there = (self._store.read("model") or b"tensors that are not known").decode().split("\n")
+        pairs = itertools.zip_longest(self._tensors, there, fillvalue="no further tensor")
+        return next((pair for pair in pairs if pair[0] != pair[1]), ("other kinds of tensors",) * 2)
 
     @property
     def center(self) -> Array:
@@ -258,20 +279,22 @@ class Learner:
         Args:
             save: Called with the common parameters and the number of examples that they contain, if this process
                 merges.
-            patience_s: For how long to try again if the store cannot be used.
+            patience_s: For how long to try again if the store cannot be used, and to wait for a sign of life of the
+                learner that merges, a little longer.
 
         Returns:
-            Whether this process has merged last; ``is_complete`` is then known.
+            Whether this process has merged last; ``is_complete`` is then known. False if ``is_replaced``.
 
         Raises:
-            OSError: The store cannot be used; call it again to try again.
+            OSError: The store cannot be used, or the learner that merges gives no sign of life yet; call it again to
+                try again.
         """
         self._closing.set()
         self._thread.join()
         until = time.monotonic() + patience_s
         while not self.is_replaced:
             try:
-                is_last = self._finish(save)
+                is_last = self._finish(save, until)
                 self._read_versions()
                 self._contributions = Contributions(self._layout, self._fragments, self._newest, self.steps_done)
                 return is_last
@@ -279,20 +302,24 @@ class Learner:
                 if time.monotonic() >= until:
                     raise
                 self._report_trouble(error)
-                time.sleep(_STATE_S)
+                _wait(_STATE_S)
         return False
 
     def abandon(self) -> None:
         """Give no more signs of life, after an error; no effect after ``finish``."""
         self._closing.set()
 
-    def _finish(self, save: Callable[[Array, int], None]) -> bool:
+    def _finish(self, save: Callable[[Array, int], None], until: float) -> bool:
+        self._look()
+        if self.is_replaced:
+            return False
+        change(self._ledger, lambda ledger: setattr(ledger, "ended", ledger.ended or self.ended))
         self._write_work()
         self._write_state(ended=True)
-        while self._must_merge():
-            until = time.monotonic() + _LAST_S
-            while self._others(ended=False) and time.monotonic() < until:
-                time.sleep(POLL_S)
+        while self._must_merge(until):
+            last = time.monotonic() + _LAST_S
+            while self._others(ended=False) and time.monotonic() < last:
+                _wait(POLL_S)
             while self._synchronizer.poll(Ledger.parse(self._ledger.read().data), waits=False):
                 pass
             self._newest = list(self._synchronizer.newest)
@@ -304,7 +331,7 @@ class Learner:
                 ledger = Ledger.parse(self._ledger.read().data)
                 self.is_complete = ledger.is_given_out
                 return not ledger.living
-            time.sleep(POLL_S)
+            _wait(POLL_S)
         return False
 
     def _others(self, ended: bool) -> bool:
@@ -316,9 +343,13 @@ class Learner:
             if member.process
         )
 
-    def _must_merge(self) -> bool:
-        """Return whether this process has the lease, or can take it; wait for a sign of life of another that has it."""
-        signs = set[bytes | None]()
+    def _must_merge(self, until: float) -> bool:
+        """Return whether this process has the lease, or can take it; wait for a sign of life of another that has it.
+
+        Raises:
+            TimeoutError: It has given none until then, and in the time for two of them.
+        """
+        signs, until = set[bytes | None](), max(until, time.monotonic() + 2 * _STATE_S)
         while not self.holds_lease:
             ledger = Ledger.parse(self._ledger.read().data)
             if self._lease.is_free(ledger):
@@ -327,7 +358,9 @@ class Learner:
             signs.add(self._store.read(f"state.{ledger.holder}"))
             if len(signs) > 1:
                 return False
-            time.sleep(POLL_S)
+            if time.monotonic() > until:
+                raise TimeoutError(f"learner {ledger.holder}, which merges, gives no sign of life")
+            _wait(POLL_S)
         return True
 
     # Contributions.
@@ -475,13 +508,14 @@ class Learner:
     def _look(self) -> Ledger:
         """Return the ledger; note whether this generation is still the learner's."""
         ledger = Ledger.parse(self._ledger.read().data)
-        self._is_alone = ledger.living == 1
-        member = ledger.members[self._name]
-        if member.generation not in (self.generation, self._entered) and not self._closing.is_set():
-            if member.process and member.process != self._process:
+        self._is_alone, self.ended = ledger.living == 1, ledger.ended or self.ended
+        # An older ledger is in place of a damaged one if it has an earlier generation, or none.
+        member, own = ledger.members.get(self._name, Member()), max(self.generation, self._entered)
+        if member.generation not in (self.generation, self._entered):
+            if member.process and member.process != self._process and member.generation > own:
                 self.is_replaced = True
                 self._closing.set()
-            else:
+            elif not self._closing.is_set():
                 _log.warning("the other learners had given this one up; it continues from the common parameters")
                 self._reenter()
         return ledger
@@ -522,15 +556,29 @@ class Learner:
     # Trouble with the store.
 
     def _report_trouble(self, error: OSError) -> None:
+        """Warn at once, and then each time when the trouble has lasted twice as long."""
+        now = time.monotonic()
         if self._trouble_since is None:
-            self._trouble_since = time.monotonic()
-            reason = error.strerror or error
-            _log.warning("the folder of the learners cannot be used: %s; training goes on alone meanwhile", reason)
+            self._trouble_since = self._warn_s = now
+        if now >= self._warn_s:
+            seconds = now - self._trouble_since
+            self._warn_s = now + max(_WARN_S, seconds)
+            _log.warning(
+                "the folder of the learners cannot be used%s: %s; training goes on alone meanwhile",
+                f" for {seconds:.0f} s" if seconds else "",
+                one_line(error),
+            )
 
     def _report_end_of_trouble(self) -> None:
         if self._trouble_since is not None:
             seconds, self._trouble_since = time.monotonic() - self._trouble_since, None
             _log.info("the folder of the learners can be used again, after %.0f s", seconds)
+
+
+def _wait(seconds: float) -> None:
+    """Wait, which counts as progress: it is for a limited time."""
+    time.sleep(seconds)
+    activity.mark_progress()
 
 
 def _own_parts(value: object, other: object) -> str:

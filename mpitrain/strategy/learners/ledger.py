@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
-from .store import Register
+from .store import Register, Store
 
 Range = tuple[int, int]  # first example of the stream, and the example after the last
 
@@ -63,6 +63,7 @@ class Ledger:
         holder: The name of the learner that merges; empty if none does.
         lease: Number of times that this duty was taken.
         members: The learners by name.
+        ended: Why a learner has ended the run early; empty if none has.
     """
 
     facts: dict[str, Any]
@@ -73,6 +74,7 @@ class Ledger:
     holder: str = ""
     lease: int = 0
     members: dict[str, Member] = field(default_factory=dict)
+    ended: str = ""
 
     @classmethod
     def parse(cls, data: bytes) -> Ledger:
@@ -209,6 +211,19 @@ class Ranges:
     def has_more(self, cursor: int) -> bool:
         """Return whether this range has not ended, or there is a next one."""
         return cursor < self.current[1] or bool(self._following)
+
+
+def ledger_in(store: Store) -> Register:
+    """Return the register of the ledger in a store."""
+
+    def is_intact(data: bytes) -> bool:
+        """Return whether this may be a ledger, also one of a later version."""
+        try:
+            return isinstance(json.loads(data), dict)
+        except ValueError:
+            return False
+
+    return Register(store, "ledger", keep=64, is_intact=is_intact)
 
 
 def change(register: Register, apply: Callable[[Ledger], object]) -> Ledger:

@@ -17,15 +17,18 @@ back, the newest version is still found.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 _USED = 1000  # older versions whose names stay used
 _LEFT_S = 3600.0  # age at which a temporary file was left by a process that has died
+_log = logging.getLogger(__name__)
 
 
 class Store(Protocol):
@@ -120,10 +123,13 @@ class Register:
 
     Args:
         keep: Number of versions that stay as they are, at least 2.
+        is_intact: Returns whether a content is valid. One that is not is replaced by that of the version before.
     """
 
-    def __init__(self, store: Store, name: str, keep: int = 2) -> None:
-        self._store, self._name, self._keep = store, name, keep
+    def __init__(
+        self, store: Store, name: str, keep: int = 2, is_intact: Callable[[bytes], bool] = lambda _: True
+    ) -> None:
+        self._store, self._name, self._keep, self._is_intact = store, name, keep, is_intact
         self._newest = Value(0, b"")
 
     def read(self) -> Value:
@@ -133,8 +139,19 @@ class Register:
         while value is not None and (newer := self._version(value.number + 1)) is not None:
             value = newer
         if value is not None:  # else it was deleted meanwhile: the next call sees the newer one
-            self._newest = value
+            is_valid = value is self._newest or self._is_intact(value.data)
+            self._newest = value if is_valid else self._in_place_of(value)
         return self._newest
+
+    def _in_place_of(self, damaged: Value) -> Value:
+        """Return the number of a damaged version with the newest valid content before it; raise OSError without one."""
+        for number in range(damaged.number - 1, max(0, damaged.number - self._keep), -1):
+            before = self._newest if number == self._newest.number else self._version(number)
+            if before is not None and self._is_intact(before.data):
+                files = self._file(damaged.number), self._file(number)
+                _log.warning("the file %s of the learners is damaged; %s is used in its place", *files)
+                return Value(damaged.number, before.data)
+        raise OSError(f"the file {self._file(damaged.number)} is damaged")
 
     def changed(self) -> bool:
         """Return whether there may be a newer version than the last one that was read."""

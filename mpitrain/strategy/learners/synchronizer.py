@@ -182,8 +182,8 @@ class Synchronizer:
         """Read the newest versions; whatever other processes have merged is known then."""
         read = [self._versions.read(index) for index in range(len(self._fragments))]
         newest = [version for version in read if version is not None]
-        if len(newest) != len(read):
-            raise OSError("a file of the common parameters is damaged")
+        if None in read:
+            raise OSError(f"the newest file of fragment-{read.index(None)}, the common parameters, is damaged")
         self.newest = newest
         for fragment, version in zip(self._fragments, self.newest, strict=True):
             self._load(fragment, version)

@@ -118,7 +118,7 @@ def stopped_at(hook: TrackBest, values: list[float], first: int = 1) -> list[int
     """Return the steps at which the hook ends training, if each step has a validation with the next of ``values``."""
     stopped: list[int] = []
     for step, value in enumerate(values, first):
-        loop = SimpleNamespace(validation={"validation_m": value}, validation_step=step)
+        loop = SimpleNamespace(validation={"validation_m": value}, validation_step=step, measured_step=step)
         loop.stop = lambda reason, step=step: stopped.append(step)
         for _ in range(2):  # a point may be handled twice
             hook.at_consistent_point(loop, ConsistentPoint(step, 0, frozenset(), last=False))

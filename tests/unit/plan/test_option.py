@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
@@ -99,7 +100,8 @@ def test_each_option_of_a_mode_is_refused_in_the_others() -> None:
     text = {str(flag.name): flag.help or "" for flag in run_options()}
     for name, field in FIELDS.items():
         modes = info_of(field).mode_names
-        assert text[name].startswith(f"{', '.join(modes)}: ") == bool(modes)
+        where = [*modes, *(["--join"] if info_of(field).with_join else [])]
+        assert text[name].startswith(f"{', '.join(where)}: ") == bool(where)
         for mode in MODES:
             valid = {"local_steps": 2, "elastic_rho": 0.5, "gpu_transport": "nccl"}
             valid |= {"outer_optimizer": "sgd", "outer_momentum": 0.5}
@@ -112,7 +114,8 @@ def test_each_option_of_a_mode_is_refused_in_the_others() -> None:
 def test_defaults_in_help_are_those_in_use() -> None:
     text = {str(flag.name): flag.help or "" for flag in run_options()}
     if_none = {name: info_of(field).if_none for name, field in FIELDS.items() if info_of(field).if_none is not None}
-    assert if_none and all(text[name].endswith(f"[default: {value}]") for name, value in if_none.items())
+    assert if_none and all(re.search(rf"\[default: {value}[],]", text[name]) for name, value in if_none.items())
+    assert text["local_steps"].endswith(f"--join {ParallelConfig().steps_per_exchange}]")
     default, given = ParallelConfig(), ParallelConfig(staleness=0, local_steps=1, backup_workers=0)
     assert default.max_staleness == if_none["staleness"] and default.steps_per_average == if_none["local_steps"]
     assert (default.spare_workers(9), default.spare_workers(1)) == (if_none["backup_workers"], 0)

@@ -66,6 +66,16 @@ def test_a_mistyped_value_is_answered_with_the_nearest() -> None:
         parse(many, "--kind", "tow")
 
 
+@pytest.mark.parametrize("name", ["join", "run_dir"])
+def test_an_empty_path_is_refused(name: str) -> None:
+    """As of a shell variable that is not set: the current directory would be used."""
+    command = click.Command("run", params=list(flags.run_options()))
+    with pytest.raises(click.BadParameter, match="empty"):
+        command.main([flags.flag(name), "", "job.py"], standalone_mode=False)
+    with pytest.raises(ConfigError, match="empty"):
+        flags.run_config({name: ""})
+
+
 def test_help_comes_from_the_docstring() -> None:
     option = flags.job_options(Path("job.py"), many)[0]
     assert option.help == "How many there are."

@@ -53,6 +53,14 @@ def run(monkeypatch: pytest.MonkeyPatch, hook: Any, loop: Loop, strategy: Any, n
         hook.at_consistent_point(loop, ConsistentPoint(step, 0, reasons | {"another"}, last=step == n))
 
 
+def test_the_same_parameters_are_validated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a learner, whose validations measure the common model."""
+    loop, measured = Loop(), {1: 0.0, 2: 0.0, 3: 6.5, 4: 6.5, 5: 7.0}
+    evaluator: Any = SimpleNamespace(evaluate=dict)
+    run(monkeypatch, hooks.Validate(1, 0.0, evaluator, measured.__getitem__), loop, SimpleNamespace(), 5)
+    assert loop.reported == [1, 3, 5]
+
+
 def saved_steps(monkeypatch: pytest.MonkeyPatch, every: int, every_s: float, n: int) -> list[int]:
     """Return the steps at which a run of ``n`` steps, one second each, saves."""
     strategy: Any = Strategy()

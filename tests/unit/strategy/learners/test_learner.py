@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -238,6 +239,52 @@ def test_an_older_process_of_the_same_learner_ends(tmp_path: Path) -> None:
     assert set(first.counts + second.counts) >= set(range(TOTAL)) and merged >= TOTAL and not ledger.living
 
 
+def test_a_process_that_was_replaced_unnoticed_sends_and_saves_nothing_at_its_end(tmp_path: Path) -> None:
+    first = Process(tmp_path, "a").start()
+    wait_until(lambda: first.learner.examples > 200, "some training")
+    first.kill()  # its thread looks no more
+    second = Process(tmp_path, "a")
+    second.learner.join(second.params)
+    first.learner.exchange(first.params, ends=True)
+    assert not first.learner.finish(first._save)
+    assert first.learner.is_replaced and not first.saved
+    assert json.loads((tmp_path / "state.a").read_bytes())["generation"] == second.learner.generation
+    second.train().end()
+    assert _state(tmp_path)[1] >= TOTAL
+
+
+def test_who_ends_can_save_before_the_lease_of_a_dead_learner_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Process(tmp_path, "first").start()
+    wait_until(lambda: first.learner.holds_lease, "a lease")
+    second = Process(tmp_path, "second").start()
+    wait_until(lambda: second.learner.examples > 200, "some training")
+    second.kill()  # ends by what follows
+    first.kill()
+    second.learner.exchange(second.params, ends=True)
+    marks: list[None] = []
+    monkeypatch.setattr(learner_module.activity, "mark_progress", lambda: marks.append(None))
+    with pytest.raises(TimeoutError):
+        second.learner.finish(second._save, patience_s=0.0)
+    assert not second.saved
+    del marks[:]
+    second.learner.finish(second._save)
+    assert second.saved and second.learner.center.any()
+    assert len(marks) > 5  # the launcher ends ranks that make no progress while they stop
+
+
+def test_the_others_hear_that_a_learner_has_ended_the_run_early(tmp_path: Path) -> None:
+    first, second = (Process(tmp_path, name).start() for name in ("first", "second"))
+    wait_until(lambda: first.learner.examples > 200 and second.learner.examples > 200, "some training")
+    first.kill()  # ends by what follows
+    first.learner.exchange(first.params, ends=True)
+    first.learner.ended = "enough"
+    first.learner.finish(first._save)
+    wait_until(lambda: second.learner.ended == "enough", "the news")
+    second.kill()
+
+
 def test_of_two_processes_of_a_learner_that_start_at_once_one_ends(tmp_path: Path) -> None:
     processes = [Process(tmp_path, "a") for _ in range(2)]
     threads = [threading.Thread(target=process.start) for process in processes]
@@ -312,6 +359,38 @@ def test_learners_train_on_while_the_folder_cannot_be_used(tmp_path: Path, monke
         counts += process.end().counts
     assert all(counts[example] == 1 for example in range(TOTAL))
     assert _state(tmp_path)[1] == sum(process.learner.steps_done * 10 for process in processes)
+
+
+def test_a_foreign_file_in_place_of_the_newest_ledger_is_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    processes = [Process(tmp_path, str(n)).start() for n in range(2)]
+    wait_until(lambda: all(process.learner.examples > 200 for process in processes), "some training")
+    store = Folder(tmp_path)
+    while not store.create(f"ledger.{(number := Register(store, 'ledger').read().number + 1)}", b"hello"):
+        pass
+    counts = sum((process.end().counts for process in processes), Counter[int]())
+    assert all(counts[example] == 1 for example in range(TOTAL))
+    ledger, merged, _ = _state(tmp_path)
+    assert merged >= TOTAL and ledger.is_given_out and not ledger.living
+    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert 1 <= len(warnings) <= 2 and all(f"ledger.{number}" in record.getMessage() for record in warnings)
+
+
+def test_trouble_with_the_folder_is_reported_at_growing_intervals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(learner_module, "_WARN_S", 0.1)
+    process = Process(tmp_path / "exchange", "a", step_s=0.01).start()
+    wait_until(lambda: process.learner.examples > 100, "some training")
+    (tmp_path / "exchange").rename(tmp_path / "moved")
+    wait_until(lambda: len(caplog.records) > 3, "several warnings")
+    (tmp_path / "moved").rename(tmp_path / "exchange")
+    process.end()
+    times = [record.created for record in caplog.records if record.levelno == logging.WARNING]
+    intervals = np.diff(times)
+    assert intervals[0] >= 0.1 and intervals[2] > 1.5 * intervals[0]
+    assert all(str(tmp_path / "exchange") in record.getMessage() for record in caplog.records[:3])
 
 
 @pytest.fixture
@@ -518,11 +597,26 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
     Process(tmp_path, "c", facts={"model": "one", "seed": (0, 1)}).start().end()  # nothing is left to train
 
 
+def test_a_model_that_differs_in_a_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Process(tmp_path, "a", facts={"model": "one"}).start().end()
+    entries = [("a", (8, 4), "param"), ("b", (21,), "param"), ("mean", (3,), "state")]
+    monkeypatch.setattr(sys.modules[__name__], "LAYOUT", Layout.pack(entries))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError) as caught:
+        Process(tmp_path, "b", facts={"model": "two"}).start()
+    assert "b 21" in str(caught.value) and "b 20" in str(caught.value) and "8x4" not in str(caught.value)
+
+
+def test_what_the_first_learner_could_not_compare_is_not_compared(tmp_path: Path) -> None:
+    Process(tmp_path, "a", facts={"code of one Python": "1"}).start().end()
+    Process(tmp_path, "b", facts={"code of another Python": "2"}).start().end()
+
+
 @pytest.mark.parametrize("name", ["ledger", "fragment-0"])
-def test_a_run_whose_newest_file_is_empty_is_not_begun_again(name: str, tmp_path: Path) -> None:
+def test_a_run_whose_newest_files_are_empty_is_not_begun_again(name: str, tmp_path: Path) -> None:
     Process(tmp_path, "a").start().end()
     files = sorted(tmp_path.glob(f"{name}.*[0-9]"), key=lambda path: int(path.suffix[1:]))
-    files[-1].write_bytes(b"")
+    for file in files[-1:] if name != "ledger" else files:
+        file.write_bytes(b"")
     with pytest.raises(OSError, match="damaged"):
         Process(tmp_path, "b").start()
     assert {path.name for path in tmp_path.glob(f"{name}.*[0-9]")} == {path.name for path in files}
@@ -540,5 +634,5 @@ def test_the_folder_stays_small(tmp_path: Path) -> None:
     for process in processes:
         process.end()
     counts = Counter(path.name.split(".")[0] for path in tmp_path.iterdir() if path.stat().st_size)
-    assert counts == {"ledger": counts["ledger"], "fragment-0": 3, "fragment-1": 3, "state": 2}
+    assert counts == {"ledger": counts["ledger"], "fragment-0": 3, "fragment-1": 3, "state": 2, "model": 1}
     assert counts["ledger"] <= 65

@@ -125,3 +125,16 @@ def test_a_full_disk_hides_no_version_and_keeps_no_old_one(tmp_path: Path, monke
     assert reader.read() == Register(Folder(tmp_path), "x").read() == Value(5, b"4")
     sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
     assert sizes == {"x.1": 0, "x.2": 0, "x.3": 0, "x.4": 1, "x.5": 1, "x.newest": 1}
+
+
+def test_a_damaged_version_has_the_content_of_the_one_before(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    first, second = (Register(folder, "count", 3, is_intact=bytes.isdigit) for _ in range(2))
+    assert first.swap(first.read(), b"1") and folder.create("count.2", b"hello")
+    assert first.read() == second.read() == Value(2, b"1")
+    assert second.swap(second.read(), b"2") and first.read() == Value(3, b"2")
+    for number in (1, 2, 3):
+        folder.replace(f"count.{number}", b"")
+    assert first.read() == Value(3, b"2")  # it has read that already
+    with pytest.raises(OSError, match=r"count\.3"):
+        Register(folder, "count", 3, is_intact=bytes.isdigit).read()
