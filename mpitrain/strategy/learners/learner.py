@@ -7,7 +7,6 @@ reached, training goes on, and the thread tries again.
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import math
@@ -21,11 +20,10 @@ import numpy as np
 
 from ...core import activity
 from ...core.layout import Array, Layout
-from ...core.words import one_line
-from ...errors import ConfigError
 from ...optim import Optimizer
 from .claims import Claims
 from .contributions import Contributions
+from .facts import check_facts
 from .lease import LEASE_S, Lease
 from .ledger import Ledger, Left, Member, Range, change, ledger_in
 from .merging import Fragment, fragments_of
@@ -33,6 +31,7 @@ from .records import pack
 from .signs import read_state
 from .store import Store
 from .synchronizer import LOST_S, Fragments, Merged, Synchronizer, Version, delete_work, merged_work, work_file
+from .trouble import Trouble
 
 POLL_S, _SHORTEST_S = 0.2, 0.02  # seconds between two looks at the store: at most, and at least
 _LOOKS, _REST = 8, 4  # looks between two contributions, if there are other learners; and pause after one, in its times
@@ -40,7 +39,6 @@ _MORE = 4  # times as many looks while a contribution waits to be merged
 _STATE_S = 1.0  # seconds between two signs of life
 _WAIT_S = 2.0  # seconds for which a learner waits for its next range before it trains examples that it has not claimed
 _LAST_S = 2.0  # seconds for which the last contributions of all learners are merged together
-_WARN_S = 30.0  # seconds between the first two warnings that the folder cannot be used
 _log = logging.getLogger(__name__)
 
 
@@ -135,8 +133,7 @@ class Learner:
         self._error: BaseException | None = None
         self._beat, self._stated_s, self._looked_s = 0, 0.0, 0.0
         self._lease = Lease(group.store, self._ledger, name)
-        self._trouble_since: float | None = None
-        self._warn_s = 0.0  # when to warn again
+        self._trouble = Trouble()
         self._thread = threading.Thread(target=self._run, name="learner", daemon=True)
 
     # The methods of the training thread.
@@ -152,16 +149,7 @@ class Learner:
         if not (first := self._ledger.read()).number:
             self._ledger.swap(first, begun)
         ledger = Ledger.parse(self._ledger.read().data)
-        for name, value in Ledger.parse(begun).facts.items():
-            if (other := ledger.facts.get(name, value)) != value:  # it is missing if it cannot be compared
-                here, there = self._different_tensor() if name == "model" else (value, other)
-                raise ConfigError(
-                    f"--join: this learner and the run that it would join differ in {name}: "
-                    f"{_own_parts(here, there)} here, {_own_parts(there, here)} there; "
-                    "use the same job, options and seed of random numbers, or another directory"
-                )
-        if self._store.read("model") is None:
-            self._store.create("model", "\n".join(self._tensors).encode())
+        check_facts(Ledger.parse(begun).facts, ledger.facts, self._layout, self._store)
         for index, fragment in enumerate(self._fragments):
             if self._versions.read(index) is None:
                 vectors = np.zeros((1 + len(self._group.optimizer.slots), fragment.hi - fragment.lo), self._dtype)
@@ -176,16 +164,6 @@ class Learner:
         self._write_state()
         self._claims.claim(self.generation, self._newest)
         self._thread.start()
-
-    @property
-    def _tensors(self) -> list[str]:
-        return [f"{entry.name} {'x'.join(map(str, entry.shape)) or 'number'}" for entry in self._layout.entries]
-
-    def _different_tensor(self) -> tuple[str, str]:
-        """Return name and shape of the first tensor of the model that differs from the run's, here and there."""
-        there = (self._store.read("model") or b"tensors that are not known").decode().split("\n")
-        pairs = itertools.zip_longest(self._tensors, there, fillvalue="no further tensor")
-        return next((pair for pair in pairs if pair[0] != pair[1]), ("other kinds of tensors",) * 2)
 
     @property
     def center(self) -> Array:
@@ -301,7 +279,7 @@ class Learner:
             except OSError as error:
                 if time.monotonic() >= until:
                     raise
-                self._report_trouble(error)
+                self._trouble.report(error)
                 _wait(_STATE_S)
         return False
 
@@ -410,7 +388,7 @@ class Learner:
         now = time.monotonic()
         self._waits_since = min(self._waits_since, now)
         self._wake.set()
-        return self._trouble_since is None and not self.is_replaced and now - self._waits_since < _WAIT_S
+        return self._trouble.since is None and not self.is_replaced and now - self._waits_since < _WAIT_S
 
     def _reset(self) -> None:
         """Begin the generation that the thread has entered, without the work that was not merged."""
@@ -433,9 +411,9 @@ class Learner:
                 try:
                     self._work()
                 except OSError as error:
-                    self._report_trouble(error)
+                    self._trouble.report(error)
                 else:
-                    self._report_end_of_trouble()
+                    self._trouble.end()
                 work_s = time.monotonic() - began
         except BaseException as error:
             self._error = error
@@ -476,7 +454,7 @@ class Learner:
     @property
     def _look_s(self) -> float:
         """The time to the next look at the store: late news are worth less, if other learners contribute often."""
-        if self._is_alone or self._trouble_since is not None or len(self._sent_s) < 2:
+        if self._is_alone or self._trouble.since is not None or len(self._sent_s) < 2:
             return POLL_S
         looks = _LOOKS * (_MORE if self._unmerged else 1)
         return min(POLL_S, max(_SHORTEST_S, self._interval_s / len(self._fragments) / looks))
@@ -553,35 +531,8 @@ class Learner:
         self._claims.drop()
         self._entered = entered
 
-    # Trouble with the store.
-
-    def _report_trouble(self, error: OSError) -> None:
-        """Warn at once, and then each time when the trouble has lasted twice as long."""
-        now = time.monotonic()
-        if self._trouble_since is None:
-            self._trouble_since = self._warn_s = now
-        if now >= self._warn_s:
-            seconds = now - self._trouble_since
-            self._warn_s = now + max(_WARN_S, seconds)
-            _log.warning(
-                "the folder of the learners cannot be used%s: %s; training goes on alone meanwhile",
-                f" for {seconds:.0f} s" if seconds else "",
-                one_line(error),
-            )
-
-    def _report_end_of_trouble(self) -> None:
-        if self._trouble_since is not None:
-            seconds, self._trouble_since = time.monotonic() - self._trouble_since, None
-            _log.info("the folder of the learners can be used again, after %.0f s", seconds)
-
 
 def _wait(seconds: float) -> None:
     """Wait, which counts as progress: it is for a limited time."""
     time.sleep(seconds)
     activity.mark_progress()
-
-
-def _own_parts(value: object, other: object) -> str:
-    """Return the parts of a list of arguments, or another value, that differ from the other one, for an error."""
-    parts, others = str(value).split(", "), str(other).split(", ")
-    return ", ".join(part for part in parts if part not in others) or str(value)
