@@ -1,6 +1,6 @@
 """Compares a run of one step with an MPI program that only starts and ends: the time that mpitrain adds.
 
-    python bench/startup.py [ROUNDS] [--baseline DIR]
+    python bench/startup.py [ROUNDS] [--job FILE] [--baseline DIR]
 
 Two ranks each, in alternating rounds; both start through the mpirun of this environment. Prints medians and ratios.
 """
@@ -29,10 +29,10 @@ def seconds(words: list[str], **environment: str) -> float:
     return time.perf_counter() - began
 
 
-def one_step(checkout: Path) -> float:
+def one_step(checkout: Path, job: Path) -> float:
     """Return the seconds of a run of one step with the package of a checkout."""
     with tempfile.TemporaryDirectory() as folder:
-        words = ["-m", "mpitrain", "run", "-n", RANKS, str(JOB), "--train-steps", "1", "--run-dir", f"{folder}/run"]
+        words = ["-m", "mpitrain", "run", "-n", RANKS, str(job), "--train-steps", "1", "--run-dir", f"{folder}/run"]
         return seconds([sys.executable, *words], PYTHONPATH=str(checkout))
 
 
@@ -47,18 +47,19 @@ def main() -> None:
     """Run all measurements, and print the medians."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("rounds", type=int, nargs="?", default=10)
+    parser.add_argument("--job", type=Path, default=JOB, help="of the run of one step")
     parser.add_argument("--baseline", type=Path, metavar="DIR", help="another checkout")
     given = parser.parse_args()
     checkouts = [ROOT] + ([given.baseline.resolve()] if given.baseline is not None else [])
     for checkout in checkouts:
-        one_step(checkout)  # compiles the kernels and the modules
+        one_step(checkout, given.job)  # compiles the kernels and the modules
     alone: list[float] = []
     runs: dict[Path, list[float]] = {checkout: [] for checkout in checkouts}
     helps: list[float] = []
     for _ in range(given.rounds):
         alone.append(mpi_alone())
         for checkout, times in runs.items():
-            times.append(one_step(checkout))
+            times.append(one_step(checkout, given.job))
         command = shutil.which("mpitrain", path=str(Path(sys.executable).parent))
         helps.append(seconds([str(command), "--help"]))
     base = statistics.median(alone)
