@@ -22,18 +22,30 @@ JOB = ROOT / "jobs" / "mnist_mlp.py"
 RANKS = "2"
 
 
-def seconds(words: list[str], **environment: str) -> float:
+def seconds(words: list[str], cwd: str | None = None, **environment: str) -> float:
     """Return the duration of a command in seconds; the command must succeed."""
     began = time.perf_counter()
-    subprocess.run(words, env={**os.environ, **environment}, check=True, capture_output=True)
+    subprocess.run(words, env={**os.environ, **environment}, cwd=cwd, check=True, capture_output=True)
     return time.perf_counter() - began
 
 
 def one_step(checkout: Path, job: Path) -> float:
     """Return the seconds of a run of one step with the package of a checkout."""
     with tempfile.TemporaryDirectory() as folder:
-        words = ["-m", "mpitrain", "run", "-n", RANKS, str(job), "--train-steps", "1", "--run-dir", f"{folder}/run"]
-        return seconds([sys.executable, *words], PYTHONPATH=str(checkout))
+        words = [
+            "-m",
+            "mpitrain",
+            "run",
+            "-n",
+            RANKS,
+            str(job.resolve()),
+            "--train-steps",
+            "1",
+            "--run-dir",
+            f"{folder}/run",
+        ]
+        # Python imports from the working directory first, which may be this checkout.
+        return seconds([sys.executable, *words], folder, PYTHONPATH=str(checkout))
 
 
 def mpi_alone() -> float:
