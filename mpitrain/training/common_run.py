@@ -79,7 +79,7 @@ class CommonRun:
             self._save(None)
 
     def save(self, params: Array, examples: int) -> None:
-        """Save these common parameters.
+        """Save these common parameters, and leave the directory to other processes.
 
         Raises:
             OSError: They cannot be saved.
@@ -90,12 +90,14 @@ class CommonRun:
         if self._writer.failure is not None:
             raise OSError(self._writer.errno, self._writer.failure)
         _log.info("common model of %s examples: %s", f"{examples:,}", checkpoint.path_for(self._checkpoints, step))
+        if self._heartbeat is None:
+            self._open()
+        self._close(RunEnd("stopped"))  # until another learner merges
 
     def finish(self, is_last: bool) -> None:
-        """Leave the directory to other processes, unless this one was the last one that has merged."""
-        if not is_last:
-            self._close()
-        elif self._heartbeat is None:
+        """Write again if this process was the last one that has merged."""
+        self._close()
+        if is_last:
             self._open()
 
     def end(self, loop: TrainingLoop) -> None:
@@ -129,8 +131,11 @@ class CommonRun:
             lambda: self._step_of(min(learner.merged, learner.total)),
         )
 
-    def _close(self) -> None:
-        if self._heartbeat is not None:
+    def _close(self, end: RunEnd | None = None) -> None:
+        """End to write; ``end``: the state until another process writes."""
+        if self._heartbeat is not None and end is not None:
+            self._heartbeat.end(end)
+        elif self._heartbeat is not None:
             self._heartbeat.abandon()
         if self._metrics is not None:
             self._metrics.close()

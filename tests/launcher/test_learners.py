@@ -263,6 +263,7 @@ def test_a_learner_that_is_stopped_saves_though_the_one_that_merges_has_just_die
         processes[1 - killed].send_signal(signal.SIGINT)
         end(processes[1 - killed], os.EX_TEMPFAIL)
     assert len(checkpoint.find(tmp_path / "learners" / str(1 - killed))) == 1 and position(tmp_path) > 0
+    assert heartbeat.read(tmp_path).state == "stopped"  # type: ignore[union-attr]
 
 
 def test_a_process_that_another_one_replaces_writes_no_more(openmpi: Mpi, tmp_path: Path) -> None:
