@@ -17,7 +17,7 @@ from environment import one_thread_and_own_kernels, use_this_checkout
 
 MODELS = {
     "mlp100": ("mnist_mlp.py", 100, 40000, []),
-    "mlp1024": ("mnist_mlp.py", 100, 400, ["--hidden-units", "1024"]),
+    "mlp1024": ("mnist_mlp.py", 100, 3000, ["--hidden-units", "1024"]),
     "cnn": ("fashion_cnn.py", 64, 60, []),
     "gpt": ("torch_gpt.py", 16, 60, []),
 }
