@@ -110,7 +110,8 @@ def train(checkout: Checkout, hosts: Callable[[], Any], name: str, run_dir: Path
         path = ["--env", f"PYTHONPATH={checkout.folder}"]
         command = hosts().run(Path(checkout.python), case.ranks, *path, *words)
         environment = {**os.environ, **hosts().environment, "PYTHONPATH": str(checkout.folder)}
-        subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, timeout=300)
+        # Python imports from the working directory first, which may be this checkout.
+        subprocess.run(command, cwd=checkout.folder, env=environment, stdout=subprocess.PIPE, check=True, timeout=300)
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     losses = {(line["step"], key): line[key] for line in lines for key in COMPARED if key in line}
     return Result(arrays_of(saved(run_dir, case.steps)), losses)
