@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 _END_S = 1.0
 _NEEDS_NONE = {"--help", "--help-all", "--dry-run", "--", "-m"}  # nothing is started, or a program
 
+# Modules that set no variables which torch reads when it is imported.
+_SETS_NOTHING = {*sys.stdlib_module_names, "h5py", "matplotlib", "mpi4py", "mpitrain", "numpy", "pandas", "scipy"}
+
 _server: FirstServer | None = None
 
 
@@ -108,17 +111,22 @@ class FirstServer:
 def _slow_imports(arguments: Sequence[str]) -> tuple[str, ...]:
     """Return what ranks will import if a job file or script imports torch: it takes longer than all other modules.
 
-    There are none if the file may set variables that torch reads when it is imported, or change what is imported.
+    There are none if the file, or a module that it imports before torch, may set variables that torch reads when it is
+    imported, or change what is imported.
     """
     file = Path(next((argument for argument in arguments if argument.endswith(".py")), ""))
     with contextlib.suppress(OSError, ValueError):
         text = file.read_text()
-        is_own = file.with_name("torch").exists() or file.with_name("torch.py").exists()
-        if is_own or re.search(r"environ|putenv|dotenv|sys\.path|addsitedir", text):
+        torch = re.search(r"^(import|from)\s+torch\b", text, re.MULTILINE)
+        if torch is None or re.search(r"environ|putenv|dotenv|sys\.path|addsitedir", text):
             return ()
-        if re.search(r"^(import|from)\s+torch\b", text, re.MULTILINE):
-            # Every optimizer of torch imports the second one.
-            return ("torch", "torch._dynamo") if re.search(r"\btorch(\.| import .*\b)optim\b", text) else ("torch",)
+        own = (folder / name for folder in (file.resolve().parent, Path.cwd()) for name in ("torch", "torch.py"))
+        lines = re.findall(r"^\s*(?:import|from)\s+([\w., ]+)", text[: torch.start()], re.MULTILINE)
+        names = {re.split(r"[ .]", part.strip())[0] for line in lines for part in line.split(" import ")[0].split(",")}
+        if any(path.exists() for path in own) or not names <= _SETS_NOTHING:
+            return ()
+        # Every optimizer of torch imports the second one.
+        return ("torch", "torch._dynamo") if re.search(r"\btorch(\.| import .*\b)optim\b", text) else ("torch",)
     return ()
 
 

@@ -78,11 +78,26 @@ def job():
 """
 
 
-@pytest.mark.parametrize(("more", "is_imported"), [("", True), ("LOGS = os.environ.get('TORCH_LOGS')", False)])
-def test_torch_is_imported_once_for_all_ranks(openmpi: Mpi, more: str, is_imported: bool, tmp_path: Path) -> None:
-    """Unless the job may set variables that torch reads when it is imported."""
+@pytest.mark.parametrize(
+    ("before", "after", "is_imported"),
+    [
+        ("", "import settings", True),
+        ("", "LOGS = os.environ.get('TORCH_LOGS')", False),
+        ("import sys, settings", "", False),
+        ("from settings.defaults import LOGS as own", "", False),
+        ("import numpy as np, os.path as osp\nfrom mpitrain import data", "", True),
+    ],
+)
+def test_torch_is_imported_once_for_all_ranks(
+    openmpi: Mpi, before: str, after: str, is_imported: bool, tmp_path: Path
+) -> None:
+    """Unless the job, or a module that it imports before, may set variables that torch reads when it is imported."""
     job = tmp_path / "job.py"
-    job.write_text(_TORCH_JOB + more)
+    job.write_text(before + _TORCH_JOB + after)
+    for folder in ("settings", "data"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "__init__.py").touch()
+    (tmp_path / "settings" / "defaults.py").write_text("import os; LOGS = os.environ['TORCH_LOGS'] = '+dynamo'")
     words = [str(openmpi.python), "-m", "mpitrain", "run", "-n", "2", str(job), "--train-steps", "1"]
     done = run([*words, "--run-dir", str(tmp_path / "run")], env=LAUNCHER_ENVIRONMENT, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
