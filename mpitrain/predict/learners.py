@@ -14,7 +14,7 @@ import numpy as np
 
 from ..core.layout import Array
 from ..strategy.learners.learner import POLL_S
-from ..strategy.learners.synchronizer import GRACE, SLOTS
+from ..strategy.learners.synchronizer import GRACE
 from .rank_times import RankTimes
 from .scenario import Scenario
 
@@ -75,7 +75,7 @@ def exchange(
     paused = send_s / interval_s + (_POINT_S + _RECEIVE_COPIES * times.copy_s + among_ranks_s) / version_s
     pause = paused / (1 + paused)
     nbytes, kept_every_s = times.nbytes + version_nbytes, max(version_s, interval_s / (1 - pause))
-    sent_bytes_per_s = times.nbytes / max(interval_s, version_s / (SLOTS - 1)) + version_nbytes / version_s
+    sent_bytes_per_s = times.nbytes / max(interval_s, version_s) + version_nbytes / version_s
     return Exchanges(version_s, kept_every_s, pause, nbytes, nbytes / rate, sent_bytes_per_s), age
 
 
@@ -105,7 +105,7 @@ class _Merging(NamedTuple):
             fragment = int(due.argmin())
             begin = max(float(due[fragment]) + _NOTICE_S, free)
             arrived = np.maximum(((begin - shifts[fragment]) // periods).astype(int) + 1, merged[fragment])
-            new = np.minimum(arrived - merged[fragment], SLOTS - 1)  # later steps are part of the next contribution
+            new = np.minimum(arrived - merged[fragment], 1)  # later steps are part of the next contribution
             made = (shifts[fragment] + (merged[fragment] + new - 1) * periods)[new > 0] - self.write_s
             merged[fragment] = arrived
             if number >= (_VERSIONS - _COUNTED) * self.n_fragments:

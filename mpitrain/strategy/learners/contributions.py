@@ -1,17 +1,17 @@
 """The contributions of a learner to the common parameters, without threads and without the store.
 
 For each fragment of the parameters, a learner has the common values ``center`` that it last received, its own values
-``theta``, and its values ``sent`` at the time of its last contributions that are not merged yet, oldest first. After
-some steps it sends a contribution ``delta``, and goes on training:
+``theta``, and its values ``sent`` at the time of its last contribution, until that is merged. After some steps it sends
+a contribution ``delta``, and goes on training:
 
-    delta = sent[-1] - theta   (center - theta, if nothing waits);   sent.append(theta)
+    delta = center - theta;   sent = theta   (delta = sent - theta, if it ends while another one waits)
 
 Another process merges contributions (``synchronizer``), and publishes a version of the fragment, which says which ones
 it contains. When a learner receives a version, after training for some more steps, it keeps all of its own changes that
 the version does not contain:
 
-    it contains contribution k:   theta = version + (theta - sent[k])
-    it contains none of them:     theta = theta + (version - center), and the same for each of ``sent``
+    it contains the contribution:   theta = version + (theta - sent)
+    it does not, or none waits:     theta = theta + (version - center), and the same for ``sent``
 
 So each change is merged once. (Streaming DiLoCo takes a mean of both instead, which forgets a part of the changes that
 were made meanwhile; ``outer_optimizer`` states what that cost.) State that is not trained, such as the statistics of
@@ -21,7 +21,6 @@ BatchNorm, is taken from the version.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -29,9 +28,8 @@ import numpy as np
 
 from ...core.layout import Array, Layout
 from .merging import Fragment
-from .synchronizer import SLOTS, Merged, Version
+from .synchronizer import Merged, Version
 
-_WAITING = SLOTS - 1  # contributions to a fragment that may wait before the last one of a learner that ends
 _log = logging.getLogger(__name__)
 
 
@@ -57,7 +55,7 @@ class _OfFragment:
     def __init__(self, version: Version, step: int) -> None:
         self.base, self.examples, self.number, self.step = version.number, version.examples, 0, step
         self.began, self.lost = step, 0  # of this generation: its first step, and the steps that were left out
-        self.sent: deque[tuple[int, int, Array]] = deque()  # number, last step, values
+        self.sent: tuple[int, int, Array] | None = None  # number, last step, values
 
 
 class Contributions:
@@ -80,8 +78,8 @@ class Contributions:
 
     @property
     def examples(self) -> int:
-        """The number of examples that ``center`` contains."""
-        return min(state.examples for state in self._states)
+        """The number of examples that ``center`` contains; the mean of the fragments."""
+        return sum(state.examples for state in self._states) // len(self._states)
 
     @property
     def lost_steps(self) -> int:
@@ -89,17 +87,17 @@ class Contributions:
         return max(state.lost for state in self._states)
 
     def may_send(self, index: int) -> bool:
-        """Return whether another contribution to a fragment may wait."""
-        return len(self._states[index].sent) < _WAITING
+        """Return whether no contribution to a fragment waits."""
+        return self._states[index].sent is None
 
     def send(self, index: int, theta: Array, step: int) -> Sent | None:
         """Return this learner's next contribution to a fragment; None if it has taken no step since the last one."""
         state = self._states[index]
         if state.step == step:
             return None
-        before = state.sent[-1][2] if state.sent else self._fragments[index].of(self.center)
+        before = state.sent[2] if state.sent else self._fragments[index].of(self.center)
         steps, state.step, state.number = step - state.step, step, state.number + 1
-        state.sent.append((state.number, step, theta.copy()))
+        state.sent = state.number, step, theta.copy()
         return Sent(state.number, state.base, steps, before - theta)
 
     def receive(self, index: int, version: Version, mine: Merged, theta: Array) -> Array:
@@ -111,12 +109,12 @@ class Contributions:
         """
         state, fragment, new = self._states[index], self._fragments[index], version.vectors[0]
         center = contained = fragment.of(self.center)
-        while state.sent and state.sent[0][0] <= mine.number:
-            _, step, contained = state.sent.popleft()
+        if state.sent and state.sent[0] <= mine.number:
+            (_, step, contained), state.sent = state.sent, None
             state.lost = step - state.began - mine.steps
         vectors = [theta + (new - contained)]  # this learner's values, now and when it has sent what waits
-        vectors += [sent for _, _, sent in state.sent]
-        for sent in vectors[1:]:
+        if state.sent:
+            vectors.append(sent := state.sent[2])
             sent += new - contained
         kept = max(0, self._n_trained - fragment.lo)
         if not np.isfinite(vectors[0]).all():

@@ -37,6 +37,7 @@ POLL_S, _SHORTEST_S = 0.2, 0.02  # seconds between two looks at the store: at mo
 _LOOKS, _REST = 8, 4  # looks between two contributions, if there are other learners; and pause after one, in its times
 _MORE = 4  # times as many looks while a contribution waits to be merged
 _STATE_S = 1.0  # seconds between two signs of life
+_STATE_BYTES = 1024  # the file of a learner's state has a multiple of them; see ``Store.replace``
 _WAIT_S = 2.0  # seconds for which a learner waits for its next range before it trains examples that it has not claimed
 _LAST_S = 2.0  # seconds for which the last contributions of all learners are merged together
 _log = logging.getLogger(__name__)
@@ -201,14 +202,16 @@ class Learner:
                 values = {index: fragment.of(self.center) for index, fragment in enumerate(self._fragments)}
         ranges, left = self._claims.take()  # later, because those of the former generation are dropped before a reset
         self._last_left = left
-        if left is Left.SOME and self._waits_for_range(bool(ranges)):
+        if (waits := self._waits_for_range(bool(ranges))) and left is Left.SOME:
             left = Left.UNKNOWN
         for index, version in received.items():
             theta, mine = self._fragments[index].of(params), version.of(self._name, self.generation)
             values[index] = self._contributions.receive(index, version, mine, theta)
             if index == 0:
                 self._align(mine)
-        for index in range(len(self._fragments)) if ends else [self._turn] if self._may_send() else []:
+        # What is contributed before the next range may be the last work, which ``ends`` then says.
+        sends = self._may_send() and not waits
+        for index in range(len(self._fragments)) if ends else [self._turn] if sends else []:
             self._send(index, values.get(index, self._fragments[index].of(params)), ends)
         own = [(version.examples, version.of(self._name, self.generation).examples) for version in self._newest]
         trained = self.examples + max(0, min(of_all - of_own for of_all, of_own in own))
@@ -381,7 +384,7 @@ class Learner:
                 self._last_sent += ahead
 
     def _waits_for_range(self, has_one: bool) -> bool:
-        """Return whether to wait for the next range, which takes milliseconds if the store can be used."""
+        """Return whether to wait for the next range, for a while: it takes milliseconds if there is one."""
         if has_one or self.examples < self._claims.count:
             self._waits_since = math.inf
             return False
@@ -393,7 +396,7 @@ class Learner:
     def _reset(self) -> None:
         """Begin the generation that the thread has entered, without the work that was not merged."""
         self._written = [0] * len(self._fragments)  # before the generation: the thread writes both into the state
-        self._unmerged = 0
+        self._unmerged, self._waits_since = 0, math.inf
         self.generation, self._entered = self._entered, 0
         self.examples, self._began_steps, self._kept_steps = 0, self.steps_done, self._steps_before
         self._claims.begin()
@@ -470,7 +473,8 @@ class Learner:
             "examples": self.examples,
             "ended": ended,
         }
-        self._store.replace(f"state.{self._name}", json.dumps(state).encode())
+        data = json.dumps(state).encode()
+        self._store.replace(f"state.{self._name}", data + b" " * (-len(data) % _STATE_BYTES))
         self._stated_s = time.monotonic()
 
     def _read_versions(self) -> None:

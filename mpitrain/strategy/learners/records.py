@@ -11,7 +11,7 @@ import numpy as np
 from ...checkpoint.digest import LENGTH, Digest, bytes_of, digest_of
 from ...core.layout import Array
 
-_ALIGNMENT = 16  # of the array in a record, as of the bytes that are read
+_ALIGNMENT = 512  # of the array in a record; more than a header of a contribution, for ``Store.replace``
 
 
 class Record(NamedTuple):

@@ -40,7 +40,9 @@ class Store(Protocol):
     def replace(self, name: str, data: bytes) -> None:
         """Create or replace a value: readers see the old or the new content.
 
-        If a host crashes, a value may be lost, or damaged; only those that are created are durable.
+        All contents of a name should have the same length: over SFTP, readers see a new content with the length of the
+        old one for up to 20 s. If a host crashes, a value may be lost, or damaged; only those that are created are
+        durable.
         """
 
     def read(self, name: str) -> bytes | None:
@@ -168,7 +170,7 @@ class Register:
                 return False
             if number > self._keep:  # at first, because this needs no space on a disk that is full
                 self._store.replace(self._file(number - self._keep), b"")
-            self._store.replace(self._file("newest"), str(number).encode())
+            self._store.replace(self._file("newest"), b"%020d" % number)
             self._store.delete(self._file(number - self._keep - _USED))
         self._newest = Value(number, data)
         return True

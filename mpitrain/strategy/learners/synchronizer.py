@@ -23,7 +23,7 @@ from .store import Register, Store, Value
 
 GRACE = 0.5  # of the shortest time between two contributions of a learner: how long the others are waited for
 LOST_S = 60.0  # seconds without news after which a learner's examples are given out again
-SLOTS = 3  # contributions of a learner to a fragment that may wait to be merged
+SLOTS = 2  # contributions to a fragment that may wait: one, and the last one of a learner that ends
 _UNREADABLE_S = 5.0  # seconds after which a contribution that cannot be read is dropped
 _TOO_LARGE, _SIZES = 10.0, 20  # a contribution this many times as large as the median of the last ones is left out
 _log = logging.getLogger(__name__)
@@ -242,17 +242,21 @@ class Synchronizer:
         grace_s = GRACE * min(state["interval_s"] for state in waiting.values())
         if waits and others and now - min(came_s.values()) < grace_s:
             return False
-        return self._merge(index, waiting, _share(waiting.values(), others), now)
+        return self._merge(index, waiting, others, now)
 
-    def _merge(self, index: int, waiting: Mapping[str, Mapping[str, Any]], share: float, now: float) -> bool:
+    def _merge(
+        self, index: int, waiting: Mapping[str, Mapping[str, Any]], others: Sequence[Mapping[str, Any]], now: float
+    ) -> bool:
         fragment, version = self._fragments[index], self.newest[index]
-        merged, accepted, sizes = dict(version.merged), [], list[float]()
+        merged, accepted, sizes = dict(version.merged), dict[str, Contribution](), list[float]()
         came_s = self._came_s[index]
         for name, state in waiting.items():
             contribution, after = self._contribution(index, name, state, now)
             if contribution is None:
                 if after.number > version.of(name, after.generation).number:
                     merged[name] = after
+                else:
+                    others = [*others, state]  # it will be merged later
                 continue
             trained = contribution.delta[: max(0, self._layout.n_trained - fragment.lo)]
             size = float(np.linalg.norm(trained)) / contribution.steps
@@ -263,20 +267,22 @@ class Synchronizer:
                 left_out = after.number - before.number
                 after = after._replace(discarded=after.discarded + left_out, steps=before.steps)
             else:
-                accepted.append(contribution)
+                accepted[name] = contribution
             sizes += [size] if math.isfinite(size) else []
-            merged[name] = after._replace(ahead_s=max(came_s.values()) - came_s[name])
+            merged[name] = after
         if merged == version.merged:
             return False
         if accepted:
-            delta = outer_gradient(fragment, self._layout.n_trained, accepted)
-            delta *= delta.dtype.type(share)
-            updater = self._averaging if all(each.is_last for each in accepted) else self._updater
+            last_s = max(came_s[name] for name in accepted)
+            merged |= {name: merged[name]._replace(ahead_s=last_s - came_s[name]) for name in accepted}
+            delta = outer_gradient(fragment, self._layout.n_trained, list(accepted.values()))
+            delta *= delta.dtype.type(_share([waiting[name] for name in accepted], others))
+            updater = self._averaging if all(each.is_last for each in accepted.values()) else self._updater
             updater.update(fragment.lo, fragment.hi, delta.reshape(1, -1), 0, origin=fragment.lo)
         new = Version(
             version.number + 1,
             merged,
-            version.examples + sum(each.examples for each in accepted),
+            version.examples + sum(each.examples for each in accepted.values()),
             np.stack([fragment.of(vector) for vector in self._vectors]),
         )
         self._came_s[index] = {}

@@ -19,6 +19,7 @@ import socket, subprocess
 listening = socket.create_server(("", 2022))
 while True:
     connection, _ = listening.accept()
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as sshd
     subprocess.Popen(["{SFTP}"], stdin=connection, stdout=connection)
 """
 

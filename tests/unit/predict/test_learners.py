@@ -80,11 +80,11 @@ def test_a_version_waits_for_all_learners_or_half_of_the_time_between_contributi
 
 
 def test_the_link_of_the_learner_that_merges_limits_versions_and_not_training() -> None:
-    """Two contributions of each learner wait at most, and the link carries all of them for each version."""
+    """One contribution of each learner waits at most, and the link carries all of them for each version."""
     rate = 1e7
     slow, fast = prediction(64, rate=rate), prediction(64, rate=1e12)
     assert slow.exchanges is not None
-    assert slow.exchanges.version_s == pytest.approx(2 * 64 * NBYTES / rate, rel=0.05)
+    assert slow.exchanges.version_s == pytest.approx(64 * NBYTES / rate, rel=0.05)
     assert slow.steps_per_s == pytest.approx(fast.steps_per_s, rel=0.02)
     assert slow.staleness >= 1
     assert slow.exchanges.kept_every_s == slow.exchanges.version_s

@@ -30,7 +30,7 @@ from mpitrain.strategy.learners import (
 )
 from mpitrain.strategy.learners.learner import Group, Learner
 from mpitrain.strategy.learners.ledger import Ledger, Ranges
-from mpitrain.strategy.learners.records import pack
+from mpitrain.strategy.learners.records import pack, unpack
 from mpitrain.strategy.learners.store import Folder, Register
 from mpitrain.strategy.learners.synchronizer import Fragments
 
@@ -93,6 +93,7 @@ class Process:
         self._killed.set()
         self.learner._closing.set()
         self._thread.join()
+        self.learner._thread.join()
 
     def end(self) -> Process:
         """Wait for the regular end."""
@@ -502,36 +503,6 @@ def test_parameters_that_are_not_finite_are_replaced(tmp_path: Path) -> None:
     assert np.isfinite(_state(tmp_path)[2]).all() and np.isfinite(process.params).all()
 
 
-def test_work_of_some_counts_by_their_part_and_last_work_is_averaged(tmp_path: Path) -> None:
-    """With momentum 0.5, three versions by one of two equal learners: a half counts; the last one has no momentum."""
-    group = Group(Folder(tmp_path), LAYOUT, DTYPE, optim.nesterov(1.0, 0.5), 1, {}, TOTAL)
-    parts, ledger = learner_module.fragments_of(LAYOUT, 1), Ledger({}, TOTAL)
-    versions = Fragments(group.store, parts, 2, DTYPE)
-    versions.swap(0, synchronizer_module.Version(1, {}, 0, np.zeros((2, LAYOUT.size))))
-    register = Register(group.store, "ledger", 64)
-    for name in "ab":
-        ledger.join(name, name, 0)
-    register.swap(register.read(), ledger.dump())
-    synchronizer = synchronizer_module.Synchronizer(
-        group.store, register, parts, versions, LAYOUT, group.optimizer, DTYPE
-    )
-    synchronizer.begin()
-    expected, momentum = 0.0, 0.0
-    for number in (1, 2, 3):
-        header = {"generation": 1, "number": number, "base": number, "examples": 10 * number}
-        if number > 1:  # earlier versions did not write it
-            header |= {"learner": "a", "last": number == 3}
-        work = pack(header | {"new_examples": 10, "new_steps": 1}, [np.ones(LAYOUT.size)])
-        group.store.replace(synchronizer_module.work_file("a", 1, 0, number), work)
-        for name, sent in (("a", number), ("b", 0)):
-            state = {"generation": 1, "sent": [sent], "interval_s": 100, "examples_per_s": 5, "beat": number}
-            group.store.replace(f"state.{name}", json.dumps(state).encode())
-        assert synchronizer.poll(Ledger.parse(register.read().data), waits=False)
-        momentum = 0.5 * momentum + 0.5
-        expected -= 0.5 if number == 3 else 0.5 + 0.5 * momentum
-        np.testing.assert_allclose(LAYOUT.views(synchronizer.center)["a"], expected)
-
-
 @pytest.mark.parametrize("fragments", [1, 2])
 def test_learners_of_equal_speed_contribute_at_nearly_the_same_step(fragments: int, tmp_path: Path) -> None:
     period, begins = 32, (0, 12)
@@ -557,6 +528,45 @@ def test_learners_of_equal_speed_contribute_at_nearly_the_same_step(fragments: i
         process.learner.abandon()
     assert sent[1][0] - sent[0][0] == 12
     assert min(abs(sent[1][-1] - step) for step in sent[0]) <= 8, sent
+
+
+class Stale(Folder):
+    """As over SFTP for 20 s: a new content is seen with the length that the name had before."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._lengths: dict[str, int] = {}
+
+    def read(self, name: str) -> bytes | None:
+        data = super().read(name)
+        if not data:
+            return data
+        return data[: self._lengths.setdefault(name, len(data))]
+
+
+@pytest.mark.parametrize("fragments", [1, 3])
+def test_readers_that_see_former_lengths_lose_and_delay_nothing(fragments: int, tmp_path: Path) -> None:
+    processes = [Process(tmp_path, name, fragments=fragments, store=Stale).start() for name in "ab"]
+    for process in processes:
+        process.end()
+    assert _state(tmp_path, fragments)[1] == sum(process.learner.steps_done * 10 for process in processes)
+    assert all(process.learner.counts["discarded_contributions"] == 0 for process in processes)
+    assert all(process.learner.counts["merged_contributions"] > 1 for process in processes)
+
+
+def test_the_last_contribution_of_a_learner_says_so(tmp_path: Path) -> None:
+    """Also if one is due when no examples are left: here after each step."""
+    headers: dict[str, dict[str, object]] = {}
+
+    class Recorded(Folder):
+        def replace(self, name: str, data: bytes) -> None:
+            super().replace(name, data)
+            if (record := unpack(data, DTYPE, LAYOUT.size)) is not None:
+                headers[str(record.header["learner"])] = record.header
+
+    for process in [Process(tmp_path, name, store=Recorded, steps=1).start() for name in "abc"]:
+        process.end()
+    assert [headers[name]["last"] for name in "abc"] == [True] * 3
 
 
 def test_giving_up_a_generation_keeps_the_work_of_the_next_one(tmp_path: Path) -> None:

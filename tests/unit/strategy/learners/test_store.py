@@ -76,7 +76,7 @@ def test_a_process_that_was_suspended_does_not_change_the_value(
     assert suspended.read() == other.read() == Value(5, b"4")
     sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
     names = ["x.1", "x.2", "x.3"] if used > 1 else ["x.3"]
-    assert sizes == {**dict.fromkeys(names, 0), "x.4": 1, "x.5": 1, "x.newest": 1}
+    assert sizes == {**dict.fromkeys(names, 0), "x.4": 1, "x.5": 1, "x.newest": 20}
 
 
 def test_a_suspended_process_does_not_change_the_value_if_the_pointer_is_behind(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_full_disk_hides_no_version_and_keeps_no_old_one(tmp_path: Path, monke
         assert writer.swap(Value(number, b""), str(number).encode())
     assert reader.read() == Register(Folder(tmp_path), "x").read() == Value(5, b"4")
     sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
-    assert sizes == {"x.1": 0, "x.2": 0, "x.3": 0, "x.4": 1, "x.5": 1, "x.newest": 1}
+    assert sizes == {"x.1": 0, "x.2": 0, "x.3": 0, "x.4": 1, "x.5": 1, "x.newest": 20}
 
 
 def test_a_damaged_version_has_the_content_of_the_one_before(tmp_path: Path) -> None:
