@@ -36,6 +36,7 @@ class ScriptRun(Collectives):
     _rank: ScriptRank
     _config: RunConfig
     _loop: SteppedLoop | None = None  # None before and after training
+    _steps_done = 0  # when training has ended
     _epoch: int | None = None  # the present epoch
     _examples = _last = 0  # the number of examples in an epoch; the index of the last epoch
     _has_asked = False  # whether the script has read ``sync_gradients`` since it got the last batch

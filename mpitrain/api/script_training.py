@@ -94,6 +94,7 @@ class ScriptTraining(ScriptRun):
                 if not (self._loop.n_updates or self._began_at or self._session.stopped or got_no_batch):
                     raise JobError("trainer.step() was never called: call it after trainer.backward(loss)")
                 self._loop.close()
+                self._steps_done = self._loop.step
                 if self._config.training.goal is not None and self._loop.validation_step < 0:
                     _log.warning("--stop-metric had no effect, because the script has not called trainer.evaluate")
             self._loop = None

@@ -143,7 +143,7 @@ class Trainer(ScriptTraining):
     @property
     def step_count(self) -> int:
         """Number of completed steps; in modes with servers, of all workers together."""
-        return 0 if self._loop is None else self._loop.step
+        return self._steps_done if self._loop is None else self._loop.step
 
     @property
     def is_stopping(self) -> bool:

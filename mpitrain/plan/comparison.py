@@ -57,7 +57,7 @@ def _parts(value: Any, name: str = "", outer: tuple[int, ...] = ()) -> Iterator[
     elif isinstance(value, float):
         yield _Part(name, f"{value:.6g}")
     elif hasattr(value, "tolist"):  # an array or a tensor
-        yield _Part(name, _summary(np.array(value.tolist())))
+        yield _Part(name, _summary(value))
     elif isinstance(value, (dict, list, tuple)):
         inner = dict(value if isinstance(value, dict) else enumerate(value))
     elif isinstance(value, functools.partial):
@@ -93,8 +93,12 @@ def _enclosed(function: FunctionType) -> dict[str, Any]:
     return defaults | (function.__kwdefaults__ or {}) | enclosed
 
 
-def _summary(array: Array) -> str:
-    """Return a text that is the same for arrays which differ by rounding."""
+def _summary(value: Any) -> str:
+    """Return a text that is the same for arrays or tensors which differ by rounding."""
+    try:
+        array: Array = np.array(value.tolist())
+    except (RuntimeError, TypeError, ValueError):  # a sparse tensor, or lists of several lengths
+        return f"{type(value).__name__} of shape {tuple(value.shape)}"
     if array.dtype.kind not in "biuf" or not array.size:
         return f"array of shape {array.shape}"
     flat = array.ravel().astype(np.float64)

@@ -52,7 +52,7 @@ def main() -> None:
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(model.parameters(), copied.parameters(), strict=True))
     first = steps[0]  # of the newest state that was saved when a rank was killed, which depends on the speed
     assert 0 < first <= arguments.kill_at if arguments.kill_at else first == 0
-    assert steps == [*range(first, STEPS)]
+    assert steps == [*range(first, STEPS)] and trainer.step_count == STEPS
 
 
 if __name__ == "__main__":

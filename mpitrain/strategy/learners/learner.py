@@ -202,15 +202,16 @@ class Learner:
                 values = {index: fragment.of(self.center) for index, fragment in enumerate(self._fragments)}
         ranges, left = self._claims.take()  # later, because those of the former generation are dropped before a reset
         self._last_left = left
-        if (waits := self._waits_for_range(bool(ranges))) and left is Left.SOME:
+        has_examples = bool(ranges) or self.examples < self._claims.count
+        if left is Left.SOME and self._waits_for_range(has_examples):
             left = Left.UNKNOWN
         for index, version in received.items():
             theta, mine = self._fragments[index].of(params), version.of(self._name, self.generation)
             values[index] = self._contributions.receive(index, version, mine, theta)
             if index == 0:
                 self._align(mine)
-        # What is contributed before the next range may be the last work, which ``ends`` then says.
-        sends = self._may_send() and not waits
+        # Without examples, this may be the last work, which ``ends`` then says.
+        sends = self._may_send() and (has_examples or left is Left.SOME)
         for index in range(len(self._fragments)) if ends else [self._turn] if sends else []:
             self._send(index, values.get(index, self._fragments[index].of(params)), ends)
         own = [(version.examples, version.of(self._name, self.generation).examples) for version in self._newest]
@@ -383,9 +384,9 @@ class Learner:
             if ahead > period // _LOOKS:
                 self._last_sent += ahead
 
-    def _waits_for_range(self, has_one: bool) -> bool:
-        """Return whether to wait for the next range, for a while: it takes milliseconds if there is one."""
-        if has_one or self.examples < self._claims.count:
+    def _waits_for_range(self, has_examples: bool) -> bool:
+        """Return whether to wait for the next range, which takes milliseconds if the store can be used."""
+        if has_examples:
             self._waits_since = math.inf
             return False
         now = time.monotonic()

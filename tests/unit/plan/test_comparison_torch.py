@@ -50,6 +50,10 @@ def different(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
     return [name for name in first if first[name] != second[name]]
 
 
+def enclosing(value: Any, x: float) -> Any:
+    return lambda outputs, labels: nn.functional.cross_entropy(outputs, labels) * x + (value is None)
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -60,8 +64,10 @@ def different(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
         lambda x: lambda outputs, labels: nn.functional.cross_entropy(outputs, labels) * x,
         lambda x: functools.partial(nn.functional.cross_entropy, label_smoothing=x),
         lambda x: of_model(nn.Linear(3, 2), x),
+        lambda x: enclosing(torch.eye(2).to_sparse(), x),
+        lambda x: enclosing(np.array([[1], [2, 3]], object), x),
     ],
-    ids=range(7),
+    ids=range(9),
 )
 def test_losses_differ_by_their_values(make: Callable[[float], Any]) -> None:
     assert not different(facts(make(0.5)), facts(make(0.5)))
