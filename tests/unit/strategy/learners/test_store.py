@@ -63,6 +63,28 @@ def test_a_register_has_all_changes_of_several_threads(tmp_path: Path, keep: int
     assert len(sizes) == 80 and sum(map(bool, sizes)) <= keep + 4  # a slow thread may empty its version later
 
 
+class Stale(Folder):
+    """As over SFTP for 20 s: a new content is seen with the length that the name had before."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._lengths: dict[str, int] = {}
+
+    def read(self, name: str) -> bytes | None:
+        data = super().read(name)
+        if not data:
+            return data
+        return data[: self._lengths.setdefault(name, len(data))]
+
+
+def test_a_reader_that_sees_former_lengths_sees_each_new_version(tmp_path: Path) -> None:
+    writer, reader = Register(Folder(tmp_path), "x"), Register(Stale(tmp_path), "x")
+    for number in range(12):
+        assert writer.swap(Value(number, b""), str(number).encode())
+        assert reader.changed()
+        assert reader.read() == Value(number + 1, str(number).encode())
+
+
 @pytest.mark.parametrize("used", [1000, 1])
 def test_a_process_that_was_suspended_does_not_change_the_value(
     tmp_path: Path, used: int, monkeypatch: pytest.MonkeyPatch
