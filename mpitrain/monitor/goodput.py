@@ -119,10 +119,12 @@ def _kept_s(earlier: Sequence[Account], step: int) -> float:
     """Return the seconds of the first ``step`` steps, between two accounts or after the last one by interpolation."""
     points = [(0, 0.0)]
     for account in earlier:
-        points = [point for point in points if point[0] < account.step]
-        points.append((account.step, account.seconds.get(STEPS, 0.0)))
+        steps_s = account.seconds.get(STEPS, 0.0)
+        # Waiting is found some steps later, and then taken from the time of all steps.
+        points = [(before, min(before_s, steps_s)) for before, before_s in points if before < account.step]
+        points.append((account.step, steps_s))
     before = [point for point in points if point[0] <= step] or [(0, 0.0)]
     after = [point for point in points if point[0] > step]
     (step_a, s_a), (step_b, s_b) = (before[-1], after[0]) if after else (points[-2:] if len(points) > 1 else points * 2)
-    rate = max(0.0, s_b - s_a) / (step_b - step_a) if step_b > step_a else 0.0  # less: much waiting was found at once
+    rate = (s_b - s_a) / (step_b - step_a) if step_b > step_a else 0.0
     return s_a + (step - step_a) * rate

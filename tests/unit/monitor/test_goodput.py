@@ -14,14 +14,25 @@ def account(at: float, step: int, **seconds: float) -> Account:
 EARLIER = [account(112.0, 10, start=2, steps=10), account(125.0, 20, start=2, steps=20, saving=3)]
 
 
+WAITED = [*EARLIER[:1], account(121.0, 19, start=2, steps=19), account(125.0, 20, start=2, steps=8, waiting=15)]
+
+
+@pytest.mark.parametrize("earlier", [EARLIER, WAITED], ids=["steps", "waiting that was found at once"])
 @pytest.mark.parametrize("step", [0, 7, 15, 20, 23, 90])
 @pytest.mark.parametrize("failed_at", [None, 120.0, 131.0])
 @pytest.mark.parametrize("started_at", [126.0, 140.0])
-def test_nothing_is_counted_twice(step: int, failed_at: float | None, started_at: float) -> None:
-    now = opened(EARLIER, step, started_at, failed_at, 150.0)
+def test_nothing_is_counted_twice(
+    earlier: list[Account], step: int, failed_at: float | None, started_at: float
+) -> None:
+    now = opened(earlier, step, started_at, failed_at, 150.0)
     assert sum(now.seconds.values()) == pytest.approx(50.0)
     assert all(value >= 0 for value in now.seconds.values())
     assert (now.since, now.at, now.step) == (100.0, 150.0, step)
+
+
+def test_waiting_that_was_found_at_once_is_no_step_after_the_next_start() -> None:
+    now = opened(WAITED, 20, started_at=126.0, failed_at=None, now=130.0)
+    assert now.seconds == pytest.approx({"start": 2 + 4, "steps": 8, "waiting": 15, "stopped": 1})
 
 
 def test_steps_that_a_failure_has_lost() -> None:
