@@ -46,7 +46,7 @@ class Outcome:
         reason: A line that says which rank died, and how; empty if no rank died, or if the line has been printed.
         step: The number of completed steps at the failure; None if training had not started.
         rank: The rank that failed first; None if unknown.
-        is_killed: Whether SIGKILL has ended that rank or the launcher, usually for an external reason.
+        is_external: Whether SIGKILL has ended that rank or the launcher, or a host was lost: usually external reasons.
         killed_on: The host of that rank if it was killed by a signal that a fault of the host may cause; else empty.
         is_transient: Whether the launcher failed to start for a reason that may not recur.
         lost_hosts: Hosts that no longer answer.
@@ -58,7 +58,7 @@ class Outcome:
     reason: str = ""
     step: int | None = None
     rank: int | None = None
-    is_killed: bool = False
+    is_external: bool = False
     killed_on: str = ""
     is_transient: bool = False
     lost_hosts: Sequence[str] = ()
@@ -198,7 +198,8 @@ def _lost_host(evidence: _Evidence) -> Outcome | None:
     if not evidence.statuses or not evidence.lost or (exits and not exits[0].is_secondary):
         return None
     when = _at(evidence.step, evidence.is_program)
-    return Outcome(Kind.FAILED, f"{evidence.launcher}, lost contact with {evidence.lost}{when}", evidence.step)
+    reason = f"{evidence.launcher}, lost contact with {evidence.lost}{when}"
+    return Outcome(Kind.FAILED, reason, evidence.step, is_external=True)
 
 
 def _rank_exit(evidence: _Evidence) -> Outcome | None:
@@ -209,20 +210,20 @@ def _rank_exit(evidence: _Evidence) -> Outcome | None:
     rank_status = find_status(exits[0], statuses)
     step = _step_at_end(rank_status, evidence)
     rank = exits[0].rank if rank_status is None else rank_status.rank
-    is_killed, is_of_host = exits[0].signal == signal.SIGKILL, exits[0].signal in _OF_HOSTS
+    is_external, is_of_host = exits[0].signal == signal.SIGKILL, exits[0].signal in _OF_HOSTS
     killed_on = rank_status.host if rank_status is not None and is_of_host and not rank_status.hang else ""
     reason = describe_exit(exits[0], statuses, evidence.ranks)
-    return Outcome(Kind.FAILED, reason, step, rank, is_killed=is_killed, killed_on=killed_on)
+    return Outcome(Kind.FAILED, reason, step, rank, is_external=is_external, killed_on=killed_on)
 
 
 def _launcher_exit(evidence: _Evidence) -> Outcome:
     """The launcher itself has failed."""
-    is_killed = evidence.status == -signal.SIGKILL
+    is_external = evidence.status == -signal.SIGKILL
     if not evidence.statuses:
         reason = f"{evidence.launcher_exit} before any rank started"
-        return Outcome(Kind.LAUNCH_FAILED, reason, is_killed=is_killed)
+        return Outcome(Kind.LAUNCH_FAILED, reason, is_external=is_external)
     reason = f"{evidence.launcher_exit}{_at(evidence.step, evidence.is_program)}"
-    return Outcome(Kind.FAILED, reason, evidence.step, is_killed=is_killed)
+    return Outcome(Kind.FAILED, reason, evidence.step, is_external=is_external)
 
 
 _CAUSES: tuple[Callable[[_Evidence], Outcome | None], ...] = (

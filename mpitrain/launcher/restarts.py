@@ -94,7 +94,7 @@ def reason_to_give_up(now: Outcome, before: Outcome | None, ranks: int) -> str:
 
     The two failed steps may differ by up to ``ranks``: in the asynchronous modes ranks are not at the same step.
     """
-    if before is None or now.lost_hosts or before.lost_hosts or now.is_killed:
+    if before is None or any(each.lost_hosts or each.is_external for each in (now, before)):
         return ""
     if now.step is None and before.step is None:
         return "the run failed twice before training started"

@@ -113,7 +113,7 @@ def test_what_a_launcher_ends_when_all_is_done_is_not_reported(number: int) -> N
 
 def test_a_launcher_that_ends_with_0_before_its_ranks_have_ended() -> None:
     lost = judged(0, rank(0), rank(1), rank(2, done=True), output="Remote host: h1\n  Daemon exit status: 0\n")
-    assert (lost.kind, lost.step) == (Kind.FAILED, 41)
+    assert (lost.kind, lost.step, lost.is_external) == (Kind.FAILED, 41, True)
     assert lost.reason.startswith("mpirun, process 7, ") and lost.reason.endswith("host h1, in step 42")
 
 

@@ -6,8 +6,8 @@ from mpitrain.launcher.outcome import Kind, Outcome
 from mpitrain.launcher.restarts import Interruption, Restarts
 
 
-def failure(step: int | None, ended_at: float, is_killed: bool = True) -> Outcome:
-    return Outcome(Kind.FAILED, step=step, ended_at=ended_at, is_killed=is_killed)
+def failure(step: int | None, ended_at: float, is_external: bool = True) -> Outcome:
+    return Outcome(Kind.FAILED, step=step, ended_at=ended_at, is_external=is_external)
 
 
 def test_an_interruption_lasts_until_training_continues() -> None:
@@ -23,12 +23,15 @@ def test_an_interruption_lasts_until_training_continues() -> None:
 
 
 def test_reasons_not_to_restart() -> None:
-    restarts, failed = Restarts(2, True, 60.0), failure(None, 1.0, is_killed=False)
+    restarts, failed = Restarts(2, True, 60.0), failure(None, 1.0, is_external=False)
     assert restarts.reason_not_to_restart(failed, 2, 10.0) == ""
     assert "--time-limit" in restarts.reason_not_to_restart(failed, 2, 59.5)
     restarts.add(failed, 2)
     assert restarts.reason_not_to_restart(failed, 2, 10.0) != ""  # the second failure before training started
     assert restarts.reason_not_to_restart(failure(None, 2.0), 2, 10.0) == ""  # the rank was killed
+    after_kill = Restarts(2, True, None)
+    after_kill.add(failure(None, 2.0), 2)
+    assert after_kill.reason_not_to_restart(failed, 2, 10.0) == ""  # the first one of this kind
     restarts.add(failed, 2)
     assert "--max-restarts" in restarts.reason_not_to_restart(failure(None, 3.0), 2, 10.0)
     program = Restarts(2, False, None)
